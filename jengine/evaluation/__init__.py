@@ -1,4 +1,4 @@
-"""Evaluate models: metrics as sums on the device, and an evaluator that combines several metrics."""
+"""Evaluation: metrics as sums on the device, and an evaluator that combines several metrics."""
 
 from jengine.evaluation.accuracy import Accuracy as Accuracy
 from jengine.evaluation.evaluator import Evaluator as Evaluator

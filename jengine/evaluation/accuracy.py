@@ -1,4 +1,4 @@
-"""Compute top-k accuracy."""
+"""Top-k accuracy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,22 +17,26 @@ from jengine.selection import Selector, select_array
 
 @METRICS.register_module()
 class Accuracy(BaseMetric):
-    """Compute the fraction, 0 to 1, of examples whose true class is among the k classes with the highest logits.
+    """Fraction, 0 to 1, of examples whose true class is among the k classes with the highest logits.
 
-    The counts are integers, so the result is exact for any batch size. Equal logits are ranked by class index, as in
+    Counts are integers, so the result is exact for any batch size. Equal logits are ranked by class index, as in
     `argmax`. An example with a NaN logit or a label outside [0, C) counts as wrong; in a run, such a label in a
     validation batch is an error, unless it is `ignore_index`.
 
     Args:
       topk: one k or several; the results are `accuracy/top1`, `accuracy/top5` ...
-      label: the batch entry with the true classes, int[B]: its name, index or dotted path.
-      prediction: the entry of the predictions with logits float[B, C], or class indices int[B] for top-1; None if the
+      label: name, index or dotted path of the batch entry with the true classes, int[B].
+      prediction: the prediction entry with logits float[B, C], or class indices int[B] for top-1; None if the
         predictions are an array.
       prefix: prefix of the result names, 'accuracy' by default.
       ignore_index: the label of examples that do not count; None for no such label.
 
-    Raises:
-      ValueError: if `topk` is empty, or has duplicates or values below 1.
+    Examples:
+      >>> metric = Accuracy(topk=(1, 2))
+      >>> logits = jnp.array([[0.1, 0.9, 0.0], [0.5, 0.2, 0.3]])
+      >>> state = metric.update(metric.init(), logits, {"label": jnp.array([1, 2])})
+      >>> metric.compute(state)
+      {'top1': 0.5, 'top2': 1.0}
     """
 
     default_prefix = "accuracy"
@@ -63,12 +67,7 @@ class Accuracy(BaseMetric):
         return {"correct": jnp.zeros(len(self.topk), jnp.int32), "count": jnp.zeros((), jnp.int32)}
 
     def update(self, state: dict[str, jax.Array], predictions: Any, batch: Any) -> dict[str, jax.Array]:
-        """Return the counts with the examples of a batch added.
-
-        Raises:
-          KeyError: if the batch or the predictions do not have the entry.
-          ValueError: if the shapes or dtypes do not match.
-        """
+        """Return the counts with a batch added; KeyError for a missing entry, ValueError for other shapes or dtypes."""
         predictions = jnp.asarray(select_array(predictions, self.prediction, "Accuracy.prediction", "predictions"))
         labels = select_array(batch, self.label, "Accuracy.label", "batch")
         if predictions.ndim == 2:
@@ -85,12 +84,10 @@ class Accuracy(BaseMetric):
         }
 
     def compute(self, state: dict[str, np.ndarray]) -> dict[str, float]:
-        """Return the fraction of correct examples for each k; NaN if there are no examples."""
+        """Return the fraction of correct examples for each k; NaN without examples."""
         count = int(state["count"])
-        return {
-            name: int(correct) / count if count else float("nan")
-            for name, correct in zip(self.names, state["correct"], strict=True)
-        }
+        pairs = zip(self.names, state["correct"], strict=True)
+        return {name: int(correct) / count if count else float("nan") for name, correct in pairs}
 
     def _rank(self, predictions: jax.Array, labels: jax.Array) -> jax.Array:
         """Return the number of classes ranked above the true one, int32[B]; C if the label or a logit is invalid."""

@@ -1,6 +1,7 @@
-"""Combine the metrics of an evaluation in one state on the device, which is fetched once."""
+"""Evaluator: several metrics in one state on the device, which is fetched once."""
 
 import collections
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from jengine.registry import EVALUATOR, METRICS, as_config
 
 
 class EvaluatorState(NamedTuple):
-    """Hold the sums of an evaluation."""
+    """Sums of an evaluation."""
 
     examples: jax.Array  # int32[], number of examples so far, without padding
     metrics: tuple[Any, ...]  # the state of each metric
@@ -23,16 +24,20 @@ class EvaluatorState(NamedTuple):
 
 @EVALUATOR.register_module()
 class Evaluator:
-    """Evaluate several metrics together.
+    """Evaluation of several metrics together.
 
     `init` starts an evaluation, the pure `update` is called in the compiled step, and `evaluate` fetches the sums once.
 
     Args:
-      metrics: a metric or its config, or a list of these.
+      metrics: a metric, the config of one, or a list of these.
 
-    Raises:
-      ValueError: if there is no metric, or two results have the same name.
-      TypeError: if an entry is not a metric.
+    Examples:
+      >>> from jengine.evaluation import Accuracy
+      >>> evaluator = Evaluator(Accuracy())
+      >>> batch = {"label": jnp.array([1, 0])}
+      >>> state = evaluator.update(evaluator.init(), jnp.array([1, 1]), batch)
+      >>> evaluator.evaluate(state)
+      {'accuracy/top1': 0.5}
     """
 
     def __init__(self, metrics: Any) -> None:
@@ -43,7 +48,7 @@ class Evaluator:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all results, with prefix; () if those of a metric are not known before the evaluation."""
+        """The names of all results, with prefix; () if a metric does not know them before the evaluation."""
         if not all(metric.names for metric in self.metrics):
             return ()
         return tuple(metric.add_prefix(name) for metric in self.metrics for name in metric.names)
@@ -55,17 +60,17 @@ class Evaluator:
 
     @property
     def dataset_meta(self) -> Mapping[str, Any]:
-        """The metadata of the dataset (class names and so on), which each metric has as its `dataset_meta`."""
+        """The dataset metadata (class names and so on), which every metric has as `dataset_meta`."""
         return self.metrics[0].dataset_meta
 
     @dataset_meta.setter
     def dataset_meta(self, meta: Mapping[str, Any] | None) -> None:
-        """Set the metadata of every metric."""
+        """Set the metadata for every metric."""
         for metric in self.metrics:
             metric.dataset_meta = dict(meta or {})
 
     def init(self) -> EvaluatorState:
-        """Return the initial state, and clear the results that an interrupted evaluation left in host metrics."""
+        """Return the initial state, and clear what an interrupted evaluation left in host metrics."""
         for metric in self.host_metrics:
             metric.results = []
         return EvaluatorState(jnp.zeros((), jnp.int32), tuple(metric.init() for metric in self.metrics))
@@ -76,23 +81,14 @@ class Evaluator:
         Args:
           state: the result of `init` or of the previous `update`.
           predictions: pytree of arrays with leading axis B.
-          batch: pytree of arrays with leading axis B; examples where its mask is False are padding and do not count.
+          batch: pytree of arrays with leading axis B; examples where the mask is False are padding and do not count.
         """
-        return EvaluatorState(
-            state.examples + example_mask(batch).sum(dtype=jnp.int32),
-            tuple(
-                metric.update(metric_state, predictions, batch)
-                for metric, metric_state in zip(self.metrics, state.metrics, strict=True)
-            ),
-        )
+        pairs = zip(self.metrics, state.metrics, strict=True)
+        metrics = tuple(metric.update(metric_state, predictions, batch) for metric, metric_state in pairs)
+        return EvaluatorState(state.examples + example_mask(batch).sum(dtype=jnp.int32), metrics)
 
     def process_host(self, predictions: Any, batch: Any) -> None:
-        """Transfer a batch to the host once and pass it to the host metrics, without its padding.
-
-        Args:
-          predictions: as for `update`; with several processes, only the examples of this process.
-          batch: as for `update`; with several processes, only the examples of this process.
-        """
+        """Pass a batch without padding to the host metrics; the arguments have the examples of this process only."""
         if not self.host_metrics:
             return
         predictions, batch = jax.device_get((predictions, batch))
@@ -104,40 +100,34 @@ class Evaluator:
     def evaluate(self, state: EvaluatorState, gather: Gather | None = None) -> dict[str, Any]:
         """Return the results of all metrics by name, with prefix.
 
+        Numbers are Python floats, other values are as the metric returned them.
+
         Args:
           state: the state after the last batch, fetched in a single transfer.
           gather: concatenates the lists of all processes, for host metrics; None for a single process.
 
-        Returns:
-          Numbers as Python floats; other values as returned by the metric.
-
         Raises:
-          ValueError: if there are no examples, or two results have the same name.
+          ValueError: there are no examples, or two results have the same name.
         """
         examples, metric_states = jax.device_get(state)
         if examples == 0:
             raise ValueError(
                 "an evaluation must have at least one example, got none; does the dataloader yield any batches?"
             )
-        names: list[str] = []
-        results: dict[str, Any] = {}
+        results: list[tuple[str, Any]] = []
         for metric, metric_state in zip(self.metrics, metric_states, strict=True):
             values = metric.collect(gather) if isinstance(metric, HostMetric) else metric.compute(metric_state)
-            names += [metric.add_prefix(name) for name in values]
-            results.update({metric.add_prefix(name): _to_float(value) for name, value in values.items()})
-        _check_unique(names)
-        return results
+            results += [(metric.add_prefix(name), _to_float(value)) for name, value in values.items()]
+        _check_unique([name for name, _ in results])
+        return dict(results)
 
 
 def build_evaluator(cfg: Any) -> Evaluator:
-    """Build an evaluator from a config.
+    """Build an evaluator from `dict(metrics=...)` with an optional `type`, or from the argument of `Evaluator`.
 
-    Args:
-      cfg: an evaluator, or `dict(metrics=...)` with an optional `type`, or a metric or its config, or a list of these.
-
-    Raises:
-      KeyError: if a type is unknown.
-      TypeError, ValueError: see `Evaluator`.
+    Examples:
+      >>> build_evaluator(dict(type="Accuracy", topk=(1, 5))).names
+      ('accuracy/top1', 'accuracy/top5')
     """
     if isinstance(cfg, Evaluator):
         return cfg
@@ -154,20 +144,16 @@ def build_evaluator(cfg: Any) -> Evaluator:
 
 def _build_metrics(metrics: Any) -> list[BaseMetric]:
     """Build one metric or a list of metrics; errors contain the index in the list."""
-    if not isinstance(metrics, Sequence) or isinstance(metrics, str):
-        return [_build_metric(metrics)]
+    is_list = isinstance(metrics, Sequence) and not isinstance(metrics, str)
     built = []
-    for index, metric in enumerate(metrics):
-        with config_path(index):
-            built.append(_build_metric(metric))
-    return built
-
-
-def _build_metric(metric: Any) -> BaseMetric:
-    metric = as_config(metric)
-    built = METRICS.build(metric) if hasattr(metric, "items") else metric
-    if not isinstance(built, BaseMetric):
-        raise TypeError(f"a metric must be a BaseMetric or a dict with a 'type', got {type(built).__name__}: {built!r}")
+    for index, entry in enumerate(metrics if is_list else [metrics]):
+        with config_path(index) if is_list else contextlib.nullcontext():
+            metric = as_config(entry)
+            metric = METRICS.build(metric) if hasattr(metric, "items") else metric
+            if not isinstance(metric, BaseMetric):
+                kind = type(metric).__name__
+                raise TypeError(f"a metric must be a BaseMetric or a dict with a 'type', got {kind}: {metric!r}")
+            built.append(metric)
     return built
 
 
@@ -182,9 +168,7 @@ def _check_unique(names: Sequence[str]) -> None:
 
 def _to_float(value: Any) -> Any:
     """Return a number as a Python float, and any other value unchanged."""
-    if isinstance(value, bool | str) or np.ndim(value) != 0:
-        return value
-    try:
-        return float(value)
-    except TypeError:
-        return value
+    with contextlib.suppress(TypeError):
+        if not isinstance(value, bool | str) and np.ndim(value) == 0:
+            return float(value)
+    return value

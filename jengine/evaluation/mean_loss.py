@@ -1,4 +1,4 @@
-"""Compute the mean of a loss over the evaluation data."""
+"""Mean loss over the evaluation data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,21 +13,26 @@ from jengine.registry import METRICS, MODELS
 
 @METRICS.register_module()
 class MeanLoss(BaseMetric):
-    """Compute the mean of a loss over all examples, which does not depend on the batch size.
+    """Mean loss over all examples, which does not depend on the batch size.
 
-    The result is `loss`. If the loss is a dict, its entries are further results, and `loss` is the sum of the entries
-    with 'loss' in their name, as in training.
+    The result is `loss`. If the loss is a dict, the entries are further results, and `loss` is the sum of those with
+    'loss' in the name, as in training.
 
     Args:
-      loss: a function `(predictions, batch) -> loss`, or its config, registered in `MODELS`. It returns the loss of
-        each example, float[B, ...] (averaged over all axes but the first), or `(sum, weight)` of the batch, or a
-        scalar, the mean over the examples without padding; or a dict of these with the keys `parts`.
-      parts: the keys of the dict, if `loss` returns one. They are required because `init` runs before the first batch.
+      loss: a function `(predictions, batch) -> loss`, or the config of one in `MODELS`. It should return the loss of
+        each example, float[B, ...] (averaged over all axes but the first), or `(sum, weight)` for the batch, or a
+        scalar, the mean over examples without padding; or a dict of these with the keys `parts`.
+      parts: the keys if `loss` returns a dict: `init` must know them before the first batch.
       prefix: prefix of the result names, none by default.
 
     Raises:
-      TypeError: if `loss` is not callable.
-      ValueError: if a part is named `loss`, or no part has 'loss' in its name.
+      TypeError: `loss` is not callable. ValueError: a part is named `loss`, or no part has 'loss' in its name.
+
+    Examples:
+      >>> metric = MeanLoss(lambda predictions, batch: (predictions - batch["target"]) ** 2)
+      >>> state = metric.update(metric.init(), jnp.array([1.0, 3.0]), {"target": jnp.array([0.0, 0.0])})
+      >>> metric.compute(state)
+      {'loss': 5.0}
     """
 
     def __init__(
@@ -54,11 +59,7 @@ class MeanLoss(BaseMetric):
         return {name: Mean.zero() for name in self.parts or ("loss",)}
 
     def update(self, state: dict[str, Mean], predictions: Any, batch: Any) -> dict[str, Mean]:
-        """Return the means with the losses of a batch added.
-
-        Raises:
-          ValueError: if the keys of the loss differ from `parts`, or its first axis is not the batch axis.
-        """
+        """Return the means with a batch added; ValueError if the loss has other keys than `parts`, or another axis."""
         losses = self.loss(predictions, batch)
         if not isinstance(losses, Mapping):
             losses = {"loss": losses}
@@ -76,7 +77,7 @@ class MeanLoss(BaseMetric):
 
 
 def _sum_and_weight(loss: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the sum of the losses of a batch without padding, and the number of examples or their weight."""
+    """Return the summed loss of a batch without padding, and the number or the weight of the examples."""
     if isinstance(loss, tuple):
         total, weight = loss
         return jnp.asarray(total), jnp.asarray(weight)

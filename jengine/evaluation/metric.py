@@ -1,7 +1,7 @@
-"""Define metrics as three functions over a state on the device, or as a collection of examples on the host.
+"""Metrics as three functions over a state on the device, or as a collection of examples on the host.
 
-`example_mask` and `drop_padding` exclude the padded examples of a batch. `Sum` and `Mean` are states whose results do
-not depend on the batch size.
+`example_mask` and `drop_padding` exclude padded examples. `Sum` and `Mean` are states whose results do not depend on
+the batch size.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,17 +13,30 @@ import numpy as np
 
 from jengine.data.masking import get_mask
 
-Gather = Callable[[list[Any], str], list[Any]]  # (a process's results, name of the metric) -> those of all processes
+Gather = Callable[[list[Any], str], list[Any]]  # (results of a process, metric name) -> results of all processes
 
 
 class BaseMetric:
-    """Compute a metric from sums: `init` creates a state, `update` adds a batch to it, `compute` returns the results.
+    """Metric from sums: `init` creates a state, `update` adds a batch to it, `compute` returns the results.
 
     `init` and `update` are pure. `update` is compiled into the evaluation step, so the state stays on the device and is
-    transferred to the host once, at the end. It must respect the mask of the batch, see `example_mask`.
+    transferred to the host once, at the end. It must respect the batch mask, see `example_mask`.
 
     Args:
-      prefix: prefix of the result names, `prefix/name`; the class's `default_prefix` if None.
+      prefix: prefix of the result names, `prefix/name`; by default the class attribute `default_prefix`.
+
+    Examples:
+      >>> class PositiveRate(BaseMetric):
+      ...     def init(self):
+      ...         return Mean.zero()
+      ...     def update(self, state, predictions, batch):
+      ...         mask = example_mask(batch)
+      ...         return state.add(((predictions > 0) & mask).sum(), mask.sum())
+      ...     def compute(self, state):
+      ...         return {"positive": state.value()}
+      >>> metric, batch = PositiveRate(), {"x": jnp.zeros(4)}
+      >>> metric.compute(metric.update(metric.init(), jnp.array([1, 2, 3, -1]), batch))
+      {'positive': 0.75}
     """
 
     default_prefix: str | None = None
@@ -34,7 +47,7 @@ class BaseMetric:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the results without prefix; empty if they are not known before the evaluation."""
+        """The result names without prefix; empty if they are not known before the evaluation."""
         return ()
 
     def init(self) -> Any:
@@ -42,13 +55,7 @@ class BaseMetric:
         raise NotImplementedError
 
     def update(self, state: Any, predictions: Any, batch: Any) -> Any:
-        """Return the state with a batch added.
-
-        Args:
-          state: the result of `init` or of the previous `update`.
-          predictions: the result of the model's `predict`, with leading axis B.
-          batch: the batch, with leading axis B.
-        """
+        """Return the state with a batch added; `predictions` and `batch` have a leading axis B."""
         raise NotImplementedError
 
     def compute(self, state: Any) -> dict[str, Any]:
@@ -61,13 +68,10 @@ class BaseMetric:
 
 
 class HostMetric(BaseMetric):
-    """Compute a metric that is not a sum (a ranking, a matching, a file to write) from examples collected on the host.
+    """Metric that is not a sum (a ranking, a matching, a file to write), from examples collected on the host.
 
-    Every batch is transferred to the host, so implement a metric as a sum if possible. As in MMEngine, subclasses
-    append to `self.results` in `process` and compute the results from all entries in `compute_metrics`.
-
-    Args:
-      prefix: prefix of the result names; the class's `default_prefix` if None.
+    Every batch is transferred to the host, so you should implement a metric as a sum if possible. As in MMEngine,
+    subclasses append to `self.results` in `process` and compute the results from all entries in `compute_metrics`.
     """
 
     def __init__(self, prefix: str | None = None) -> None:
@@ -75,10 +79,10 @@ class HostMetric(BaseMetric):
         self.results: list[Any] = []
 
     def process(self, data_batch: Any, data_samples: Any) -> None:
-        """Append the entries of a batch to `self.results`.
+        """Append the entries for a batch to `self.results`.
 
         Args:
-          data_batch: the batch without padding and without its mask, as NumPy arrays; a tuple if it is a list.
+          data_batch: the batch without padding and mask, as NumPy arrays; a tuple if it is a list.
           data_samples: the predictions for these examples, as NumPy arrays.
         """
         raise NotImplementedError
@@ -96,20 +100,16 @@ class HostMetric(BaseMetric):
         return state
 
     def collect(self, gather: Gather | None) -> dict[str, Any]:
-        """Return the results since the last call, and clear `self.results`.
-
-        Args:
-          gather: concatenates the lists of all processes; None for a single process.
-        """
+        """Return the results since the last call, and clear `self.results`; `gather` is None for a single process."""
         results, self.results = self.results, []
         return self.compute_metrics(results if gather is None else gather(results, type(self).__name__))
 
 
 def example_mask(batch: Any) -> jax.Array:
-    """Return the mask of the examples that are not padding, bool[B]: that of the batch (see `get_mask`), or all True.
+    """Return the mask of examples that are not padding, bool[B]: that in the batch (see `get_mask`), or all True.
 
     Raises:
-      ValueError: if the mask is not a vector, or the batch has neither a mask nor an array with a batch axis.
+      ValueError: the mask is not a vector, or the batch has neither a mask nor an array with a batch axis.
     """
     mask = get_mask(batch)
     if mask is not None:
@@ -128,14 +128,14 @@ def drop_padding(tree: Any, mask: np.ndarray) -> Any:
 
 
 class Sum(NamedTuple):
-    """Hold a running sum and its accumulated rounding error (Neumaier's variant of Kahan summation).
+    """Running sum and accumulated rounding error (Neumaier's variant of Kahan summation).
 
-    The error of a plain float32 sum grows with the number of additions, so the result would depend on the batch size.
+    The error in a plain float32 sum grows with the number of additions, so the result would depend on the batch size.
     This sum is accurate to float32 precision for any batch size, and exact for integers up to 2**47.
     """
 
     total: jax.Array  # float32[]; float64[] with `jax_enable_x64`
-    lost: jax.Array  # like `total`, the rounding error of `total`
+    lost: jax.Array  # like `total`, the rounding error in it
 
     @classmethod
     def zero(cls) -> "Sum":
@@ -158,7 +158,7 @@ class Sum(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """Hold a weighted mean as two sums."""
+    """Weighted mean as two sums."""
 
     weighted: Sum  # sum of value * weight
     weight: Sum
@@ -169,7 +169,7 @@ class Mean(NamedTuple):
         return cls(Sum.zero(), Sum.zero())
 
     def add(self, weighted: jax.Array, weight: jax.Array) -> "Mean":
-        """Return the mean with a batch's `sum(value * weight)` and `sum(weight)` added. Pure."""
+        """Return the mean with `sum(value * weight)` and `sum(weight)` of a batch added. Pure."""
         return Mean(self.weighted.add(weighted), self.weight.add(weight))
 
     def value(self) -> float:

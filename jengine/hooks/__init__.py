@@ -1,4 +1,4 @@
-"""Define the hooks, which act around and inside the compiled step."""
+"""Hooks, which act around and inside the compiled step."""
 
 from jengine.hooks.batch_norm import PreciseBNHook as PreciseBNHook
 from jengine.hooks.batch_norm import SyncBuffersHook as SyncBuffersHook

@@ -1,4 +1,4 @@
-"""Check the arguments of hooks."""
+"""Checks of arguments inside dicts, which annotations cannot express."""
 
 from typing import Any
 
@@ -6,10 +6,6 @@ from jengine.errors import ConfigError
 
 
 def check_integer(name: str, value: Any, minimum: int = 1) -> None:
-    """Check that an argument is an integer of at least `minimum`.
-
-    Raises:
-      ConfigError: it is not.
-    """
+    """Raise ConfigError unless an argument is an integer of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ConfigError(f"{name} must be an integer of at least {minimum}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Recompute the statistics of BatchNorm, and average them over replicas."""
+"""BatchNorm statistics: recomputed from the data, or averaged over replicas."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jengine.annotations import Count
 from jengine.data import prefetch_to_device, select_arrays
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.paths import flatten, map_with_path
 from jengine.registry import HOOKS
@@ -25,18 +25,15 @@ PyTree = Any
 
 @HOOKS.register_module()
 class PreciseBNHook(Hook):
-    """Recompute the running statistics of batch norms: the mean over batches of each batch's own mean and variance.
+    """Precise batch norm statistics: the mean over batches of the batch mean and variance.
 
     Running averages lag behind the weights and are biased towards the last batches (Wu & Johnson 2021). The weights
-    are frozen during the computation. The batches are the first ones of the epoch, or pass over the data, of the last
+    are frozen during the computation. The batches are the first ones in the epoch, or pass over the data, of the last
     iteration, so that a resumed run uses the same.
 
     Args:
       num_samples: number of examples to use over all devices, at most one epoch.
       interval: epochs or iterations, as the training loop counts, between two computations.
-
-    Raises:
-      ConfigError: an argument below 1. ValueError: from the hook, a foreign loader that cannot be copied.
     """
 
     priority = "ABOVE_NORMAL"
@@ -57,12 +54,10 @@ class PreciseBNHook(Hook):
             self._recompute(runner, runner.epoch)
 
     def next_step(self, runner: Runner, step: int) -> float:
-        """Return the next step after which statistics are computed; never in an epoch loop."""
+        """Return the next step after which to compute statistics; never in an epoch loop."""
         return math.inf if runner.train_loop.by_epoch else self.next_multiple(self.interval, step)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Recompute the statistics if it is due, in an iteration loop."""
         if not runner.train_loop.by_epoch and self.every_n_train_iters(runner, self.interval):
             self._recompute(runner, runner.iter // (runner.train_loop.epoch_length or 1))
@@ -91,14 +86,9 @@ class PreciseBNHook(Hook):
         with contextlib.closing(prefetch_to_device(loader, put)) as batches:
             for i, batch in enumerate(itertools.islice(batches, num_batches)):
                 ctx = StepContext(
-                    step=state.step,
-                    rng=jax.random.fold_in(state.key, i),
-                    batch=batch,
-                    hyperparams=hyperparams,
-                    params=state.params,
-                    model_state=state.model_state,
-                    opt_state=None,
-                )
+                    step=state.step, rng=jax.random.fold_in(state.key, i), batch=batch, hyperparams=hyperparams,
+                    params=state.params, model_state=state.model_state, opt_state=None,
+                )  # fmt: skip
                 statistics = self._compiled(ctx, state.hook_state)
                 total = jax.tree.map(jnp.add, total, statistics) if total else statistics
         if hasattr(loader, "close"):
@@ -109,11 +99,11 @@ class PreciseBNHook(Hook):
 
 @HOOKS.register_module()
 class SyncBuffersHook(Hook):
-    """Replace the model's running statistics by their mean over replicas, as MMEngine does.
+    """Mean over replicas of the model's running statistics, as in MMEngine.
 
-    It acts at the end of each training epoch, and before a validation that does not follow the end of an epoch, as in
-    an iteration loop. It matters under `parallel=dict(type='DataParallel')`, where each replica keeps its own
-    statistics; elsewhere they are computed from the whole batch, and nothing happens. Integers do not change.
+    The hook acts at the end of each training epoch, and before a validation elsewhere, as in an iteration loop. You
+    need it under `parallel=dict(type='DataParallel')`, where replicas keep separate statistics; other strategies
+    compute them from the whole batch, and nothing happens. Integers do not change.
     """
 
     priority = "NORMAL"
@@ -140,7 +130,7 @@ class SyncBuffersHook(Hook):
 
 
 def _find_statistics(runner: Runner) -> list[str]:
-    """Return the paths of the running statistics in the model state."""
+    """Return the paths in the model state that hold running statistics."""
     modules = [path for path, kind in runner.model.module_types.items() if "BatchNorm" in kind]
     assert runner.state is not None
     return [
@@ -154,11 +144,9 @@ def _find_statistics(runner: Runner) -> list[str]:
 def _batch_statistics(
     model: Any, hooks: TracedHooks, paths: list[str], ctx: StepContext, hook_state: Mapping[str, PyTree]
 ) -> dict[str, jax.Array]:
-    """Return the statistics of one batch, as the traced hooks change it for training, f32 by path.
-
-    A module returns `m * old + (1 - m) * new` and does not expose its m. Both follow from the results for an old value
-    of zeros and of ones. XLA merges the two passes: training does not depend on the old statistics.
-    """
+    """Return the statistics of one batch, as the traced hooks change it for training, f32 by path."""
+    # A module returns `m * old + (1 - m) * new` and does not expose m. Both follow from the results for an old value of
+    # zeros and of ones. XLA merges the two passes: training does not depend on the old statistics.
     augmented, _ = hooks.run("traced_batch", ctx, hook_state)
 
     def update_from(old: float) -> dict[str, jax.Array]:

@@ -1,4 +1,4 @@
-"""Decide when to save, under which name, and which checkpoints to keep."""
+"""Checkpoint policy: when to save, under which name, and which checkpoints to keep."""
 
 import math
 import os
@@ -13,16 +13,16 @@ from jengine.checkpoint import infer_rule, pick_metric, publish
 from jengine.checkpoint.layout import INCOMING, OUTGOING
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
 from jengine.errors import ArgumentError, ConfigError
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 
 
 @HOOKS.register_module()
 class CheckpointHook(Hook):
-    """Save regular checkpoints at an interval and best ones when a validation improves.
+    """Regular checkpoints at an interval, and best ones when a validation improves.
 
-    Checkpoints are written in the background during training. An old checkpoint is removed after the one that replaces
+    Checkpoints are written in the background during training. An old checkpoint is removed when the one that replaces
     it is complete, and only if the new parameters are finite: while they are not, the newest checkpoint replaces only
     others that are not finite. Best checkpoints contain the full state, so that training can continue from them, and do
     not count towards `max_keep_ckpts`; a new best does not write an additional regular checkpoint.
@@ -30,32 +30,31 @@ class CheckpointHook(Hook):
     Args:
       interval: epochs or iterations between two regular checkpoints; -1 for none but the last.
       by_epoch: whether `interval`, `save_begin` and the names count epochs (else iterations).
-      save_optimizer: False omits the optimizer's state: a resumed run starts with fresh moments.
-      save_param_scheduler: False omits the schedulers: a resumed run starts its schedules from scratch.
-      out_dir: directory of checkpoints, in a folder named like the work dir; the work dir itself by default.
+      save_optimizer: False omits the optimizer state: a resumed run starts with fresh moments.
+      save_param_scheduler: False omits the schedulers: a resumed run starts the schedules from scratch.
+      out_dir: directory of checkpoints, in a folder named like the work dir; by default the work dir itself.
       max_keep_ckpts: number of regular checkpoints to keep; -1 for all.
       save_last: also save at the end of training, including early stops, regardless of the interval.
       save_best: the metric whose best value is saved in a separate checkpoint, `best_<metric>_epoch_4`, or a list of
         metrics; 'auto' for the first metric of the first validation.
-      rule: 'greater' or 'less', which value of the metric is better; one for each metric in a list. Inferred from the
-        metric's name by default.
-      greater_keys: names, or parts of them, of metrics whose greater value is better.
-      less_keys: names, or parts of them, of metrics whose lesser value is better.
-      file_client_args: not supported; must be None.
-      filename_tmpl: the name of a regular checkpoint with one `{}` for the number; `epoch_{}` or `iter_{}` by default.
-      backend_args: not supported; must be None.
+      rule: 'greater' or 'less', which value is better; one for each metric in a list. By default inferred from the
+        metric name.
+      greater_keys: names, or parts of names, of metrics whose greater value is better.
+      less_keys: names, or parts of names, of metrics whose lesser value is better.
+      file_client_args, backend_args: arguments in MMEngine; must be None.
+      filename_tmpl: name of a regular checkpoint with one `{}` for the number; `epoch_{}` or `iter_{}` by default.
       published_keys: after training, write copies of the last and the best checkpoints that contain only these keys
         (see `jengine.checkpoint.publish`).
       save_begin: the first epoch or iteration to save, counted from 1; the interval counts from there.
       keep_every: keep regular checkpoints at multiples of this many epochs or iterations permanently, in addition to
         the `max_keep_ckpts` newest; -1 for none.
-      keep_best: number of best checkpoints to keep for each metric; every validation that ranks among them is saved.
-      checksums: whether to store the SHA-256 of each file, which a resume compares; about a second per gigabyte, in
-        the background when saving. False for checkpoints that are too large for that.
+      keep_best: number of best checkpoints per metric; every validation that ranks among them is saved.
+      checksums: whether to store the SHA-256 of each file, which a resume compares; it takes about a second per
+        gigabyte, in the background when saving. You should set False for very large checkpoints.
 
-    Raises:
-      TypeError, ValueError, KeyError, ArgumentError: an invalid argument; ValueError for a metric whose rule cannot
-        be inferred.
+    Examples:
+      >>> CheckpointHook(interval=2, save_best="accuracy/top1").monitored_metrics()
+      [('save_best', 'accuracy/top1', 'greater')]
     """
 
     priority = "VERY_LOW"
@@ -109,8 +108,8 @@ class CheckpointHook(Hook):
 
         self._directory = ""
         self._training = False
-        self._saved_iter = 0  # the iteration of the newest regular checkpoint, or of the start of the run
-        self._epoch_end_iter = -1  # the iteration at which the last complete epoch ended
+        self._saved_iter = 0  # iteration of the newest regular checkpoint, or of the start
+        self._epoch_end_iter = -1  # iteration at which the last complete epoch ended
         self._kept: list[int] = []
         self._not_finite: int | None = None  # the newest of `_kept`, if it is known not to be finite
         self._last: str | None = None
@@ -119,14 +118,14 @@ class CheckpointHook(Hook):
         self._evicting: list[str] = []  # checkpoints to remove when the pending save is complete
 
     def list_directories(self, work_dir: str) -> list[str]:
-        """Return the directory below `out_dir`, if that is set."""
+        """Return the directory below `out_dir`, if set."""
         if self.out_dir is None:
             return []
         return [os.path.join(self.out_dir, os.path.basename(os.path.normpath(work_dir)))]
 
     @property
     def file_names(self) -> set[tuple[str, str]]:
-        """The names of its checkpoints, as directory and template: no other hook may write or remove these."""
+        """The checkpoint names, as directory and template; no other hook may write or remove these."""
         directory = "" if self.out_dir is None else os.path.abspath(self.out_dir)
         regular = self.filename_tmpl or ("epoch_{}" if self.by_epoch else "iter_{}")
         return {(directory, regular), *((directory, f"best_{metric}") for metric in self._rules)}
@@ -138,15 +137,14 @@ class CheckpointHook(Hook):
     # --- Regular checkpoints. ---
 
     def before_train(self, runner: Runner) -> None:
-        """Resolve the directory and remove surplus checkpoints of a resumed run."""
+        """Resolve the directory and remove surplus checkpoints after a resume."""
         self._directory = next(iter(self.list_directories(runner.work_dir)), str(runner.work_dir))
         self._training = True
         self._saved_iter = runner.iter
         kept, surplus = self._split_surplus(self._kept)
-        if surplus and _is_finite(runner.state.params):
-            self._kept = kept
-        else:
-            surplus = []
+        if not (surplus and _is_finite(runner.state.params)):
+            kept, surplus = self._kept, []
+        self._kept = kept
         for best in self._best.values():
             surplus += [entry["name"] for entry in best[self.keep_best :]]
             del best[self.keep_best :]
@@ -157,7 +155,7 @@ class CheckpointHook(Hook):
         self._warn_of_interval(runner)
 
     def _warn_of_interval(self, runner: Runner) -> None:
-        """Warn if the interval has no effect, in a loop without epochs or because the run is shorter."""
+        """Warn if the interval has no effect: the loop has no epochs, or the run is shorter."""
         if self.interval == -1:
             return
         if self.by_epoch and not runner.train_loop.by_epoch:
@@ -178,20 +176,16 @@ class CheckpointHook(Hook):
     def after_train_epoch(self, runner: Runner) -> None:
         """Save the epoch if it is due."""
         self._epoch_end_iter = runner.iter
-        if self.by_epoch and (
-            self.every_n_epochs(runner, self.interval, self.save_begin)
-            or (self.save_last and self.is_last_train_epoch(runner))
-        ):
+        is_last = self.save_last and self.is_last_train_epoch(runner)
+        if self.by_epoch and (is_last or self.every_n_epochs(runner, self.interval, self.save_begin)):
             self._save_regular(runner, runner.epoch + 1, epoch=runner.epoch + 1, iteration=runner.iter)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Save the iteration if it is due."""
-        if not self.by_epoch and (
-            self.every_n_train_iters(runner, self.interval, self.save_begin)
-            or (self.save_last and self.is_last_train_iter(runner))
-        ):
+        if self.by_epoch:
+            return
+        is_last = self.save_last and self.is_last_train_iter(runner)
+        if is_last or self.every_n_train_iters(runner, self.interval, self.save_begin):
             self._save_regular(runner, runner.iter + 1, epoch=runner.epoch, iteration=runner.iter + 1)
 
     def next_step(self, runner: Runner, step: int) -> float:
@@ -214,16 +208,16 @@ class CheckpointHook(Hook):
         self._save_unsaved(runner)
 
     def _save_unsaved(self, runner: Runner) -> None:
-        if runner.iter > self._saved_iter:
-            if not self.by_epoch:
-                self._save_regular(runner, runner.iter, epoch=runner.epoch, iteration=runner.iter)
-            elif runner.iter == self._epoch_end_iter:
-                self._save_regular(runner, runner.epoch, epoch=runner.epoch, iteration=runner.iter)
-            else:  # in the middle of an epoch: the name of a complete epoch would be wrong
-                self._announce(runner, f"{runner.iter} iterations")
-                self._last = f"iter_{runner.iter}"
-                evict, self._interrupted = self._interrupted, [self._last]
-                self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=evict)
+        if runner.iter <= self._saved_iter:
+            return
+        if not self.by_epoch or runner.iter == self._epoch_end_iter:
+            number = runner.epoch if self.by_epoch else runner.iter
+            self._save_regular(runner, number, epoch=runner.epoch, iteration=runner.iter)
+        else:  # in the middle of an epoch: the name of a complete epoch would be wrong
+            self._announce(runner, f"{runner.iter} iterations")
+            self._last = f"iter_{runner.iter}"
+            evict, self._interrupted = self._interrupted, [self._last]
+            self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=evict)
 
     def _announce(self, runner: Runner, when: str) -> None:
         with runner.phase_timer.phase("step"):  # a save waits for the device anyway
@@ -248,12 +242,12 @@ class CheckpointHook(Hook):
         self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=evict)
 
     def _split_surplus(self, numbers: list[int]) -> tuple[list[int], list[str]]:
-        """Return the numbers of the regular checkpoints to keep, and the names of the others."""
+        """Return the numbers to keep, and the names of the other regular checkpoints."""
         kept = self._explain_regular(numbers)
         return list(kept), [self._name(number) for number in numbers if number not in kept]
 
     def _explain_regular(self, numbers: list[int]) -> dict[int, str]:
-        """Return the reason for keeping each regular checkpoint, by its number; surplus ones are left out."""
+        """Return the reason for keeping each regular checkpoint by number, without surplus ones."""
         unit = "epochs" if self.by_epoch else "iterations"
         return keep_regular(numbers, latest=self.max_keep_ckpts, every=self.keep_every, unit=unit)
 
@@ -278,7 +272,7 @@ class CheckpointHook(Hook):
                 self._save_best(runner, key, score, ranking)
 
     def _save_best(self, runner: Runner, key: str, score: float, ranking: list[int]) -> None:
-        """Save a best checkpoint, and keep those in `ranking`, best first: 0 is the new one, 1 the earlier best, …"""
+        """Save a best checkpoint and keep `ranking`, best first: 0 is the new one, 1 the earlier best, …"""
         by_epoch = self.by_epoch and runner.train_loop.by_epoch
         number = runner.epoch if by_epoch else runner.iter
         name = f"best_{key}_{self._name(number, by_epoch)}".replace("/", "_")
@@ -298,7 +292,7 @@ class CheckpointHook(Hook):
         runner.logger.info(f"{rank} with {score:0.4f} {key} at {number} {unit} is saved to {name}.")
 
     def _read_rules(self, keys: tuple[str, ...], rules: tuple[str, ...]) -> dict[str, str]:
-        """Return the known rules by metric, before the first validation."""
+        """Return the rules by metric that are known before the first validation."""
         rules = tuple(check_rule(rule) for rule in rules)
         if len(set(keys)) != len(keys):
             raise ArgumentError(f"CheckpointHook: save_best must have different metrics, got {list(keys)}")
@@ -317,17 +311,17 @@ class CheckpointHook(Hook):
         return {key: rules[0] if rules else infer_rule(key, self._greater_keys, self._less_keys) for key in keys}
 
     def _resolve_auto(self, key: str) -> None:
-        rule = self._auto_rule
-        assert rule is not None
-        self._rules = {key: infer_rule(key, self._greater_keys, self._less_keys) if rule == "infer" else rule}
-        self._auto_rule = None
+        rule, self._auto_rule = self._auto_rule, None
+        if rule is None or rule == "infer":
+            rule = infer_rule(key, self._greater_keys, self._less_keys)
+        self._rules = {key: rule}
 
     # --- Regular and best checkpoints. ---
 
     def _write(
         self, runner: Runner, name: str, *, epoch: int, iteration: int, evict: list[str], latest: bool = True
     ) -> None:
-        # Pending removals are part of the saved state: if the run is killed before them, the resumed run removes them.
+        # Pending removals are part of the saved state: if the run is killed before them, a resumed run removes them.
         self._evicting = evict
         self._update_hub(runner)
         runner.save_checkpoint(
@@ -344,7 +338,7 @@ class CheckpointHook(Hook):
         self._evicting = []
 
     def _update_hub(self, runner: Runner) -> None:
-        """Record the checkpoint paths and best scores in the message hub."""
+        """Record checkpoint paths and best scores in the message hub."""
         hub = runner.message_hub
         if self._last is not None:
             hub.update_info("last_ckpt", self._path(self._last))
@@ -372,7 +366,7 @@ class CheckpointHook(Hook):
         return os.path.join(self._directory, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the existing checkpoints, the best scores, and, for information, the reason for keeping each."""
+        """Return the existing checkpoints, the best scores and, for information, the reason for keeping each."""
         return {
             "kept": list(self._kept),
             "not_finite": self._not_finite,
@@ -384,19 +378,18 @@ class CheckpointHook(Hook):
         }
 
     def _explain_all(self) -> dict[str, str]:
-        """Return the reason for keeping each checkpoint, by its name."""
+        """Return the reason for keeping each checkpoint, by name."""
         reasons = {} if self._last is None else {self._last: "where training ended"}
         reasons |= {self._name(number): "later parameters are not finite" for number in self._kept}
         reasons |= {self._name(number): why for number, why in self._explain_regular(self._kept).items()}
         for key, best in self._best.items():
             for rank, entry in enumerate(best):
-                reasons[entry["name"]] = (
-                    f"{'best' if rank == 0 else f'number {rank + 1}'} by {key} ({entry['score']:.4f})"
-                )
+                place = "best" if rank == 0 else f"number {rank + 1}"
+                reasons[entry["name"]] = f"{place} by {key} ({entry['score']:.4f})"
         return reasons
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned, in a resumed run."""
+        """Restore a result of `state_dict` in a resumed run."""
         self._kept = [int(number) for number in state_dict["kept"]]
         self._not_finite = state_dict.get("not_finite")  # which checkpoints of earlier versions lack
         self._last = state_dict["last"]
@@ -408,14 +401,10 @@ class CheckpointHook(Hook):
 
 
 @jax.jit
-def _all_finite(params: Any) -> jax.Array:
+def _is_finite(params: Any) -> jax.Array:
+    """Return whether all parameters are finite, bool[]; the caller transfers nothing else from the device."""
     floats = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in floats]).all() if floats else jnp.ones((), bool)
-
-
-def _is_finite(params: Any) -> bool:
-    """Return whether all parameters are finite; only this bool is transferred from the device."""
-    return bool(_all_finite(params))
 
 
 def _check_destination(
@@ -428,12 +417,14 @@ def _check_destination(
         )
     if out_dir is not None and "://" in str(out_dir):
         raise ConfigError(f"CheckpointHook: out_dir must be a directory of a file system, got {str(out_dir)!r}")
-    if filename_tmpl is not None and filename_tmpl.endswith((INCOMING, OUTGOING)):
+    if filename_tmpl is None:
+        return
+    if filename_tmpl.endswith((INCOMING, OUTGOING)):
         raise ConfigError(
             f"CheckpointHook: filename_tmpl must not end in {INCOMING!r} or {OUTGOING!r}, the names of checkpoints "
             f"that are being written or removed, got {filename_tmpl!r}"
         )
-    if filename_tmpl is not None and (filename_tmpl.count("{}") != 1 or os.sep in filename_tmpl):
+    if filename_tmpl.count("{}") != 1 or os.sep in filename_tmpl:
         raise ValueError(
             f"CheckpointHook: filename_tmpl must be a file name with one {{}} for the number, like 'epoch_{{}}', "
             f"got {filename_tmpl!r}"
@@ -441,7 +432,4 @@ def _check_destination(
 
 
 def _as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return a name or a list of names as a tuple; () for None."""
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, str) else tuple(value)
+    return (value,) if isinstance(value, str) else tuple(value or ())

@@ -1,4 +1,4 @@
-"""Check the loss and the number of classes."""
+"""Checks of the loss and of the number of classes."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,27 +8,24 @@ import numpy as np
 
 from jengine.annotations import Count
 from jengine.errors import ConfigError
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 
 
 class NonFiniteLossError(FloatingPointError, AssertionError):
-    """Signal an infinite or NaN loss; an AssertionError as well, as MMEngine raises."""
+    """Infinite or NaN loss; also an AssertionError, which MMEngine raises."""
 
 
 @HOOKS.register_module()
 class CheckInvalidLossHook(Hook):
-    """Check the loss every `interval` training iterations, and end training if it is not finite.
+    """Check of the loss every `interval` training iterations, which ends training with NonFiniteLossError.
 
-    Each check waits for the device. An error is detected late, and nothing is saved; `NumericsGuardHook` checks every
-    step and skips the bad ones.
+    Each check waits for the device, errors are detected late, and nothing is saved: you should prefer
+    `NumericsGuardHook`, which checks every step and skips the bad ones.
 
     Args:
       interval: iterations between two checks.
-
-    Raises:
-      NonFiniteLossError: from the hook, the loss is infinite or NaN.
     """
 
     def __init__(self, interval: Count = 50) -> None:
@@ -38,9 +35,7 @@ class CheckInvalidLossHook(Hook):
         """Return the step of the next check."""
         return self.next_multiple(self.interval, step)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Check the loss if it is due."""
         if outputs and self.every_n_train_iters(runner, self.interval):
             loss = float(outputs["loss"])
@@ -52,17 +47,14 @@ class CheckInvalidLossHook(Hook):
 @HOOKS.register_module("NumClassCheckHook")
 @HOOKS.register_module()
 class ClassNumCheckHook(Hook):
-    """Compare every `num_classes` in the model with the `classes` of the data, before training, validation and test.
+    """Comparison of every `num_classes` in the model with the `classes` in the data, before each loop starts.
 
-    MMDetection's name, `NumClassCheckHook`, works too. The classes are read from the `metainfo` of the dataset; without
-    them the hook warns. It visits the model and everything that its attributes refer to, except modules that a Flax
-    module creates within its methods.
+    MMDetection's name, `NumClassCheckHook`, works too. The classes are read from the dataset's `metainfo`; without them
+    the hook warns. It visits the model and everything that attributes refer to, but not modules that a Flax module
+    creates within methods.
 
     Args:
-      skip: names of attributes to ignore; a region proposal head has its own number of classes.
-
-    Raises:
-      ConfigError: from the hook, the numbers differ. TypeError: from the hook, `classes` is a string.
+      skip: attribute names to ignore; a region proposal head, for example, has another number of classes.
     """
 
     def __init__(self, skip: Sequence[str] = ("rpn_head",)) -> None:

@@ -1,4 +1,4 @@
-"""End training when a metric stops improving."""
+"""Early stopping when a metric no longer improves."""
 
 import math
 from typing import Any, Literal
@@ -15,26 +15,26 @@ _MIN_DELTA = 0.1  # MMEngine's default, although its documentation gives 0.01
 
 @HOOKS.register_module()
 class EarlyStoppingHook(Hook):
-    """End training after `patience` validations in a row without an improvement.
+    """End of training after `patience` validations in a row without an improvement.
 
-    After each validation, the first of these applies: a score that is not finite ends training; a score beyond
+    After each validation, the first rule that fits applies: a score that is not finite ends training; a score beyond
     `stopping_threshold` ends training; a score that beats the best by at least `min_delta` becomes the best; any other
-    score counts as no improvement. The best score and the count are saved in checkpoints, so that a resumed run stops
-    at the same epoch as an uninterrupted one.
+    score counts as no improvement. Checkpoints contain the best score and the count, so that a resumed run stops at the
+    same epoch as an uninterrupted one.
 
     Args:
       monitor: the metric.
-      rule: 'greater' or 'less', which value of the metric is better; inferred from its name by default.
-      min_delta: the smallest improvement that counts, in the unit of the metric; 0.1 by default, with a warning: for a
-        metric between 0 and 1 that is far too much.
+      rule: 'greater' or 'less', which value is better; by default inferred from the metric name.
+      min_delta: the smallest improvement that counts, in the metric unit; 0.1 by default, with a warning, since that is
+        far too much for a metric between 0 and 1.
       strict: raise if a validation does not return the metric; by default warn.
       check_finite: end training when the metric is infinite or NaN.
       patience: number of validations without improvement after which training ends.
       stopping_threshold: end training at once when the score is strictly better than this.
 
-    Raises:
-      ValueError: an unknown rule, or one that cannot be inferred from the metric's name. TypeError: `patience` is not
-        an integer.
+    Examples:
+      >>> EarlyStoppingHook(monitor="accuracy/top1", min_delta=0.001, patience=3).rule
+      'greater'
     """
 
     priority = "LOWEST"
@@ -66,11 +66,7 @@ class EarlyStoppingHook(Hook):
         return [("monitor", self.monitor, self.rule)]
 
     def before_run(self, runner: Runner) -> None:
-        """Check that the training loop can be stopped.
-
-        Raises:
-          ArgumentError: the loop has no `stop_training`.
-        """
+        """Check that the training loop can be stopped; ArgumentError if it has no `stop_training`."""
         loop = runner.train_loop
         if loop is not None and not hasattr(loop, "stop_training"):
             raise ArgumentError(
@@ -92,11 +88,7 @@ class EarlyStoppingHook(Hook):
         self._training = False
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Compare the metric with the best one, and end training if it is due.
-
-        Raises:
-          RuntimeError: `strict`, and the validation did not return the metric.
-        """
+        """Compare the metric with the best one, and end training if it is due."""
         if not self._training:
             return
         metrics = metrics or {}
@@ -110,8 +102,7 @@ class EarlyStoppingHook(Hook):
             runner.logger.warning(message)
             return
         score = pick_metric(metrics, self.monitor)
-        reason = None if score is None else self._add_score(score)
-        if reason is not None:
+        if score is not None and (reason := self._add_score(score)) is not None:
             runner.train_loop.stop_training = True
             runner.logger.info(f"Training stops early: {self.monitor} {reason}.")
 
@@ -120,7 +111,7 @@ class EarlyStoppingHook(Hook):
         return {"best_score": self.best_score, "wait_count": self.wait_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned."""
+        """Restore a result of `state_dict`."""
         self.best_score = state_dict["best_score"]
         self.wait_count = state_dict["wait_count"]
 
@@ -132,18 +123,12 @@ class EarlyStoppingHook(Hook):
         if self.stopping_threshold is not None and is_better(self.rule, score, self.stopping_threshold):
             self.best_score = score
             return f"is {score:.4g}, beyond the threshold {self.stopping_threshold:.4g}"
-        if self._is_improvement(score):
-            self.best_score = score
-            self.wait_count = 0
+        delta = self.min_delta if self.rule == "greater" else -self.min_delta
+        required = None if self.best_score is None else self.best_score + delta
+        if not math.isnan(score) and (required is None or score == required or is_better(self.rule, score, required)):
+            self.best_score, self.wait_count = score, 0
             return None
         self.wait_count += 1
         if self.wait_count < self.patience:
             return None
         return f"did not improve in the last {self.wait_count} validations, the best was {best}"
-
-    def _is_improvement(self, score: float) -> bool:
-        """Return whether `score` beats the best by at least `min_delta`; NaN never does."""
-        if self.best_score is None or math.isnan(score):
-            return not math.isnan(score)
-        required = self.best_score + (self.min_delta if self.rule == "greater" else -self.min_delta)
-        return score == required or is_better(self.rule, score, required)

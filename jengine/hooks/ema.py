@@ -1,4 +1,4 @@
-"""Average the parameters inside the training step, for evaluation and deployment."""
+"""Averaged parameters, computed inside the training step, for evaluation and deployment."""
 
 import inspect
 import math
@@ -20,44 +20,46 @@ PyTree = Any
 
 
 class EMAHookState(NamedTuple):
-    """Hold the hook's part of the training state."""
+    """The hook's entry in the training state."""
 
-    params: PyTree  # the averages, like the parameters; floats at least float32
-    model_state: PyTree  # the averages of the model's state; None without update_buffers
+    params: PyTree  # averages, like the parameters; floats at least float32
+    model_state: PyTree  # averages of the model state; None without update_buffers
     steps: jax.Array  # int32[], updates of the average
 
 
 @HOOKS.register_module()
 class EMAHook(Hook):
-    """Average the parameters; validation, test and deployment use the averages instead of the raw ones.
+    """Averaged parameters, which validation, test and deployment use instead of the raw ones.
 
     The average is computed in the compiled step and is part of the training state. Evaluation reads it without swapping
     parameters, and training is bit-identical with and without the hook. Before averaging begins it is a plain copy.
 
-    In a checkpoint the averages replace the parameters, ready to be deployed, and the raw parameters are stored in
+    In a checkpoint the averages replace the parameters, ready for deployment, and the raw parameters are stored in
     `hook_state.EMAHook`. A resumed run restores both, bit for bit; `load_from` starts both from the averages.
 
     Args:
-      ema_type: the average: a name in `jengine.averaging`, or a class derived from `Average`.
-      strict_load: raise when resuming from a checkpoint without an average. By default the average then starts from the
+      ema_type: the average: a name in `jengine.averaging`, or a subclass of `Average`.
+      strict_load: raise when resuming from a checkpoint without an average; by default the average starts from the
         weights, with a warning.
       begin_iter: the first iteration to average, counted from 1; 0 is the same as 1.
       begin_epoch: the first epoch to average, counted from 1; set one of the two.
       start_iters: another name for `begin_iter`.
-      update_buffers: also average the floating-point part of the model's state (batch statistics), instead of using
-        the latest.
+      update_buffers: also average the floating-point model state (batch statistics), instead of using the latest.
       evaluate_on_ema: whether validation and test use the averages.
       evaluate_on_origin: whether they use the raw parameters; with `evaluate_on_ema`, in a second pass whose metrics
         end in `_origin`.
-      count_by: iterations that update the average under gradient accumulation: 'iter' for every iteration, as in
-        MMEngine; 'update' for those that update the parameters, so that the others cost nothing extra;
-        updates that a loss scale skips (`AmpOptimWrapper`) do not count.
+      count_by: which iterations update the average under gradient accumulation: 'iter' for all, as in MMEngine;
+        'update' for those that update the parameters, so that the others cost nothing extra. Updates that a loss scale
+        skips (`AmpOptimWrapper`) do not count.
       **kwargs: arguments of the average: `momentum`, `interval`, `gamma`, …
 
     Raises:
       ArgumentError: a negative begin, or both `begin_iter` and `begin_epoch`. ConfigError: both `begin_iter` and
-        `start_iters`, or an unknown `count_by`. KeyError: an unknown `ema_type`. TypeError: an unknown argument, or a
-        begin that is not an integer.
+        `start_iters`. KeyError: an unknown `ema_type`. TypeError: an unknown argument, or a begin that is no integer.
+
+    Examples:
+      >>> EMAHook(momentum=0.001, begin_epoch=5).average.interval
+      1
     """
 
     priority = "NORMAL"
@@ -101,7 +103,7 @@ class EMAHook(Hook):
     # --- In the step. ---
 
     def init_traced_state(self, params: PyTree, model_state: PyTree) -> EMAHookState:
-        """Return the initial average: a copy of the parameters."""
+        """Return a copy of the parameters as the initial average."""
         tracked, steps = self.average.init((params, model_state if self.update_buffers else None))
         return EMAHookState(params=tracked[0], model_state=tracked[1], steps=steps)
 
@@ -134,7 +136,7 @@ class EMAHook(Hook):
             )
 
     def before_train(self, runner: Runner) -> None:
-        """Set the first iteration to average, and the length of the run for averages that depend on it.
+        """Set the first iteration to average, and the run length for averages that depend on it.
 
         Raises:
           ArgumentError: averaging would begin after the end of training, or the average would never move.
@@ -164,21 +166,16 @@ class EMAHook(Hook):
     def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
         """Replace the parameters by the averages, in the dtypes of the parameters."""
         # Without training there is no average: the parameters of a checkpoint are averages already.
-        states = {} if runner.state is None else runner.state.hook_state
-        state = states.get(type(self).__name__)
+        state = None if runner.state is None else runner.state.hook_state.get(type(self).__name__)
         if state is None or not self.evaluate_on_ema:
             return variables
-        params, model_state = variables[""]
-        averages = _cast_like(state.params, params), model_state
-        if state.model_state is not None:
-            averages = averages[0], _cast_like(state.model_state, model_state)
         origin = {"_origin": variables[""]} if self.evaluate_on_origin else {}
-        return {**variables, "": averages, **origin}
+        return {**variables, "": cast_average(state, *variables[""]), **origin}
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Swap the parameters and the averages, and record it under `exchanged`, which `resume` reads.
+        """Swap parameters and averages, and record it under `exchanged`, which `resume` reads.
 
-        If evaluation uses the raw parameters, their place is recorded under `evaluated` too.
+        If evaluation uses the raw parameters, record where they are under `evaluated` too.
         """
         name, state = type(self).__name__, checkpoint["state"]
         average = state["hook_state"].get(name)
@@ -193,11 +190,7 @@ class EMAHook(Hook):
             checkpoint["evaluated"] = checkpoint["exchanged"]
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint of a resumed run has an average, if `strict_load`.
-
-        Raises:
-          ValueError: it has no average.
-        """
+        """With `strict_load`, raise ValueError if the checkpoint of a resumed run has no average."""
         states = checkpoint["state"].get("hook_state")
         if self.strict_load and states is not None and type(self).__name__ not in states:
             raise ValueError(
@@ -221,5 +214,17 @@ def _build_average(ema_type: str | type[Average], arguments: dict[str, Any]) -> 
     return kind(**arguments)
 
 
-def _cast_like(averages: PyTree, like: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, x: a if a.dtype == x.dtype else a.astype(x.dtype), averages, like)
+def cast_average(state: Any, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+    """Return the average in the dtypes of the model, with the latest model state if that is not averaged.
+
+    Args:
+      state: the average, with `params` and with `model_state`, which may be None.
+      params: the model parameters.
+      model_state: the model state.
+    """
+
+    def cast(averages: PyTree, like: PyTree) -> PyTree:
+        return jax.tree.map(lambda a, x: a if a.dtype == x.dtype else a.astype(x.dtype), averages, like)
+
+    averaged_state = model_state if state.model_state is None else cast(state.model_state, model_state)
+    return cast(state.params, params), averaged_state

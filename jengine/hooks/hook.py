@@ -1,4 +1,4 @@
-"""Define the base class of hooks: 22 host stages, four traced points, and a state that is saved in checkpoints."""
+"""Base class of hooks: 22 host stages, four traced points, and a state that is saved in checkpoints."""
 
 import math
 import operator
@@ -11,6 +11,8 @@ from jengine.hooks.runner_protocol import Runner
 from jengine.train import StepContext
 from jengine.train.scanned_step import ChunkMetrics
 
+Outputs = Mapping[str, Any] | None  # step metrics by name, device arrays; None if the hook runs ahead of the step
+
 # The default `before_val_iter` calls `_before_iter`, and so on.
 _SHARED_METHODS = {
     f"{when}_{mode}_{what}": f"_{when}_{what}"
@@ -21,16 +23,13 @@ _SHARED_METHODS = {
 
 
 class Hook:
-    """Run code at fixed points of a run.
+    """Code that runs at fixed points of a run, in one of two ways or in both.
 
-    A hook acts in one of two ways, or in both:
-
-    * **Host stages** (`before_run` … `after_run`, the names and arguments of MMEngine) are called by the Runner in
-      priority order, outside the compiled step. They can read metrics, files and the clock.
+    * **Host stages** (`before_run` … `after_run`, MMEngine's names and arguments) are called by the Runner in priority
+      order, outside the compiled step. They can read metrics, files and the clock.
     * **Traced points** (`traced_batch`, `traced_grads`, `traced_update`, `traced_accumulate`) are pure functions
-      `context -> context` that are compiled into the step, in the same priority order. They keep values in the
-      traced state (see `init_traced_state`), never in an attribute: an attribute read inside a trace is frozen at
-      its first value.
+      `context -> context` that are compiled into the step, in the same order. They should keep values in the traced
+      state (see `init_traced_state`): an attribute read inside a trace is frozen at its first value.
 
     With `steps_per_call=K` the Runner runs chunks of K steps in one call of the compiled step, where hooks allow it:
 
@@ -38,16 +37,22 @@ class Hook:
       it acts; no chunk crosses that step.
     * A hook whose iteration stages only set hyperparameters sets `runs_ahead`: they are called for each step of a
       chunk before the chunk runs, with `outputs=None`.
-    * A hook that only consumes metrics defines `after_train_chunk`, which is called once for a chunk, instead of
+    * A hook that only reads metrics defines `after_train_chunk`, which is called once per chunk instead of
       `after_train_iter`.
 
     Attributes:
       priority: order among the hooks of a stage, unless overridden at registration.
       update_on_skipped_steps: whether the traced state is updated at skipped steps (`StepContext.apply_update`).
       runs_ahead: whether `before_train_iter` and `after_train_iter` use neither the state nor metrics.
-      is_single: whether a run has at most one hook of the class and of those derived from it.
-      draws_samples: whether the hook calls `runner.visualizer.add_datasample`; the visualizer is then checked before
-        training.
+      is_single: whether a run has at most one hook of the class, subclasses included.
+      draws_samples: whether the hook calls `runner.visualizer.add_datasample`, which is then checked before training.
+
+    Examples:
+      >>> class StopAtLoss(Hook):
+      ...     def after_val_epoch(self, runner, metrics=None):
+      ...         runner.train_loop.stop_training = metrics["loss"] < 0.1
+      >>> StopAtLoss().get_triggered_stages()
+      ['after_val_epoch']
     """
 
     priority: int | str | Priority = "NORMAL"
@@ -57,29 +62,13 @@ class Hook:
     draws_samples: bool = False
 
     stages: ClassVar[tuple[str, ...]] = (
-        "before_run",
-        "after_load_checkpoint",
-        "before_train",
-        "before_train_epoch",
-        "before_train_iter",
-        "after_train_iter",
-        "after_train_epoch",
-        "before_val",
-        "before_val_epoch",
-        "before_val_iter",
-        "after_val_iter",
-        "after_val_epoch",
-        "after_val",
-        "before_save_checkpoint",
-        "after_train",
-        "before_test",
-        "before_test_epoch",
-        "before_test_iter",
-        "after_test_iter",
-        "after_test_epoch",
-        "after_test",
+        "before_run", "after_load_checkpoint",
+        "before_train", "before_train_epoch", "before_train_iter", "after_train_iter", "after_train_epoch",
+        "before_val", "before_val_epoch", "before_val_iter", "after_val_iter", "after_val_epoch", "after_val",
+        "before_save_checkpoint", "after_train",
+        "before_test", "before_test_epoch", "before_test_iter", "after_test_iter", "after_test_epoch", "after_test",
         "after_run",
-    )
+    )  # fmt: skip
     traced_points: ClassVar[tuple[str, ...]] = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
 
     # --- Host stages, in the order of a run. ---
@@ -101,20 +90,14 @@ class Hook:
         """Run before each training step, with the batch on its device."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="train")
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
-        """Run after each training step is dispatched; `outputs` are its metrics, device arrays that may be pending."""
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
+        """Run after each training step is dispatched; `outputs` are step metrics, device arrays that may be pending."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="train")
 
     def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
-        """Run after a chunk of steps is dispatched, if the hook defines this.
+        """Run after a chunk is dispatched, with the metrics of all steps.
 
-        Args:
-          runner: the runner; `runner.iter` is the last step of the chunk.
-          batch_idx: index of the last batch.
-          data_batch: the last batch, on the host.
-          metrics: the metrics of all steps.
+        `runner.iter`, `batch_idx` and `data_batch`, on the host, are those of the last step.
         """
 
     def after_train_epoch(self, runner: Runner) -> None:
@@ -193,10 +176,9 @@ class Hook:
     # --- Traced points: pure, compiled into the training step. ---
 
     def init_traced_state(self, params: Any, model_state: Any) -> Any:
-        """Return the hook's own part of `TrainState.hook_state`: a pytree of arrays, or None.
+        """Return the hook's entry in `TrainState.hook_state`: a pytree of arrays, or None.
 
-        Its leaves must be separate arrays (copy a parameter): the state is donated to each step, and a buffer cannot
-        be donated twice.
+        Leaves must be separate arrays (copy a parameter): each step donates the state, and a buffer only once.
         """
         return None
 
@@ -219,25 +201,21 @@ class Hook:
     # --- Evaluation. ---
 
     def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-        """Return the variables to evaluate: suffix of the metric names -> `(params, model_state)`.
+        """Return the variables to evaluate, one pass per entry: suffix of the metric names -> `(params, model_state)`.
+
+        An averaged model replaces the raw one here; the training state does not change.
 
         Args:
           runner: the runner.
-          variables: as returned by the previous hook; the first hook receives those of the training state under the
-            suffix ''.
-
-        Returns:
-          The variables to evaluate, in one pass for each entry. An averaged model replaces the raw one here; the
-          training state does not change.
+          variables: what the previous hook returned; for the first hook, the training state under the suffix ''.
         """
         return variables
 
     def monitored_metrics(self) -> list[tuple[str, str, str]]:
-        """Return the metrics of a validation that the hook requires.
+        """Return `(argument, metric, rule)` for each validation metric that the hook requires.
 
-        Returns:
-          For each metric the argument of the hook that names it, its name, and whether its 'greater' or 'less' value is
-          better. The table of validations marks their best values.
+        `argument` is the hook argument that names the metric, and `rule` is 'greater' or 'less', whichever value is
+        better. The table of validations marks the best values.
         """
         return []
 
@@ -251,7 +229,7 @@ class Hook:
         """Restore the values that `state_dict` returned."""
 
     def list_directories(self, work_dir: str) -> list[str]:
-        """Return the directories other than the work dir to which the hook writes checkpoints; the run locks them."""
+        """Return the directories besides the work dir to which the hook writes checkpoints; the run locks them."""
         return []
 
     # --- When the hook acts. ---
@@ -259,36 +237,35 @@ class Hook:
     def next_step(self, runner: Runner, step: int) -> float:
         """Return the first step from `step` on at which `before_train_iter` or `after_train_iter` acts.
 
-        Both stages are called only at these steps, and no chunk crosses one of them.
-
-        Args:
-          runner: the runner.
-          step: counted from 0 over the whole run, as `runner.iter` is.
-
-        Returns:
-          A step, by default `step` itself; `math.inf` for none.
+        Both stages are called only at these steps, and no chunk crosses one of them. Steps count from 0 over the whole
+        run, like `runner.iter`. The default is every step; `math.inf` is none.
         """
         return step
 
     # --- Helpers. ---
 
     def next_multiple(self, n: int, step: int, begin: int = 0) -> float:
-        """Return the first step from `step` on for which `every_n_train_iters(runner, n, begin)` is true."""
+        """Return the first step from `step` on for which `every_n_train_iters(runner, n, begin)` is true.
+
+        Examples:
+          >>> Hook().next_multiple(10, step=3)
+          9
+        """
         if n <= 0:
             return math.inf
         count = max(step + 1, begin)
         return count - 1 + (begin - count) % n
 
     def every_n_epochs(self, runner: Runner, n: int, start: int = 0) -> bool:
-        """Return whether the current epoch is one of every `n`, starting with epoch number `start`, counted from 1."""
+        """Return whether the current epoch is every `n`-th from epoch `start` on, counted from 1."""
         return n > 0 and runner.epoch + 1 >= start and (runner.epoch + 1 - start) % n == 0
 
     def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
-        """Return whether the current iteration is one of every `n` of the epoch."""
+        """Return whether the current iteration is every `n`-th in the epoch."""
         return n > 0 and (batch_idx + 1) % n == 0
 
     def every_n_train_iters(self, runner: Runner, n: int, start: int = 0) -> bool:
-        """Return whether the current training iteration is one of every `n`, starting with iteration number `start`."""
+        """Return whether the current training iteration is every `n`-th from iteration `start` on, counted from 1."""
         return n > 0 and runner.iter + 1 >= start and (runner.iter + 1 - start) % n == 0
 
     def end_of_epoch(self, dataloader: Sized, batch_idx: int) -> bool:
@@ -296,16 +273,11 @@ class Hook:
         return batch_idx + 1 == operator.length_hint(dataloader, -1)
 
     def require_epoch_length(self, runner: Runner) -> int:
-        """Return the number of iterations in an epoch.
-
-        Raises:
-          ConfigError: it is unknown, because the data have no length.
-        """
-        length = runner.train_loop.epoch_length
-        if length is None:
+        """Return the epoch length in iterations; ConfigError if it is unknown, because the data have no length."""
+        if (length := runner.train_loop.epoch_length) is None:
+            name = type(self).__name__
             raise ConfigError(
-                f"`train_cfg.epoch_length` must be given for {type(self).__name__}, because the data have no length, "
-                "got none"
+                f"`train_cfg.epoch_length` must be given for {name}, because the data have no length, got none"
             )
         return length
 
@@ -329,16 +301,14 @@ class Hook:
 
     def get_triggered_stages(self) -> list[str]:
         """Return the host stages that this hook defines, in the order of `stages`."""
-        return [stage for stage in Hook.stages if self._overrides(stage)]
+        own, cls = self.__dict__, type(self)
+        names = {stage: (stage, _SHARED_METHODS.get(stage, stage)) for stage in Hook.stages}
+        return [
+            stage
+            for stage, methods in names.items()
+            if any(name in own or getattr(cls, name) is not getattr(Hook, name) for name in methods)
+        ]
 
     def get_traced_points(self) -> list[str]:
         """Return the traced points that this hook defines."""
         return [point for point in Hook.traced_points if getattr(type(self), point) is not getattr(Hook, point)]
-
-    def _overrides(self, stage: str) -> bool:
-        shared = _SHARED_METHODS.get(stage)
-        return any(
-            name in self.__dict__ or getattr(type(self), name) is not getattr(Hook, name)
-            for name in (stage, shared)
-            if name is not None
-        )

@@ -1,14 +1,14 @@
-"""Time iterations and estimate the remaining time of the run."""
+"""Iteration times and the estimated remaining time."""
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
@@ -16,14 +16,14 @@ from jengine.train.scanned_step import ChunkMetrics
 
 @HOOKS.register_module()
 class IterTimerHook(Hook):
-    """Record `data_time` and `time` of each iteration, in seconds, and the remaining time as the info `eta`.
+    """Timer of iterations: the scalars `data_time` and `time` in seconds, and the remaining time as the info `eta`.
 
     The device works asynchronously, and the loop keeps a few steps in flight: a single `time` shows when a step
-    was dispatched, and only the mean over a log interval is the true time of a step. With `block=True` every iteration
-    waits for its outputs: each `time` is exact, but the device is idle between steps.
+    was dispatched, and only the mean over a log interval is the true step time.
 
     Args:
-      block: wait for the outputs of each iteration before reading the clock.
+      block: wait for the outputs of each iteration before reading the clock: every `time` is exact, but the device is
+        idle between steps.
       clock: returns the time in seconds.
     """
 
@@ -44,9 +44,8 @@ class IterTimerHook(Hook):
         return step if self._block else math.inf
 
     def before_train(self, runner: Runner) -> None:
-        """Record the first iteration, so that a resumed run estimates from its own iterations only."""
-        self._start_iter = runner.iter
-        self._train_total = 0.0
+        """Record the first iteration: a resumed run estimates from this session only."""
+        self._start_iter, self._train_total = runner.iter, 0.0
 
     def _before_epoch(self, runner: Runner, mode: str = "train") -> None:
         self._last_time = self._clock()
@@ -54,12 +53,10 @@ class IterTimerHook(Hook):
         self._max_iters = runner.max_iters  # known for the epoch; an iteration is too short to ask for it
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Record the time that the loop waited for its batch."""
+        """Record how long the loop waited for the batch."""
         self._data_time = self._clock() - self._last_time
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Record the times of the iteration, and the remaining time."""
         if self._block:
             jax.block_until_ready(outputs)
@@ -83,13 +80,13 @@ class IterTimerHook(Hook):
             hub.update_info("eta", self._eval_total / (batch_idx + 1) * (loop.epoch_length - batch_idx - 1))
 
     def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
-        """Record the mean time of the steps of a chunk for each of them."""
+        """Record the mean step time for each step of a chunk."""
         elapsed, count = self._finish_steps(runner), metrics.num_steps
         for name, seconds in (("train/data_time", self._data_time), ("train/time", elapsed)):
             runner.message_hub.update_scalar_batch(name, np.full(count, seconds / count), runner.iter - count + 1)
 
     def _finish_steps(self, runner: Runner) -> float:
-        """Return the seconds since the last steps, and estimate the remaining time from the steps of this session."""
+        """Return the seconds since the last steps, and estimate the remaining time from this session."""
         now = self._clock()
         elapsed, self._last_time = now - self._last_time, now
         self._train_total += elapsed

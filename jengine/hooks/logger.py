@@ -1,4 +1,4 @@
-"""Write the log: lines to the terminal and the log file, scalars to the visualizer's backends."""
+"""Log of a run: lines on the terminal and in the log file, scalars for the visualizer backends."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from jengine.annotations import Count
 from jengine.errors import ConfigError
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
@@ -19,28 +19,28 @@ from jengine.visualization.convert import to_jsonable
 
 @HOOKS.register_module()
 class LoggerHook(Hook):
-    """Log every `interval` iterations and after each validation and test.
+    """Log lines every `interval` iterations and after each validation and test.
 
     Metrics leave the device only for a log line: those of all past iterations, in one transfer. A background thread
     waits for them and writes the line while training continues.
 
-    In the backends the step of all scalars is the number of completed training iterations. The JSON lines of the
-    visualizer have a `mode`: 'train', 'val' or 'test'.
+    In the backends the step of all scalars is the number of completed training iterations. JSON lines have a `mode`:
+    'train', 'val' or 'test'.
 
     Args:
       interval: iterations between two lines, counted from 0 in each epoch.
       ignore_last: do not log the incomplete rest of an epoch, unless the whole epoch is shorter than `interval`.
-      interval_exp_name: iterations between two lines that repeat the experiment's name.
-      out_dir: copy the log files to a folder named like the work dir in this directory after the run. A path or a URL
-        that `etils.epath` opens (`gs://`, `s3://`).
+      interval_exp_name: iterations between two lines that repeat the experiment name.
+      out_dir: after the run, copy the log files to this directory, into a folder named like the work dir. A path or a
+        URL that `etils.epath` opens (`gs://`, `s3://`).
       out_suffix: file name endings of the files to copy from the log directory.
       keep_local: False removes the local files after they are copied.
-      log_metric_by_epoch: in a loop over epochs, use the number of completed epochs as the step of validation and test
-        metrics.
-      file_client_args, backend_args: arguments of MMEngine; must be None, see `out_dir`.
+      log_metric_by_epoch: in a loop over epochs, validation and test metrics have the number of completed epochs as
+        their step.
+      file_client_args, backend_args: arguments in MMEngine; must be None, see `out_dir`.
 
-    Raises:
-      TypeError: `interval` is not an integer. ValueError: it is not positive.
+    Examples:
+      >>> hook = LoggerHook(interval=50, out_dir="gs://bucket/logs")
     """
 
     priority = "BELOW_NORMAL"
@@ -81,9 +81,7 @@ class LoggerHook(Hook):
                 "the step of validation metrics is the iteration."
             )
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Log the iteration if it is due."""
         self._log_train(runner, batch_idx, 1)
 
@@ -97,7 +95,7 @@ class LoggerHook(Hook):
         by_epoch = loop.by_epoch
         # An iteration loop has no epochs: its batch index keeps growing, and its only end is the end of training.
         end = (loop.epoch_length or math.inf) if by_epoch else runner.max_iters
-        lines: list[tuple[int, int | None]] = []
+        lines: list[tuple[int, int | None]] = []  # see `_write_lines`
         for offset in range(count - 1, -1, -1):
             completed, inner = iteration - offset + 1, batch_idx - offset + 1
             is_last = (inner if by_epoch else completed) == end
@@ -119,19 +117,14 @@ class LoggerHook(Hook):
         self._log_eval_iter(runner, batch_idx, "test")
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Log the metrics of a validation, also to the backends."""
-        runner.log_writer.flush()
-        tag, text = runner.log_processor.get_log_after_epoch(runner, runner.val_loop.epoch_length or 0, "val")
-        runner.logger.info(text)
-        self._add_metrics(runner, tag, "val")
+        """Log validation metrics, also to the backends."""
+        self._log_pass(runner, runner.val_loop.epoch_length or 0, "val")
 
     def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Log the metrics of a test and write them to the backends and to `<timestamp>.json` in the log directory."""
-        runner.log_writer.flush()
+        """Log test metrics and write them to the backends and to `<timestamp>.json` in the log directory."""
         last = runner.test_loop.epoch_length or 0
-        tag, text = runner.log_processor.get_log_after_epoch(runner, last, "test", with_non_scalar=True)
-        runner.logger.info(text)
-        self._add_metrics(runner, runner.log_processor.get_log_after_epoch(runner, last, "test")[0], "test")
+        self._log_pass(runner, last, "test")
+        tag, _ = runner.log_processor.get_log_after_epoch(runner, last, "test", with_non_scalar=True)
         if runner.is_main_process:
             with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
                 json.dump(_to_json_entries(tag), file, allow_nan=False)
@@ -143,8 +136,11 @@ class LoggerHook(Hook):
         if self.out_dir is not None and runner.is_main_process:
             self._copy_logs(runner)
 
-    def _add_metrics(self, runner: Runner, tag: Mapping[str, Any], mode: Literal["val", "test"]) -> None:
-        """Write the metrics of a validation or a test to the backends."""
+    def _log_pass(self, runner: Runner, last: int, mode: Literal["val", "test"]) -> None:
+        """Log the metrics of a pass whose last batch has the index `last`, also to the backends."""
+        runner.log_writer.flush()
+        tag, text = runner.log_processor.get_log_after_epoch(runner, last, mode)
+        runner.logger.info(text)
         by_epoch = runner.train_loop is not None and runner.train_loop.by_epoch
         progress = {"epoch": runner.epoch, "iter": runner.iter} if by_epoch else {"iter": runner.iter}
         step = runner.epoch if by_epoch and self.log_metric_by_epoch else runner.iter
@@ -175,7 +171,7 @@ class LoggerHook(Hook):
 
 
 class _RunnerView:
-    """Freeze the progress of a runner, for the thread that writes the log; other attributes are the runner's."""
+    """Frozen progress of a runner, for the thread that writes the log; the runner has all other attributes."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -188,7 +184,7 @@ class _RunnerView:
 
 
 def _write_lines(runner: Runner, view: _RunnerView, lines: Sequence[tuple[int, int | None]]) -> None:
-    """Write log lines: `(iteration, batch index)` for its metrics, `(iteration, None)` for the experiment's name."""
+    """Write log lines: `(iteration, batch index)` for metrics, `(iteration, None)` for the experiment name."""
     try:
         for iteration, batch_idx in lines:
             view.iter = iteration
@@ -205,9 +201,10 @@ def _write_lines(runner: Runner, view: _RunnerView, lines: Sequence[tuple[int, i
 
 
 def _to_json_entries(tag: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that JSON has a form for, in its types, without those that are None."""
+    """Return the entries that JSON can store, without those that are None."""
     found = {}
     for name, value in tag.items():
         with contextlib.suppress(TypeError):
-            found[name] = to_jsonable(value)
-    return {name: value for name, value in found.items() if value is not None}
+            if value is not None:
+                found[name] = to_jsonable(value)
+    return found

@@ -1,4 +1,4 @@
-"""Free unreferenced memory, and log memory use."""
+"""Garbage collection, and log lines with the memory use."""
 
 import gc
 import math
@@ -19,7 +19,7 @@ _MB = 2**20
 
 @HOOKS.register_module()
 class EmptyCacheHook(Hook):
-    """Collect garbage before epochs, after epochs or after iterations, in training, validation and test alike.
+    """Garbage collection before epochs, after epochs or after iterations, in all loops.
 
     This frees device arrays that only reference cycles keep alive. XLA keeps the memory that it has allocated on the
     device; to return it, set `XLA_PYTHON_CLIENT_ALLOCATOR=platform` in the environment.
@@ -28,18 +28,11 @@ class EmptyCacheHook(Hook):
       before_epoch: collect before each epoch.
       after_epoch: collect after each epoch.
       after_iter: collect after each iteration.
-      clear_caches: also drop compiled functions, with their memory; each is then compiled again.
-
-    Raises:
-      ConfigError: `clear_caches` after each iteration, which would recompile the step each time.
+      clear_caches: also drop compiled functions and the memory they use; each will be compiled again.
     """
 
     def __init__(
-        self,
-        before_epoch: bool = False,
-        after_epoch: bool = True,
-        after_iter: bool = False,
-        clear_caches: bool = False,
+        self, before_epoch: bool = False, after_epoch: bool = True, after_iter: bool = False, clear_caches: bool = False
     ) -> None:
         if clear_caches and after_iter:
             raise ConfigError(
@@ -76,7 +69,7 @@ class EmptyCacheHook(Hook):
 
 @HOOKS.register_module()
 class MemoryProfilerHook(Hook):
-    """Log the memory use every `interval` iterations, in training, validation and test.
+    """Log line with the memory use every `interval` iterations, in all loops.
 
     For the host: the memory available, used and swapped (with psutil installed), and used by the process. For each
     device that reports it: the memory in use, and the peak.
@@ -100,7 +93,12 @@ class MemoryProfilerHook(Hook):
         else:
             is_due = self.every_n_inner_iters(batch_idx, self.interval)
         if is_due:
-            runner.logger.info("Memory " + ", ".join([*_host_memory(), *_device_memory()]))
+            entries = _host_memory()
+            for device in jax.local_devices():
+                if stats := device.memory_stats():  # some devices do not report it
+                    use, peak = stats["bytes_in_use"] // _MB, stats.get("peak_bytes_in_use", 0) // _MB
+                    entries.append(f"{device.platform}:{device.id}: {use} MB (peak {peak} MB)")
+            runner.logger.info("Memory " + ", ".join(entries))
 
 
 def _host_memory() -> list[str]:
@@ -115,14 +113,3 @@ def _host_memory() -> list[str]:
         available=memory.available, used=memory.used, swap=swap.used, process=psutil.Process().memory_info().rss
     )
     return [f"{name}: {size // _MB} MB" for name, size in sizes.items()]
-
-
-def _device_memory() -> list[str]:
-    """Return the memory use of each device that reports it, in MB."""
-    entries = []
-    for device in jax.local_devices():
-        stats = device.memory_stats()
-        if stats:
-            use, peak = stats["bytes_in_use"] // _MB, stats.get("peak_bytes_in_use", 0) // _MB
-            entries.append(f"{device.platform}:{device.id}: {use} MB (peak {peak} MB)")
-    return entries

@@ -1,4 +1,4 @@
-"""Draw the samples of a test, and write the model's graph."""
+"""Pictures of test samples, and the model graph."""
 
 import os
 from collections.abc import Mapping
@@ -21,31 +21,25 @@ from jengine.visualization.samples import to_entry
 
 @HOOKS.register_module()
 class NaiveVisualizationHook(Hook):
-    """Draw every sample of every `interval`-th test batch, with its label and its prediction.
+    """Pictures of every sample in every `interval`-th test batch, with label and prediction.
 
     The hook reverts the preprocessing of images: it computes `image * std + mean`, removes the padding (if the batch
     has `scale`, int[B, 2], width and height), and restores the original size (if it has `ori_width` and `ori_height`,
-    int[B]). A sample is named by its file in `img_path` of the dataset's metainfo, or else by its index. With several
-    processes, only the examples of the first one are drawn.
+    int[B]). A sample is named by the file in `img_path` of the dataset metainfo, or else by its index. With several
+    processes, only examples of the first one are drawn.
 
     Labels and predictions are classes, numbers or segmentations: int[B], float[B], logits float[B, C], class indices
-    int[B, H, W], or logits float[B, H, W, C]. A subclass can pass other samples to a visualizer by overriding
-    `make_data_sample`.
+    int[B, H, W], or logits float[B, H, W, C]. For others you can override `make_data_sample` in a subclass.
 
     Args:
       interval: number of test batches between two that are drawn.
       draw_gt: draw the ground truth.
       draw_pred: draw the prediction.
-      img_norm_cfg: `dict(mean=..., std=...)` of the normalization, for images from 0 to 255; None if images were not
-        normalized.
-      image: the entry of the batch that holds the images, [B, H, W, C], integers from 0 to 255 or floats from 0 to 1:
-        its name, index or dotted path.
-      label: the entry of the batch with the ground truth; a batch without it has none.
-      prediction: the entry of the predictions; None if they are an array.
-
-    Raises:
-      ConfigError: an interval below 1; from the hook, labels or predictions of another shape.
-      KeyError: from the hook, a batch without images.
+      img_norm_cfg: `dict(mean=..., std=...)` for images from 0 to 255; None if images were not normalized.
+      image: name, index or dotted path of the batch entry with the images, [B, H, W, C], integers from 0 to 255 or
+        floats from 0 to 1.
+      label: the batch entry with the ground truth, if any.
+      prediction: the entry in the predictions; None if they are an array.
     """
 
     priority = "LOWEST"
@@ -71,7 +65,7 @@ class NaiveVisualizationHook(Hook):
         self._num_examples = 0  # examples of the test so far
 
     def before_train(self, runner: Runner) -> None:
-        """Write the model's graph."""
+        """Write the model graph."""
         runner.visualizer.add_graph(runner.model)
 
     def before_test_epoch(self, runner: Runner) -> None:
@@ -79,7 +73,7 @@ class NaiveVisualizationHook(Hook):
         self._num_examples = 0
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Draw the examples of the batch if it is due, without its padding."""
+        """Draw the examples in the batch if it is due, without padding."""
         images = select_array(data_batch, self.image, "NaiveVisualizationHook.image", "batch")
         first, batch_size = self._num_examples, len(images)
         self._num_examples += batch_size
@@ -107,11 +101,11 @@ class NaiveVisualizationHook(Hook):
             )
 
     def make_data_sample(self, sample: Any, prediction: Any) -> dict[str, Any]:
-        """Return what `add_datasample` receives: `gt_label` or `gt_sem_seg`, and `pred_label` or `pred_sem_seg`.
+        """Return a data sample for the visualizer: `gt_label` or `gt_sem_seg`, and `pred_label` or `pred_sem_seg`.
 
         Args:
-          sample: one example of the batch, NumPy arrays.
-          prediction: one example of the predictions.
+          sample: one example in the batch, NumPy arrays.
+          prediction: the prediction for it.
         """
         entries = {}
         if self.draw_gt and (label := find(sample, self.label)) is not None:

@@ -1,4 +1,4 @@
-"""Skip training steps with non-finite or extreme values, inside the compiled step."""
+"""Guard against training steps with non-finite or extreme values, inside the compiled step."""
 
 import math
 import os
@@ -12,7 +12,7 @@ import numpy as np
 from jengine.annotations import Count, Range
 from jengine.data import select_arrays
 from jengine.errors import ConfigError
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.optim.transforms import LossScaleState, get_field
 from jengine.paths import flatten
@@ -26,7 +26,7 @@ _HOST_FIELDS = ("dropped", "in_row", "last", "reason", "leaf")  # the fields of 
 
 
 class NumericsGuardState(NamedTuple):
-    """Hold the hook's part of the training state."""
+    """The hook's entry in the training state."""
 
     dropped: jax.Array  # int32[], steps dropped so far
     in_row: jax.Array  # int32[], length of the last sequence of consecutive dropped steps
@@ -40,29 +40,26 @@ class NumericsGuardState(NamedTuple):
 
 @HOOKS.register_module()
 class NumericsGuardHook(Hook):
-    """Drop the steps whose loss or gradients are not finite, or spike, and end training after too many in a row.
+    """Guard that drops steps with a non-finite or spiking loss or gradient, and ends training after too many in a row.
 
-    A dropped step leaves parameters, optimizer, model state and the states of other hooks unchanged, as if its batch
-    did not exist; only the iteration number, and with it schedules, random keys and the data, advances. With
-    gradient accumulation a dropped iteration adds nothing; if it would have updated, its window is discarded.
+    A dropped step leaves parameters, optimizer, model state and other hooks unchanged, as if the batch did not exist;
+    only the iteration number, and with it schedules, random keys and the data, advances. With gradient accumulation a
+    dropped iteration adds nothing; if it would have updated, the window is discarded.
 
     The check is part of the compiled step. The host reads the result every `interval` iterations. After `max_in_row`
     dropped steps all further steps are dropped, so that the result does not depend on when the host reads. It then
-    writes the arguments of the step that exceeded the limit to a file, for `jengine replay`, and every process raises.
+    writes the arguments of the step that exceeded the limit to a file, for `jengine replay`, and every process raises
+    FloatingPointError.
 
-    With a loss scale (`AmpOptimWrapper`) overflowing gradients are handled by the scale, which skips the update and
-    backs off; the loss is checked as usual.
+    With a loss scale (`AmpOptimWrapper`) the scale handles overflowing gradients: it skips the update and backs off.
+    The loss is checked as usual.
 
     Args:
       max_in_row: number of dropped steps in a row after which training ends; None for never.
-      spike_factor: a loss or gradient norm of more than this many times the median of the last `window` steps is a
-        spike; None checks only for non-finite values.
-      window: number of steps of the median; spikes are detected after that many steps.
+      spike_factor: a loss or gradient norm above this many times the median of the last `window` steps is a spike;
+        None checks only for non-finite values.
+      window: number of steps in the median; spikes are detected after that many steps.
       interval: iterations between two reads by the host. The batches in between are kept in memory.
-
-    Raises:
-      FloatingPointError: from the hook, `max_in_row` steps in a row were dropped.
-      ConfigError: an argument outside its range.
     """
 
     priority = "HIGHEST"
@@ -99,7 +96,9 @@ class NumericsGuardHook(Hook):
     def traced_grads(self, ctx: StepContext) -> StepContext:
         """Check the loss and the gradients, before other hooks change them."""
         state: NumericsGuardState = ctx.hook_state
-        scales = _loss_scales(ctx.opt_state)
+        opt_states = ctx.opt_state.values() if isinstance(ctx.opt_state, Mapping) else [ctx.opt_state]
+        found = [get_field(opt_state, LossScaleState, "loss_scale") for opt_state in opt_states]
+        scales: list[jax.Array] = [scale for scale in found if scale is not None]
         squared_norm, leaf = _check_gradients(ctx)
         norm = jnp.sqrt(squared_norm) / (scales[0] if len(scales) == 1 else 1.0)
         losses = [_mean(value, ctx) for name, value in ctx.metrics.items() if "loss" in name]
@@ -132,19 +131,13 @@ class NumericsGuardHook(Hook):
     # --- On the host. ---
 
     def before_train(self, runner: Runner) -> None:
-        """Read the number of steps dropped before a restart.
-
-        Raises:
-          ConfigError: `spike_factor` with several optimizers.
-        """
+        """Read the number of steps dropped before a restart."""
         if isinstance(runner.optim_wrapper, Mapping) and self.spike_factor is not None:
             raise ConfigError("NumericsGuardHook: spike_factor must be None in a run with several optimizers")
         self._recent.clear()
         self._num_reported = 0 if runner.state.is_abstract else int(self._get_state(runner).dropped)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Keep the batch, and read the results every `interval` iterations."""
         wrapper = runner.optim_wrapper
         hyperparams = {**wrapper.hyperparams, **runner.hyperparams}
@@ -159,11 +152,11 @@ class NumericsGuardHook(Hook):
         return min(self.next_multiple(self.interval, step), last if last >= step else math.inf)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Read the results, so that no checkpoint is written after the step at which training must end."""
+        """Read the results, so that no checkpoint is written after the step that ends training."""
         self._read_results(runner)
 
     def _read_results(self, runner: Runner) -> None:
-        """Log the steps dropped since the last read, and end training after too many in a row."""
+        """Log the steps dropped since the last read; end training after too many in a row."""
         state = self._get_state(runner)
         state = state._replace(**jax.device_get({name: getattr(state, name) for name in _HOST_FIELDS}))
         recent, self._recent = self._recent, []
@@ -212,7 +205,7 @@ def _check_gradients(ctx: StepContext) -> tuple[jax.Array, jax.Array]:
 
 
 def _mean(value: jax.Array, ctx: StepContext) -> jax.Array:
-    """Return the mean over replicas, so that all of them decide alike; not finite if any replica's value is not."""
+    """Return the mean over replicas, so that all decide alike; not finite if the value of any replica is not."""
     return value if ctx.axis_name is None else jax.lax.pmean(value, ctx.axis_name)
 
 
@@ -222,13 +215,9 @@ def _count_dropped(
     """Count a dropped step, once: each of several optimizers checks it."""
     is_new = drop & (state.last != step)
     in_row = jnp.where(state.last == step - 1, state.in_row + 1, 1)
-    return state._replace(
-        dropped=state.dropped + is_new,
-        in_row=jnp.where(is_new, in_row, state.in_row),
-        last=jnp.where(is_new, step, state.last),
-        reason=jnp.where(is_new, reason, state.reason),
-        leaf=jnp.where(is_new, leaf, state.leaf),
-    )
+    new = {"in_row": in_row, "last": step, "reason": reason, "leaf": leaf}
+    changed = {name: jnp.where(is_new, value, getattr(state, name)) for name, value in new.items()}
+    return state._replace(dropped=state.dropped + is_new, **changed)
 
 
 def _add_to_history(
@@ -242,10 +231,3 @@ def _add_to_history(
         norms=jnp.where(is_oldest, norm, state.norms).astype(jnp.float32),
         seen=state.seen + is_good,
     )
-
-
-def _loss_scales(opt_state: PyTree) -> list[jax.Array]:
-    """Return the loss scales of the optimizers that have one, f32[] each."""
-    states = opt_state.values() if isinstance(opt_state, Mapping) else [opt_state]
-    scales = [get_field(state, LossScaleState, "loss_scale") for state in states]
-    return [scale for scale in scales if scale is not None]

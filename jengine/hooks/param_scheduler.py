@@ -1,11 +1,11 @@
-"""Set hyperparameters ahead of each step: by the parameter schedulers, or by a linear warm-up."""
+"""Hyperparameters set ahead of each step, by the parameter schedulers or by a linear warm-up."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jengine.annotations import Finite, Positive
 from jengine.errors import ConfigError
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.optim.schedules import flatten_schedulers
 from jengine.registry import HOOKS
@@ -13,19 +13,17 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class ParamSchedulerHook(Hook):
-    """Step the schedulers of the runner, each in its unit of time.
+    """Stepping of the parameter schedulers.
 
     Schedulers with `by_epoch=False` step after every iteration, the others after every epoch; those that follow a
-    metric receive the metrics after every validation. The hyperparameters are inputs of the compiled step.
+    metric receive the metrics after every validation. Hyperparameters are inputs of the compiled step.
     """
 
     priority = "LOW"
     is_single = True
     runs_ahead = True
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Step the schedulers that count iterations."""
         schedulers = runner.param_schedulers
         for scheduler in schedulers if type(schedulers) is list else _list_schedulers(runner):
@@ -55,18 +53,18 @@ class ParamSchedulerHook(Hook):
 
 @HOOKS.register_module()
 class WarmupParamHook(Hook):
-    """Pass a linearly growing value to the step: the model's loss reads `hyperparams[param_name]`, f32[].
+    """Linear warm-up of a step input: the model loss reads `hyperparams[param_name]`, f32[].
 
-    In iteration i, counted from 0, it is `value * min(1, i / (warmup_epochs * iterations per epoch))`. It is an input
-    of the step, so a new value does not cause a new trace.
+    In iteration i, counted from 0, it is `value * min(1, i / (warmup_epochs * iterations per epoch))`. A new value does
+    not cause a new trace.
 
     Args:
-      param_name: name of the hyperparameter.
+      param_name: name of the hyperparameter; the optimizer must not have one with this name.
       value: the value after the warm-up.
-      warmup_epochs: length of the warm-up in epochs, fractions included.
+      warmup_epochs: warm-up length in epochs, fractions included.
 
-    Raises:
-      ConfigError: a warm-up that is not positive; from the hook, a name that the optimizer uses.
+    Examples:
+      >>> hook = WarmupParamHook("mixup", value=0.2, warmup_epochs=5)
     """
 
     runs_ahead = True
@@ -95,7 +93,7 @@ class WarmupParamHook(Hook):
 
 
 def _list_schedulers(runner: Runner) -> Sequence[Any]:
-    """Return the schedulers of all optimizers of the run."""
+    """Return the schedulers of all optimizers."""
     schedulers = runner.param_schedulers
     if schedulers is not None and not isinstance(schedulers, list | dict):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Test with predictions over several views of each batch."""
+"""Test-time augmentation: predictions over several views of each batch."""
 
 from typing import Any
 
@@ -11,13 +11,10 @@ from jengine.registry import HOOKS, MODELS
 
 @HOOKS.register_module()
 class PrepareTTAHook(Hook):
-    """Wrap the model in test-time augmentation for the test; training and validation use the plain model.
+    """Test-time augmentation in the test; training and validation use the plain model.
 
     Args:
-      tta_cfg: config of a `BaseTTAModel`, which receives the run's model as `module`.
-
-    Raises:
-      TypeError: from the hook, `tta_cfg` builds something else.
+      tta_cfg: config of a `BaseTTAModel`, which receives the model as `module`.
     """
 
     def __init__(self, tta_cfg: Any) -> None:

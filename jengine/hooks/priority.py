@@ -1,7 +1,4 @@
-"""Define hook priorities: MMEngine's nine names for 0 to 100, and iMIX's seven levels for 0 to 60.
-
-On both scales the lower value runs first.
-"""
+"""Hook priorities: MMEngine's nine names for 0 to 100, and iMIX's seven levels for 0 to 60; lower values run first."""
 
 import enum
 import warnings
@@ -11,7 +8,7 @@ from jengine.errors import UnknownNameError, closest
 
 
 class Priority(enum.IntEnum):
-    """Name the priorities of MMEngine. Any integer in between is a priority too."""
+    """MMEngine's priorities; you can use any integer in between too."""
 
     HIGHEST = 0
     VERY_HIGH = 10
@@ -25,7 +22,7 @@ class Priority(enum.IntEnum):
 
 
 class PriorityStatus(enum.IntEnum):
-    """Name the levels of iMIX."""
+    """iMIX's levels."""
 
     HIGHEST = 0
     HIGHER = 10
@@ -36,25 +33,15 @@ class PriorityStatus(enum.IntEnum):
     LOWEST = 60
 
 
-_PRIORITY_OF_LEVEL = {
-    PriorityStatus.HIGHEST: Priority.HIGHEST,
-    PriorityStatus.HIGHER: Priority.VERY_HIGH,
-    PriorityStatus.HIGH: Priority.HIGH,
-    PriorityStatus.NORMAL: Priority.NORMAL,
-    PriorityStatus.LOW: Priority.LOW,
-    PriorityStatus.LOWER: Priority.VERY_LOW,
-    PriorityStatus.LOWEST: Priority.LOWEST,
-}
-
-
 def get_priority(priority: int | str | Priority) -> int:
-    """Return the value of a priority.
-
-    Args:
-      priority: a `Priority`, its name in any case, or an integer from 0 to 100.
+    """Return the value of a `Priority`, a name in any case, or an integer from 0 to 100.
 
     Raises:
       ValueError: an integer outside 0 to 100. KeyError: an unknown name. TypeError: anything else.
+
+    Examples:
+      >>> get_priority("low")
+      70
     """
     if isinstance(priority, bool) or not isinstance(priority, int | str):
         raise TypeError(f"a priority must be a name or an integer from 0 to 100, got {priority!r}")
@@ -69,20 +56,13 @@ def get_priority(priority: int | str | Priority) -> int:
 
 
 def get_priority_name(priority: int | str | Priority) -> str:
-    """Return the name of a priority, or its number if it has none, for the table of hooks."""
+    """Return the name of a priority, or the number if it has none, for the table of hooks."""
     value = get_priority(priority)
     return Priority(value).name if value in Priority._value2member_map_ else str(value)
 
 
 def get_level(level: Any) -> PriorityStatus:
-    """Return the iMIX level that a config gives.
-
-    Args:
-      level: a `PriorityStatus`, its name in any case, or its number.
-
-    Returns:
-      The level; NORMAL, with a warning, for anything else.
-    """
+    """Return an iMIX level by name, in any case, or number; NORMAL, with a warning, for anything else."""
     if isinstance(level, str) and level.upper() in PriorityStatus.__members__:
         return PriorityStatus[level.upper()]
     if isinstance(level, int) and not isinstance(level, bool) and level in PriorityStatus._value2member_map_:
@@ -94,5 +74,6 @@ def get_level(level: Any) -> PriorityStatus:
 
 
 def to_priority(level: PriorityStatus) -> Priority:
-    """Return the priority on MMEngine's scale for a level; the order of the levels is kept."""
-    return _PRIORITY_OF_LEVEL[level]
+    """Return the priority on MMEngine's scale for a level, in the same order."""
+    names = {"HIGHER": "VERY_HIGH", "LOWER": "VERY_LOW"}  # the others have the same name on both scales
+    return Priority[names.get(level.name, level.name)]

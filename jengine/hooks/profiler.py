@@ -1,4 +1,4 @@
-"""Record a profile of host and devices for some iterations, for TensorBoard and Perfetto."""
+"""Profile of host and devices for some iterations, for TensorBoard and Perfetto."""
 
 import math
 import os
@@ -10,7 +10,7 @@ import jax
 from jengine.annotations import Count, Index
 from jengine.errors import ConfigError, closest
 from jengine.hooks.arguments import check_integer
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 
@@ -20,11 +20,11 @@ _SCHEDULE = {"skip_first": 0, "wait": 0, "warmup": 0, "active": 1, "repeat": 1}
 
 @HOOKS.register_module()
 class ProfilerHook(Hook):
-    """Trace training iterations with `jax.profiler`.
+    """Trace of training iterations with `jax.profiler`.
 
     Without a `schedule` the hook traces the first epoch, or with `by_epoch=False` the first `profile_times` iterations.
     With a schedule it skips the first `skip_first` iterations; then, `repeat` times (0: to the end), it skips `wait`
-    and `warmup` iterations and traces `active` ones. The first two iterations compile, so a schedule should skip them.
+    and `warmup` iterations and traces `active` ones. You should skip the first two iterations, which compile.
 
     Each trace is a directory `iter_<first>` that TensorBoard's profile plugin opens.
 
@@ -35,8 +35,8 @@ class ProfilerHook(Hook):
       on_trace_ready: a function that receives the directory of each trace, or `dict(type='tb_trace',
         dir_name=...)` with the directory of traces relative to the log directory, by default `tf_tracing_logs`.
 
-    Raises:
-      ConfigError: more than one epoch, an invalid number or key; from the hook, more than the length of the run.
+    Examples:
+      >>> hook = ProfilerHook(by_epoch=False, schedule=dict(skip_first=10, active=5))
     """
 
     priority = "VERY_LOW"
@@ -58,7 +58,8 @@ class ProfilerHook(Hook):
         self.schedule = None if schedule is None else _check_schedule(schedule)
         self._dir_name, self._on_ready = _parse_on_trace_ready(on_trace_ready)
         self._path: str | None = None  # of the current trace
-        self._start = 0  # the first iteration of this session
+        self._start = 0  # the first iteration in this session
+        self._cycle: dict[str, float] = dict(self.schedule or {**_SCHEDULE, "active": profile_times})
 
     def before_run(self, runner: Runner) -> None:
         """Check that the run is long enough."""
@@ -70,22 +71,25 @@ class ProfilerHook(Hook):
             )
 
     def before_train(self, runner: Runner) -> None:
-        """Record the first iteration of this session: traced iterations are counted from it."""
+        """Record the first iteration in this session, from which the schedule counts."""
         self._start = runner.iter
+        if self.by_epoch:
+            self._cycle["active"] = runner.train_loop.epoch_length or math.inf
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Start a trace if it is due."""
-        if self._path is None and self._is_traced(runner, runner.iter - self._start):
+        if self._path is None and self._is_traced(runner.iter - self._start):
             self._path = os.path.join(runner.log_dir, self._dir_name, f"iter_{runner.iter}")
             jax.profiler.start_trace(self._path)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """End the trace after its last iteration."""
-        is_last = self._path is not None and not self._is_traced(runner, runner.iter + 1 - self._start)
-        if is_last or (self._path is not None and self._ends_cycle(runner.iter - self._start)):
-            self._end_trace(runner, outputs)
+        if self._path is not None:
+            index = runner.iter - self._start
+            length = self._cycle["wait"] + self._cycle["warmup"] + self._cycle["active"]
+            ends_cycle = (index + 1 - self._cycle["skip_first"]) % length == 0
+            if ends_cycle or not self._is_traced(index + 1):
+                self._end_trace(runner, outputs)
 
     def after_train(self, runner: Runner) -> None:
         """End the trace that is open at the end of training."""
@@ -96,27 +100,18 @@ class ProfilerHook(Hook):
         """Return the next step to trace, or the step at which the current trace ends."""
         if self._path is not None:
             return step
-        index = step - self._start
-        if (schedule := self.schedule) is not None:  # advance to the active part of the cycle
-            idle = schedule["wait"] + schedule["warmup"]
-            index = max(index, schedule["skip_first"])
-            index += max(idle - (index - schedule["skip_first"]) % (idle + schedule["active"]), 0)
-        return self._start + index if self._is_traced(runner, index) else math.inf
+        # advance to the active part of the cycle
+        skipped, idle = self._cycle["skip_first"], self._cycle["wait"] + self._cycle["warmup"]
+        index = max(step - self._start, skipped)
+        index += max(idle - (index - skipped) % (idle + self._cycle["active"]), 0)
+        return self._start + index if self._is_traced(index) else math.inf
 
-    def _is_traced(self, runner: Runner, index: int) -> bool:
-        """Return whether an iteration is traced; `index` counts from the first iteration of this session."""
-        if (schedule := self.schedule) is None:
-            return index < ((runner.train_loop.epoch_length or math.inf) if self.by_epoch else self.profile_times)
-        idle = schedule["wait"] + schedule["warmup"]
-        cycle, position = divmod(index - schedule["skip_first"], idle + schedule["active"])
-        is_active = index >= schedule["skip_first"] and position >= idle
-        return is_active and (not schedule["repeat"] or cycle < schedule["repeat"])
-
-    def _ends_cycle(self, index: int) -> bool:
-        if (schedule := self.schedule) is None:
-            return False
-        length = schedule["wait"] + schedule["warmup"] + schedule["active"]
-        return (index - schedule["skip_first"] + 1) % length == 0
+    def _is_traced(self, index: float) -> bool:
+        """Return whether to trace an iteration; `index` counts from the first iteration in this session."""
+        skipped, idle = self._cycle["skip_first"], self._cycle["wait"] + self._cycle["warmup"]
+        cycle, position = divmod(index - skipped, idle + self._cycle["active"])
+        is_active = index >= skipped and position >= idle
+        return is_active and (not self._cycle["repeat"] or cycle < self._cycle["repeat"])
 
     def _end_trace(self, runner: Runner, outputs: Any) -> None:
         jax.block_until_ready(runner.state if outputs is None else outputs)
@@ -137,21 +132,19 @@ def _check_schedule(schedule: Mapping[str, int]) -> dict[str, int]:
 
 
 def _parse_on_trace_ready(on_trace_ready: Any) -> tuple[str, Callable[[str], Any] | None]:
-    """Return the directory of the traces, and the function to call with the directory of each trace."""
-    if on_trace_ready is None:
-        return _DIR_NAME, None
-    if hasattr(on_trace_ready, "items"):
-        options = dict(on_trace_ready)
-        kind = options.pop("type", None)
-        if kind != "tb_trace":
-            raise ConfigError(
-                "ProfilerHook: on_trace_ready must be dict(type='tb_trace', dir_name=...) or a function, "
-                f"got the type {kind!r}"
-            )
-        unknown = [name for name in options if name != "dir_name"]
-        if unknown:
-            raise ConfigError(f"ProfilerHook: a tb_trace has no {unknown[0]!r}{closest(unknown[0], ['dir_name'])}")
-        return options.get("dir_name", _DIR_NAME), None
-    if not callable(on_trace_ready):
+    """Return the directory of the traces, and the function to call with each trace directory."""
+    if on_trace_ready is None or callable(on_trace_ready):
+        return _DIR_NAME, on_trace_ready
+    if not hasattr(on_trace_ready, "items"):
         raise TypeError(f"ProfilerHook: on_trace_ready must be a function or a dict, got {on_trace_ready!r}")
-    return _DIR_NAME, on_trace_ready
+    options = dict(on_trace_ready)
+    kind = options.pop("type", None)
+    if kind != "tb_trace":
+        raise ConfigError(
+            "ProfilerHook: on_trace_ready must be dict(type='tb_trace', dir_name=...) or a function, "
+            f"got the type {kind!r}"
+        )
+    for name in options:
+        if name != "dir_name":
+            raise ConfigError(f"ProfilerHook: a tb_trace has no {name!r}{closest(name, ['dir_name'])}")
+    return options.get("dir_name", _DIR_NAME), None

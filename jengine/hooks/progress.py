@@ -1,4 +1,4 @@
-"""Show a progress bar with the remaining time, for a terminal."""
+"""Progress bar with the remaining time, for a terminal."""
 
 import contextlib
 import logging
@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
+from jengine.logging import console, terminal_handlers
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
 
@@ -18,10 +19,10 @@ _LINE_SECONDS = 60.0
 
 @HOOKS.register_module()
 class ProgressHook(Hook):
-    """Show the progress of training and the remaining time, below the log lines.
+    """Progress bar below the log lines, with the remaining time and the loss of the newest training line.
 
-    The command line adds it when the output is a TTY. The bar is redrawn at most ten times a second; it has the loss of
-    the newest log line of training, of which the terminal shows at most one a minute. The log file has all of them.
+    The command line adds it when the output is a TTY. The bar is redrawn at most ten times a second, and the terminal
+    shows at most one training line a minute; the log file has all lines.
 
     Args:
       clock: returns the time in seconds.
@@ -34,16 +35,12 @@ class ProgressHook(Hook):
         self._next_redraw = 0.0
         self._progress: Any = None
         self._task: Any = None
-        self._filter = _PeriodicLines(clock)
-        self._handlers: list[logging.Handler] = []
-        self._show_losses = _LossHandler(self._show)
+        self._last_line = clock()  # when the terminal showed a training line
         self._logger: logging.Logger | None = None
 
     def before_train(self, runner: Runner) -> None:
         """Draw the bar."""
         from rich import progress
-
-        from jengine.logging import terminal, terminal_handlers
 
         self._progress = progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -52,28 +49,36 @@ class ProgressHook(Hook):
             progress.TextColumn("eta"),
             progress.TimeRemainingColumn(),
             progress.TextColumn("{task.fields[loss]}"),
-            console=terminal,
+            console=console.terminal,
             transient=True,
         )
         self._progress.start()
         total = runner.max_iters if math.isfinite(runner.max_iters) else None
         self._task = self._progress.add_task("training", total=total, completed=runner.iter, loss="")
-        self._filter = _PeriodicLines(self._clock)
-        self._handlers = terminal_handlers(runner.logger)
-        for handler in self._handlers:
-            handler.addFilter(self._filter)
+        self._last_line = self._clock()
         self._logger = runner.logger
-        self._logger.addHandler(self._show_losses)
+        self._logger.addFilter(self._show_loss)
+        for handler in terminal_handlers(self._logger):
+            handler.addFilter(self._is_due)
 
-    def _show(self, scalars: Mapping[str, Any]) -> None:
-        """Show the loss of a log line in the bar."""
+    def _show_loss(self, record: logging.LogRecord) -> bool:
+        """Show the loss of a training line in the bar; pass every record on."""
+        scalars: Mapping[str, Any] = getattr(record, "periodic", None) or {}
         losses = [value for name, value in scalars.items() if name.split("/")[-1] == "loss"]
         if losses:
             self._progress.update(self._task, loss=f"loss: {losses[0]:.4f}")
+        return True
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def _is_due(self, record: logging.LogRecord) -> bool:
+        """Return whether the terminal should show a record: one training line a minute, and all other lines."""
+        if getattr(record, "periodic", None) is None:
+            return True
+        if self._clock() - self._last_line < _LINE_SECONDS:
+            return False
+        self._last_line = self._clock()
+        return True
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Update the bar."""
         now = self._clock()
         if now >= self._next_redraw or self.is_last_train_iter(runner):
@@ -97,40 +102,8 @@ class ProgressHook(Hook):
         if self._progress is not None:
             with contextlib.suppress(OSError):  # the terminal may be gone, with a SIGHUP
                 self._progress.stop()
-        for handler in self._handlers:
-            handler.removeFilter(self._filter)
-        self._handlers = []
         if self._logger is not None:
-            self._logger.removeHandler(self._show_losses)
+            self._logger.removeFilter(self._show_loss)
+            for handler in terminal_handlers(self._logger):
+                handler.removeFilter(self._is_due)
             self._logger = None
-
-
-class _LossHandler(logging.Handler):
-    """Pass the scalars of each periodic log line to `show`."""
-
-    def __init__(self, show: Callable[[Mapping[str, Any]], None]) -> None:
-        super().__init__()
-        self._show = show
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Show the scalars of a periodic line."""
-        if (scalars := getattr(record, "periodic", None)) is not None:
-            self._show(scalars)
-
-
-class _PeriodicLines(logging.Filter):
-    """Pass one periodic log line a minute, and all other lines."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__()
-        self._clock = clock
-        self._last = clock()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to print the record."""
-        if getattr(record, "periodic", None) is None:
-            return True
-        if self._clock() - self._last < _LINE_SECONDS:
-            return False
-        self._last = self._clock()
-        return True

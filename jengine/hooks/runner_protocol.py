@@ -1,8 +1,9 @@
-"""Define the protocols of the Runner and its loops for hooks.
+"""Protocols of the Runner and its loops, as hooks see them.
 
 Hooks annotate `runner: Runner` with the protocol below instead of importing `jengine.runner`, which imports them.
 Members are read-only unless a hook may set them.
 """
+# ruff: noqa: D102 - comments describe the members
 
 import logging
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -19,82 +20,55 @@ from jengine.sharding import Strategy
 from jengine.train import TrainState
 from jengine.visualization import Visualizer
 
-PyTree = Any
 MaybeNone = Any  # in a union: None in runs that do not need the object; most hooks can ignore that case
+Loader = DataLoader | IterableLoader
 
 
-class TrainLoop(Protocol):
-    """Describe the training loop for hooks.
+class Progress(Protocol):
+    """Progress and length of training."""
 
-    Attributes:
-      stop_training: set it to True to end training after the current iteration or chunk.
-    """
+    @property
+    def iter(self) -> int: ...  # completed training iterations
+    @property
+    def epoch(self) -> int: ...  # completed epochs; 0 throughout in an iteration loop
+    @property
+    def max_iters(self) -> int | float: ...  # iterations of the whole run; `math.inf` if unknown
+    @property
+    def max_epochs(self) -> int: ...  # epochs of the whole run; 1 in an iteration loop
+
+
+class TrainLoop(Progress, Protocol):
+    """Training loop, as hooks see it; set `stop_training` to end training after the current iteration or chunk."""
 
     stop_training: bool
 
-    def check(self) -> None:
-        """Check that training is still what its config and hooks describe; called at log lines."""
-
     @property
-    def by_epoch(self) -> bool:
-        """Return whether the loop counts in epochs."""
-
+    def by_epoch(self) -> bool: ...  # whether the loop counts in epochs
     @property
-    def dataloader(self) -> DataLoader | IterableLoader:
-        """Return the loader of the training data."""
-
+    def dataloader(self) -> Loader: ...
     @property
-    def iter(self) -> int:
-        """Return the number of completed training iterations."""
-
+    def epoch_start(self) -> int: ...  # `iter` at the start of the current epoch
     @property
-    def epoch(self) -> int:
-        """Return the number of completed epochs; 0 throughout in an iteration loop."""
-
-    @property
-    def epoch_start(self) -> int:
-        """Return `iter` at the start of the current epoch."""
-
-    @property
-    def epoch_length(self) -> int | None:
-        """Return the number of iterations in an epoch, or in a pass over the data; None if unknown."""
-
-    @property
-    def max_iters(self) -> int | float:
-        """Return the number of training iterations of the whole run; `math.inf` if unknown."""
-
-    @property
-    def max_epochs(self) -> int:
-        """Return the number of epochs of the whole run; 1 in an iteration loop."""
-
-    def run(self) -> None:
-        """Train to the end."""
+    def epoch_length(self) -> int | None: ...  # iterations in an epoch, or in a pass over the data; None if unknown
+    def check(self) -> None: ...  # whether training is still what its config and hooks describe; for log lines
+    def run(self) -> None: ...  # train to the end
 
 
 class EvalLoop(Protocol):
-    """Describe the loop of a validation or a test for hooks."""
+    """Validation or test loop, as hooks see it."""
 
     @property
-    def dataloader(self) -> DataLoader | IterableLoader:
-        """Return the loader of the evaluation data."""
-
+    def dataloader(self) -> Loader: ...
     @property
-    def epoch_length(self) -> int | None:
-        """Return the number of batches to evaluate on; None if it is unknown before the first evaluation."""
-
+    def epoch_length(self) -> int | None: ...  # batches in a pass; None before the first if unknown until then
     @property
-    def evaluator(self) -> Evaluator:
-        """Return the metrics."""
-
-    def predict_with(self, model: Any) -> None:
-        """Evaluate `model` from now on, with the parameters of the run."""
-
-    def run(self) -> dict[str, float]:
-        """Evaluate once and return the metrics by name."""
+    def evaluator(self) -> Evaluator: ...
+    def predict_with(self, model: Any) -> None: ...  # evaluate `model` from now on, with the parameters of the run
+    def run(self) -> dict[str, float]: ...  # evaluate once; the metrics by name
 
 
-class Runner(Protocol):
-    """Describe the run for hooks.
+class Runner(Progress, Protocol):
+    """The run, as hooks see it.
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. The next step donates its arrays.
@@ -102,147 +76,74 @@ class Runner(Protocol):
 
     state: TrainState | MaybeNone
 
-    # --- Progress ---
-
-    @property
-    def iter(self) -> int:
-        """Return the number of completed training iterations."""
-
-    @property
-    def epoch(self) -> int:
-        """Return the number of completed epochs; 0 throughout in an iteration loop."""
-
-    @property
-    def max_iters(self) -> int | float:
-        """Return the number of training iterations of the whole run; `math.inf` if unknown."""
-
-    @property
-    def max_epochs(self) -> int:
-        """Return the number of epochs of the whole run; 1 in an iteration loop."""
-
     # --- Identity and directories ---
-
     @property
-    def experiment_name(self) -> str:
-        """Return the name of the run in its logs."""
-
+    def experiment_name(self) -> str: ...
     @property
-    def timestamp(self) -> str:
-        """Return the start time of the run, which names its log files."""
-
+    def timestamp(self) -> str: ...  # start time, which names the log files
     @property
-    def work_dir(self) -> str:
-        """Return the directory of checkpoints and logs."""
-
+    def work_dir(self) -> str: ...  # directory of checkpoints and logs
     @property
-    def log_dir(self) -> str:
-        """Return the directory of this run's log files."""
-
+    def log_dir(self) -> str: ...  # directory of the log files
     @property
-    def run_id(self) -> str:
-        """Return the identifier that distinguishes the checkpoints of this run from those of others."""
-
+    def run_id(self) -> str: ...  # distinguishes the checkpoints of this run from those of others
     @property
-    def seed(self) -> int:
-        """Return the seed of the run."""
-
+    def seed(self) -> int: ...
     @property
-    def cfg_text(self) -> str:
-        """Return the config as text; empty without a config."""
-
+    def cfg_text(self) -> str: ...  # the config; empty without one
     @property
-    def is_main_process(self) -> bool:
-        """Return whether this process writes the logs."""
+    def is_main_process(self) -> bool: ...  # whether this process writes the logs
 
     # --- Model and optimizer ---
-
     @property
-    def model(self) -> Model:
-        """Return the model."""
-
+    def model(self) -> Model: ...
     @property
-    def optim_wrapper(self) -> OptimWrapper | OptimWrapperDict | MaybeNone:
-        """Return the optimizer wrapper; None before it is built and in runs that do not train."""
-
+    def optim_wrapper(self) -> OptimWrapper | OptimWrapperDict | MaybeNone: ...  # built for training only
     @property
-    def param_schedulers(self) -> Schedulers | MaybeNone:
-        """Return the parameter schedulers, by optimizer if there are several; None in runs that do not train."""
-
+    def param_schedulers(self) -> Schedulers | MaybeNone: ...  # by optimizer if there are several
     @property
-    def hyperparams(self) -> MutableMapping[str, Any]:
-        """Return the scalars that hooks pass to the compiled step; changing a value does not recompile it."""
-
+    def hyperparams(self) -> MutableMapping[str, Any]: ...  # step inputs; a new value does not recompile the step
     @property
-    def strategy(self) -> Strategy:
-        """Return the strategy, which places arrays on devices."""
+    def strategy(self) -> Strategy: ...  # places arrays on devices
 
-    # --- Loops and data ---
-
+    # --- Loops and data, None for what the run does not do ---
     @property
-    def train_loop(self) -> TrainLoop | MaybeNone:
-        """Return the training loop; None in runs that do not train."""
-
+    def train_loop(self) -> TrainLoop | MaybeNone: ...
     @property
-    def val_loop(self) -> EvalLoop | MaybeNone:
-        """Return the validation loop; None in runs that do not validate."""
-
+    def val_loop(self) -> EvalLoop | MaybeNone: ...
     @property
-    def test_loop(self) -> EvalLoop | MaybeNone:
-        """Return the test loop; None in runs that do not test."""
-
+    def test_loop(self) -> EvalLoop | MaybeNone: ...
     @property
-    def train_dataloader(self) -> DataLoader | IterableLoader | MaybeNone:
-        """Return the loader of the training data; None without one."""
-
+    def train_dataloader(self) -> Loader | MaybeNone: ...
     @property
-    def val_dataloader(self) -> DataLoader | IterableLoader | MaybeNone:
-        """Return the loader of the validation data; None without one."""
-
+    def val_dataloader(self) -> Loader | MaybeNone: ...
     @property
-    def test_dataloader(self) -> DataLoader | IterableLoader | MaybeNone:
-        """Return the loader of the test data; None without one."""
+    def test_dataloader(self) -> Loader | MaybeNone: ...
 
     # --- Logs ---
-
     @property
-    def logger(self) -> logging.Logger:
-        """Return the logger of the terminal and the log file."""
-
+    def logger(self) -> logging.Logger: ...
     @property
-    def message_hub(self) -> MessageHub:
-        """Return the histories of scalars, and the values that hooks share."""
-
+    def message_hub(self) -> MessageHub: ...
     @property
-    def visualizer(self) -> Visualizer:
-        """Return the visualizer, which writes scalars and images to its backends."""
-
+    def visualizer(self) -> Visualizer: ...
     @property
-    def log_processor(self) -> LogProcessor:
-        """Return the object that formats log lines."""
-
+    def log_processor(self) -> LogProcessor: ...
     @property
-    def log_writer(self) -> AsyncWriter:
-        """Return the background writer of logs."""
-
+    def log_writer(self) -> AsyncWriter: ...
     @property
-    def phase_timer(self) -> PhaseTimer:
-        """Return the timer of the phases of the run."""
+    def phase_timer(self) -> PhaseTimer: ...
 
     # --- Hooks and checkpoints ---
-
     @property
-    def hooks(self) -> Sequence[Any]:  # of `Hook`, whose module imports this one
-        """Return the hooks in the order in which they run."""
-
+    def hooks(self) -> Sequence[Any]: ...  # `Hook`s (that module imports this one), in the order in which they run
+    @property
+    def checkpointer(self) -> Checkpointer: ...
     def register_hook(self, hook: Any, priority: int | str | None = None) -> None:
         """Add a hook, given as an instance or a config; `priority` overrides that of the hook."""
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Call each hook that defines `stage`, in priority order."""
-
-    @property
-    def checkpointer(self) -> Checkpointer:
-        """Return the writer of this run's checkpoints."""
 
     def save_checkpoint(
         self,

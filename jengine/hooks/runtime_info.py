@@ -1,11 +1,10 @@
-"""Record the progress of the run (epoch, iteration, learning rate, losses, metrics) in the message hub."""
+"""Progress of the run (epoch, iteration, learning rate, losses, metrics) in the message hub."""
 
 import math
 import numbers
-from collections.abc import Mapping
 from typing import Any
 
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
@@ -13,10 +12,7 @@ from jengine.train.scanned_step import ChunkMetrics
 
 @HOOKS.register_module()
 class RuntimeInfoHook(Hook):
-    """Keep the message hub up to date; all loggers read from it.
-
-    Losses are stored as device arrays, which are not fetched before the first read.
-    """
+    """Updates of the message hub, from which all loggers read; losses stay on the device until the first read."""
 
     priority = "VERY_HIGH"
     runs_ahead = True
@@ -25,25 +21,17 @@ class RuntimeInfoHook(Hook):
         self._stage_before_val: str | None = None
 
     def before_run(self, runner: Runner) -> None:
-        """Record the config, the seed, the experiment's name and the version."""
+        """Record the config, the seed, the experiment name and the version."""
         from jengine import __version__
 
-        runner.message_hub.update_info_dict(
-            dict(
-                cfg=runner.cfg_text,
-                seed=runner.seed,
-                experiment_name=runner.experiment_name,
-                jengine_version=__version__,
-            )
-        )
+        infos = dict(cfg=runner.cfg_text, seed=runner.seed, experiment_name=runner.experiment_name)
+        runner.message_hub.update_info_dict({**infos, "jengine_version": __version__})
 
     def before_train(self, runner: Runner) -> None:
-        """Record the first iteration, the length of training, and the metainfo of the dataset."""
+        """Record the first iteration, the training length, and the dataset metainfo."""
         hub = runner.message_hub
-        hub.update_info("loop_stage", "train")
-        hub.update_info("epoch", runner.epoch)
-        hub.update_info("iter", runner.iter)
-        hub.update_info("max_epochs", runner.max_epochs)
+        progress = dict(epoch=runner.epoch, iter=runner.iter, max_epochs=runner.max_epochs)
+        hub.update_info_dict({"loop_stage": "train", **progress})
         if math.isfinite(runner.max_iters):
             hub.update_info("max_iters", runner.max_iters)
         if (meta := runner.train_dataloader.metainfo) is not None:
@@ -54,10 +42,7 @@ class RuntimeInfoHook(Hook):
         runner.message_hub.update_info("epoch", runner.epoch)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Record the iteration and its learning rate, under each name of `get_lr` that of the first group.
-
-        It is the group of the first parameter as the model defines them.
-        """
+        """Record the iteration and the learning rates, for each name in `get_lr` that of the first parameter group."""
         hub = runner.message_hub
         hub.update_info("iter", runner.iter)
         rates = {}
@@ -65,17 +50,15 @@ class RuntimeInfoHook(Hook):
             rates[f"train/{name}"] = values[0]
         hub.update_scalars(rates)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
-        """Record the metrics of the step."""
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
+        """Record the step metrics."""
         scalars = {}
         for name, value in (outputs or {}).items():
             scalars[f"train/{name}"] = value
         runner.message_hub.update_scalars(scalars)
 
     def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
-        """Record the metrics of all steps of a chunk."""
+        """Record the metrics of all steps in a chunk."""
         hub, first = runner.message_hub, runner.iter - metrics.num_steps + 1
         for name, values in metrics.values.items():
             hub.update_scalar_batch(f"train/{name}", values, first, metrics.reported(name))
@@ -115,12 +98,7 @@ class RuntimeInfoHook(Hook):
     @staticmethod
     def _record_metrics(runner: Runner, mode: str, metrics: dict[str, float] | None) -> None:
         for name, value in (metrics or {}).items():
-            if _is_scalar(value):
+            if isinstance(value, numbers.Number) or getattr(value, "size", 0) == 1:
                 runner.message_hub.update_scalar(f"{mode}/{name}", value)
             else:
                 runner.message_hub.update_info(f"{mode}/{name}", value)
-
-
-def _is_scalar(value: Any) -> bool:
-    """Return whether a metric is a number or an array of one element."""
-    return isinstance(value, numbers.Number) or (hasattr(value, "size") and value.size == 1)

@@ -1,4 +1,4 @@
-"""Switch the training recipe, or the data pipeline alone, at given epochs."""
+"""Switches of the training recipe, or of the data pipeline alone, at given epochs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,23 +22,27 @@ _AUGMENT_KEY = "augment_index"  # the hyperparameter that selects the augmentati
 
 @HOOKS.register_module()
 class SwitchRecipeHook(Hook):
-    """Change data, augmentations, losses and hyperparameters at the start of given epochs, without a new trace.
+    """Schedule of data, augmentations, losses and hyperparameters by epoch, without a new trace.
 
     `train_pipeline` becomes the `Pipeline` of the training dataset, on the host. Everything else is compiled into the
-    step once and selected there by hyperparameters. `batch_augments` are functions `(batch, rng) -> batch` of the batch
-    on the device; see `build_batch_augment`. `loss=1` selects the second loss of a `SwitchedLoss`.
-    `hyperparams=dict(mixup=0.0)` sets the value that the model's loss reads as `hyperparams['mixup']`.
+    step once and selected there by hyperparameters. `batch_augments` are functions `(batch, rng) -> batch` on the
+    device; see `build_batch_augment`. `loss=1` selects the second loss in a `SwitchedLoss`.
+    `hyperparams=dict(mixup=0.0)` sets the value that the model loss reads as `hyperparams['mixup']`.
 
     A resumed run first applies all earlier changes again, in order.
 
     Args:
-      schedule: one dict for each change: `action_epoch`, the first epoch of the change, counted from 1, and one or more
-        of `train_pipeline`, `batch_augments` (None for none from then on), `loss` and `hyperparams`. Each of the
-        hyperparams needs a value from epoch 1 on. By default the first loss is used, without augmentations.
+      schedule: one dict for each change: `action_epoch`, the first epoch with the change, counted from 1, and one or
+        more of `train_pipeline`, `batch_augments` (None for none from then on), `loss` and `hyperparams`. Every
+        hyperparameter needs a value from epoch 1 on. The run starts with the first loss and without augmentations.
 
     Raises:
       ConfigError: an invalid change; two changes in one epoch; a hyperparameter without a first value; from the hook, a
         dataset without a pipeline, a training loop that counts iterations, an augmentation that changes shapes.
+
+    Examples:
+      >>> first, last = dict(action_epoch=1, hyperparams={"mixup": 1}), dict(action_epoch=90, hyperparams={"mixup": 0})
+      >>> hook = SwitchRecipeHook(schedule=[first, last])
     """
 
     def __init__(self, schedule: Sequence[Mapping[str, Any]]) -> None:
@@ -49,9 +53,8 @@ class SwitchRecipeHook(Hook):
                 items.append(self._build_item(item))
         self.schedule = sorted(items, key=lambda item: item["action_epoch"])
         epochs = [item["action_epoch"] for item in self.schedule]
-        for epoch in epochs:
-            if epochs.count(epoch) > 1:
-                raise ConfigError(f"SwitchRecipeHook: each action_epoch must occur once, got {epoch} twice or more")
+        if twice := [epoch for epoch in epochs if epochs.count(epoch) > 1]:
+            raise ConfigError(f"SwitchRecipeHook: each action_epoch must occur once, got {twice[0]} twice or more")
         first = {name for item in self.schedule if item["action_epoch"] == 1 for name in item.get("hyperparams", ())}
         for item in self.schedule:
             for name in item.get("hyperparams", ()):
@@ -62,7 +65,7 @@ class SwitchRecipeHook(Hook):
                     )
 
     def before_train(self, runner: Runner) -> None:
-        """Apply the recipe of the current epoch, after a restart as well."""
+        """Apply the recipe for the current epoch, also after a restart."""
         if not runner.train_loop.by_epoch and self.schedule[-1]["action_epoch"] > 1:
             raise ConfigError("SwitchRecipeHook: the training loop must count epochs, got one that counts iterations")
         if any("loss" in item for item in self.schedule):
@@ -82,7 +85,7 @@ class SwitchRecipeHook(Hook):
                 runner.logger.info(f"SwitchRecipeHook: changed {changed} from epoch {item['action_epoch']} on")
 
     def traced_batch(self, ctx: StepContext) -> StepContext:
-        """Augment the batch with the augmentation that the hyperparameter selects."""
+        """Apply the augmentation that the hyperparameter selects."""
         if not self._augments:
             return ctx
         for augment in self._augments:
@@ -91,7 +94,7 @@ class SwitchRecipeHook(Hook):
         return ctx.replace(batch=jax.lax.switch(index, [identity, *self._augments], ctx.batch, ctx.rng))
 
     def _build_item(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a change with its objects built, and its augmentation replaced by the index."""
+        """Build the objects in a change, and replace the augmentation by an index."""
         for name in item:
             if name not in _KEYS:
                 raise ConfigError(f"SwitchRecipeHook: a change has no entry {name!r}{closest(name, _KEYS)}")
@@ -113,21 +116,16 @@ class SwitchRecipeHook(Hook):
             runner.hyperparams[_AUGMENT_KEY] = item["batch_augments"] or 0
         if "loss" in item:
             runner.hyperparams["loss_index"] = item["loss"]
-        for name, value in item.get("hyperparams", {}).items():
-            runner.hyperparams[name] = value
+        runner.hyperparams.update(item.get("hyperparams", {}))
 
 
 @HOOKS.register_module()
 class PipelineSwitchHook(Hook):
-    """Replace the `Pipeline` of the training dataset once; a run resumed afterwards uses the new one from its start.
+    """Switch to another `Pipeline` of the training dataset; a run resumed afterwards starts with the new one.
 
     Args:
       switch_epoch: the first epoch with the new pipeline, counted from 0.
       switch_pipeline: the transforms; see `jengine.data.Pipeline`.
-
-    Raises:
-      ConfigError: a negative epoch; from the hook, a dataset without a pipeline, or a training loop that counts
-        iterations.
     """
 
     def __init__(self, switch_epoch: Index, switch_pipeline: Any) -> None:
@@ -150,11 +148,7 @@ class PipelineSwitchHook(Hook):
 
 
 def set_pipeline(loader: Any, pipeline: Pipeline) -> None:
-    """Set the pipeline of the outermost dataset that has one, and discard batches read ahead with the old pipeline.
-
-    Raises:
-      ConfigError: no dataset of the loader has a pipeline.
-    """
+    """Set the pipeline of the outermost dataset with one, and discard batches read ahead with the old pipeline."""
     owner = loader.dataset
     while not hasattr(owner, "pipeline"):
         if not hasattr(owner, "dataset"):

@@ -1,4 +1,4 @@
-"""Collect the scalars of a run and write log lines: message hub, log processor, logger and tables."""
+"""Scalars and log lines of a run: message hub, log processor, logger and tables."""
 
 from jengine.logging.async_writer import AsyncWriter as AsyncWriter
 from jengine.logging.console import build_logger as build_logger

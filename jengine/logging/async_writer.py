@@ -1,4 +1,4 @@
-"""Write logs in a background thread."""
+"""Background thread for writing logs."""
 
 import atexit
 import queue
@@ -10,9 +10,17 @@ _MAX_PENDING_JOBS = 256  # without a bound, pending jobs could hold any number o
 
 
 class AsyncWriter:
-    """Run jobs in one background thread, in the order of submission.
+    """Background thread that runs submitted jobs in order; the first job starts it.
 
-    The next call of `submit` or `flush` raises the error of a failed job, once. The first job starts the thread.
+    If a job fails, the next `submit` or `flush` raises the error, once.
+
+    Examples:
+      >>> lines, writer = [], AsyncWriter()
+      >>> writer.submit(lines.append, "loss: 0.5")
+      >>> writer.flush()
+      >>> lines
+      ['loss: 0.5']
+      >>> writer.close()
     """
 
     def __init__(self) -> None:
@@ -21,11 +29,7 @@ class AsyncWriter:
         self._error: Exception | None = None
 
     def submit(self, job: Callable[..., Any], *args: Any) -> None:
-        """Queue `job(*args)`.
-
-        Raises:
-          Exception: an earlier job failed.
-        """
+        """Queue `job(*args)`; raise the error of an earlier job that failed."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="jengine-log", daemon=True)
             self._thread.start()
@@ -36,11 +40,7 @@ class AsyncWriter:
         self._raise_error()
 
     def flush(self) -> None:
-        """Wait until all jobs are done; return immediately if a job calls it.
-
-        Raises:
-          Exception: a job failed.
-        """
+        """Wait until all jobs are done and raise the error of one that failed; return at once if a job calls it."""
         if threading.current_thread() is not self._thread:
             if self._thread is not None:
                 done = threading.Event()

@@ -1,4 +1,4 @@
-"""Set up the logger of a run: formats for the terminal and the log file, and a terminal shared with progress bars."""
+"""Logger of a run: formats for the terminal and the log file, and a terminal shared with progress bars."""
 
 import functools
 import logging
@@ -13,7 +13,7 @@ from rich.text import Text
 from jengine.errors import closest
 
 terminal = Console(highlight=False)
-"""The only console of the process: progress bars and log lines do not overwrite each other if they share it."""
+"""The only console of the process: with one console, progress bars and log lines do not overwrite each other."""
 
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
 _MAX_SEEN_WARNINGS = 1000
@@ -28,25 +28,19 @@ _loggers: dict[str, logging.Logger] = {}
 def build_logger(
     name: str = "jengine", log_file: str | None = None, level: int | str = "INFO", wait: bool = False
 ) -> logging.Logger:
-    """Set up the logger of a run.
+    """Set up and return `logging.getLogger(name)` as the run logger.
 
     It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year and at every level, to
-    `log_file`. Its records do not propagate to the root logger, so that handlers of other libraries do not print them
-    again. Identical warnings are printed once. Processes other than the first only print errors.
+    `log_file`. Records do not propagate to the root logger, where handlers of other libraries would print them again.
+    Identical warnings are printed once. Processes other than the first only print errors.
 
-    Building a logger again replaces its handlers: a second run in the same process writes to its own file.
+    Building a logger again replaces the handlers: a second run in the same process writes to another file.
 
     Args:
-      name: the name of the logger, which also prints the records of its child loggers, such as 'name.child'.
-      log_file: a file to append to; its directory is created. None writes to the terminal only.
+      name: the logger name; it also prints the records of child loggers, such as 'name.child'.
+      log_file: a file to append to, in a directory that will be created. None writes to the terminal only.
       wait: keep the records for the file in memory, and create nothing, until `open_log_file`.
       level: the lowest level to print on the terminal: 'DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL' or a number.
-
-    Returns:
-      The logger, the same as `logging.getLogger(name)`.
-
-    Raises:
-      ValueError: unknown level.
     """
     level_number = parse_level(level)
     logger = logging.getLogger(name)
@@ -54,15 +48,14 @@ def build_logger(
         if isinstance(handler, _TerminalHandler | _RunFileHandler):
             logger.removeHandler(handler)
             handler.close()
-    handlers: list[logging.Handler] = [_TerminalHandler()]
-    handlers[0].setLevel(level_number)
-    handlers[0].setFormatter(_Formatter(_FORMAT, "%m/%d %H:%M:%S"))
+    handlers: list[logging.Handler] = [_TerminalHandler(level_number)]
     if log_file is not None:
         if not wait:
             pathlib.Path(log_file).parent.mkdir(parents=True, exist_ok=True)
         handlers.append(_RunFileHandler(log_file, wait))
-        handlers[1].setFormatter(_Formatter(_FORMAT, "%Y/%m/%d %H:%M:%S"))
+    formatter = _Formatter(_FORMAT, "%Y/%m/%d %H:%M:%S")
     for handler in handlers:
+        handler.setFormatter(formatter)
         handler.addFilter(_is_first_process_or_error)
         handler.addFilter(_RepeatedWarningFilter())
         logger.addHandler(handler)
@@ -74,11 +67,7 @@ def build_logger(
 
 
 def log_error(error: BaseException) -> str | None:
-    """Write the traceback of an error to the log file of the logger built last, unless it was written before.
-
-    Returns:
-      The path of the log file; None without one.
-    """
+    """Write a traceback to the log file of the newest logger, once; return the file path, None without a file."""
     logger = current_logger()
     handlers = [handler for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
     files = [handler.baseFilename for handler in handlers if handler.waiting is None]
@@ -89,7 +78,7 @@ def log_error(error: BaseException) -> str | None:
 
 
 def open_log_file(logger: logging.Logger) -> None:
-    """Create the log file of a logger and write the records that wait for it; also after its directory was deleted."""
+    """Create the log file and write the records that wait for it; also after the directory was deleted."""
     for handler in logger.handlers:
         if isinstance(handler, _RunFileHandler):
             pathlib.Path(handler.baseFilename).parent.mkdir(parents=True, exist_ok=True)
@@ -110,34 +99,27 @@ def print_log(msg: Any, logger: logging.Logger | str | None = None, level: int =
     Args:
       msg: the message.
       logger: None prints to the terminal, 'silent' does nothing, 'current' uses the logger built last; otherwise a
-        logger or the name of one built by `build_logger`.
-      level: the level of the record, unused without a logger.
-
-    Raises:
-      ValueError: no logger of that name was built. TypeError: `logger` has another type.
+        logger, or the name of one that `build_logger` built.
+      level: the level of the record; not used without a logger.
     """
     if logger is None:
         write_line(str(msg))
-    elif isinstance(logger, logging.Logger):
-        logger.log(level, msg)
-    elif logger == "current":
-        current_logger().log(level, msg)
-    elif isinstance(logger, str) and logger in _loggers:
-        _loggers[logger].log(level, msg)
-    elif isinstance(logger, str) and logger != "silent":
-        raise ValueError(f"no logger called {logger!r} was built{closest(logger, ['current', 'silent', *_loggers])}")
-    elif not isinstance(logger, str):
+        return
+    if isinstance(logger, str):
+        if logger == "silent":
+            return
+        if logger != "current" and logger not in _loggers:
+            hint = closest(logger, ["current", "silent", *_loggers])
+            raise ValueError(f"no logger called {logger!r} was built{hint}")
+        logger = current_logger() if logger == "current" else _loggers[logger]
+    if not isinstance(logger, logging.Logger):
         kind = type(logger).__name__
         raise TypeError(f"`logger` must be a logger, its name, 'silent', 'current' or None, got {kind}")
+    logger.log(level, msg)
 
 
 def write_line(line: str, level: str = "INFO") -> None:
-    """Write a line to the terminal verbatim: without wrapping or markup, and with colors only on a TTY.
-
-    Args:
-      line: the text; the first occurrence of ` - level - ` is printed in the color of the level.
-      level: the name of the level.
-    """
+    """Write a line to the terminal verbatim, without wrapping or markup; on a TTY, ` - level - ` is colored."""
     file = terminal.file
     if not _is_tty(file):
         print(line, file=file, flush=True)
@@ -151,66 +133,67 @@ def write_line(line: str, level: str = "INFO") -> None:
 
 @functools.lru_cache(maxsize=1)
 def _is_tty(file: IO[str]) -> bool:
-    """Return whether `file`, the file of `terminal`, is a TTY; cached, as the check costs as much as writing a line."""
+    """Return whether `file`, that of `terminal`, is a TTY; cached, as the check costs as much as writing a line."""
     return terminal.is_terminal
 
 
 def escape_control(text: str) -> str:
-    """Return a text whose control characters are escaped, except tabs and newlines: `\\x1b`.
+    """Escape control characters except tabs and newlines: they could clear the terminal or hide a line.
 
-    A name could otherwise clear the terminal, hide a line or reverse its direction. Other characters are unchanged.
+    Examples:
+      >>> print(escape_control("x\\x1b[2J größe"))
+      x\\x1b[2J größe
     """
+    if text.isprintable():  # nearly always, and much faster
+        return text
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def escape_name(name: str) -> str:
-    """Return a name as one line: control characters and newlines are escaped, so that it cannot add lines to a log."""
-    return name if name.isprintable() else escape_control(name).replace("\n", "\\n")
+    """Escape control characters and newlines in a name, so that it cannot add lines to a log."""
+    return escape_control(name).replace("\n", "\\n")
 
 
 class _Formatter(logging.Formatter):
-    """Format records, with control characters escaped; cache the formatted time for the current second."""
+    """Formatter that escapes control characters; both handlers share it, and each record is formatted once."""
 
     _second = -1
-    _text = ""
+    _time = ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of the record."""
-        return escape_control(super().format(record))
+        """Return the text of the record, with the year."""
+        line = record.__dict__.get("jengine_line")
+        if line is None:
+            line = record.__dict__["jengine_line"] = escape_control(super().format(record))
+        return str(line)
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        """Return the time of the record."""
+        """Return the time of the record, computed once per second."""
         second = int(record.created)
         if second != self._second:
-            self._text, self._second = super().formatTime(record, datefmt), second
-        return self._text
+            self._time, self._second = super().formatTime(record, datefmt), second
+        return self._time
 
 
 class _TerminalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            write_line(self.format(record), record.levelname)
+            write_line(self.format(record).partition("/")[2], record.levelname)  # without the year
         except Exception:  # as in all logging handlers: a record that cannot be written does not end the run
             self.handleError(record)
 
 
 def terminal_handlers(logger: logging.Logger) -> list[logging.Handler]:
-    """Return the handlers of a logger that write to the terminal, to add a filter to them."""
+    """Return the handlers that write to the terminal, to add a filter to them."""
     return [handler for handler in logger.handlers if isinstance(handler, _TerminalHandler)]
 
 
 class _RunFileHandler(logging.FileHandler):
-    """Write to the log file of a run, which does not exist before `open_log_file`: the run may be refused.
-
-    Attributes:
-      waiting: the records so far; None once they are in the file.
-    """
-
-    waiting: list[logging.LogRecord] | None
+    """Log file of a run, which does not exist before `open_log_file`: the run may be refused."""
 
     def __init__(self, log_file: str, wait: bool) -> None:
         super().__init__(log_file, encoding="utf-8", delay=wait or _process_index() != 0)
-        self.waiting = [] if wait else None
+        self.waiting: list[logging.LogRecord] | None = [] if wait else None  # None once they are in the file
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or keep it until the file is opened."""
@@ -221,7 +204,7 @@ class _RunFileHandler(logging.FileHandler):
 
 
 class _RepeatedWarningFilter(logging.Filter):
-    """Drop warnings whose text was logged before."""
+    """Filter against warnings whose text was logged before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,11 +233,7 @@ def _process_index() -> int:
 
 
 def parse_level(level: int | str) -> int:
-    """Return the number of a log level, given by its name in any case or by the number.
-
-    Raises:
-      ValueError: there is no such level.
-    """
+    """Return the number of a log level, given by number or by name in any case; ValueError for another name."""
     if isinstance(level, int):
         return level
     names = logging.getLevelNamesMapping()

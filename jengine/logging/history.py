@@ -1,5 +1,6 @@
-"""Record the history of one logged scalar: the newest values in a ring buffer, and totals over all values."""
+"""History of one logged scalar: the newest values in a ring buffer, and totals over all values."""
 
+import collections
 import math
 import types
 from collections.abc import Callable, Sequence
@@ -10,22 +11,22 @@ import numpy as np
 from jengine.errors import UnknownNameError, closest
 
 Statistic = TypeVar("Statistic", bound=Callable[..., Any])
+Number = TypeVar("Number", int, float)
 
-_INITIAL_SIZE = 64  # most histories are short (metrics); the ring doubles up to its capacity
 _NUM_SAVED_VALUES = 256  # per history in a checkpoint: enough for the windows of log lines
 
 
 class HistoryBuffer:
-    """Keep the values of one scalar in a bounded ring buffer.
+    """Ring buffer with the newest `capacity` values of one scalar, at least 1.
 
-    The cost of an update does not depend on the length of the run. The ring holds the newest `capacity` values. The
-    sum, count, maximum and minimum of *all* values are kept too, so that statistics over the whole run are exact.
+    An update costs the same at any run length. Sum, count, maximum and minimum cover *all* values, so that statistics
+    over the whole run are exact.
 
-    Args:
-      capacity: number of values to keep, at least 1.
-
-    Raises:
-      ValueError: `capacity` is below 1.
+    Examples:
+      >>> losses = HistoryBuffer(capacity=2)
+      >>> losses.extend([8.0, 4.0, 2.0])
+      >>> losses.mean(2), losses.mean(), losses.max()
+      (3.0, 4.666666666666667, 8.0)
     """
 
     _statistics: ClassVar[dict[str, Callable[..., Any]]] = {}
@@ -37,10 +38,8 @@ class HistoryBuffer:
         self._clear()
 
     def _clear(self) -> None:
-        self._values = np.empty(min(self._capacity, _INITIAL_SIZE), np.float64)
-        self._counts: np.ndarray | None = None  # None as long as all counts are 1
-        self._num_kept = 0
-        self._next_index = 0
+        self._values: collections.deque[float] = collections.deque(maxlen=self._capacity)
+        self._counts: collections.deque[int] | None = None  # None as long as all counts are 1
         self._updates = 0
         self._sum = 0.0
         self._count = 0
@@ -54,11 +53,7 @@ class HistoryBuffer:
         return method
 
     def update(self, value: float, count: int = 1) -> None:
-        """Append a value.
-
-        Args:
-          value: the logged number; for `count` > 1, the sum over the samples.
-          count: number of samples in `value`.
+        """Append a value: a number, or the sum over `count` samples.
 
         Raises:
           TypeError: `value` is not a real number. ValueError: `value` has several elements, or `count` is below 1.
@@ -69,19 +64,10 @@ class HistoryBuffer:
         """Append several values that are already checked, each the sum over `count` samples."""
         num_values = len(values)
         if count != 1 and self._counts is None:
-            self._counts = np.ones_like(self._values)
-        end = self._next_index + num_values
-        if end <= len(self._values):
-            self._write(values, count, end)
-        else:
-            start = 0
-            while start < num_values:
-                if self._next_index == len(self._values):
-                    self._grow_or_wrap()
-                end = min(self._next_index + num_values - start, len(self._values))
-                stop = start + end - self._next_index
-                self._write(values[start:stop], count, end)
-                start = stop
+            self._counts = collections.deque([1] * len(self._values), self._capacity)
+        self._values.extend(map(float, values))
+        if self._counts is not None:
+            self._counts.extend([count] * num_values)
         self._updates += num_values
         self._count += num_values * count
         total = self._sum
@@ -98,15 +84,6 @@ class HistoryBuffer:
                 if value < self._min or value != value:
                     self._min = value
 
-    def _write(self, values: Sequence[float], count: int, end: int) -> None:
-        """Write values into the ring from the next position to `end`."""
-        self._values[self._next_index : end] = values
-        if self._counts is not None:
-            self._counts[self._next_index : end] = count
-        self._next_index = end
-        if end > self._num_kept:
-            self._num_kept = end
-
     @property
     def updates(self) -> int:
         """The number of updates in total, including values no longer in the ring."""
@@ -115,53 +92,42 @@ class HistoryBuffer:
     @property
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """Copies of the values and counts in the ring, oldest first, float64[n] each."""
-        indices = self._newest(self._num_kept)
-        return self._values[indices].copy(), self._counts_at(indices).copy()
+        counts = [1] * len(self) if self._counts is None else self._counts
+        return np.array(self._values, np.float64), np.array(counts, np.float64)
 
     def mean(self, window_size: int | None = None) -> float:
-        """Return the sum of the newest `window_size` values over the sum of their counts.
+        """Return the mean of the newest `window_size` values, weighted by sample counts.
 
-        Args:
-          window_size: number of values. None, or at least the number of updates, is exact over all values; any other
-            window longer than the ring is cut to the ring.
+        Without a window, or if it covers all updates, the mean is exact; other windows are cut to the ring.
 
         Raises:
           ValueError: the history is empty, or `window_size` is below 1. TypeError: `window_size` is not an int.
         """
         if self._covers_all(window_size):
             return self._sum / self._count
-        indices = self._newest(window_size)
-        values = self._values[indices]
-        samples = len(values) if self._counts is None else np.add.reduce(self._counts[indices])
-        return float(np.add.reduce(values) / samples)
+        values = _newest(self._values, window_size)
+        samples = len(values) if self._counts is None else sum(_newest(self._counts, window_size))
+        return float(np.add.reduce(values)) / samples
 
     def max(self, window_size: int | None = None) -> float:
         """Return the largest of the newest `window_size` values; arguments and errors as in `mean`."""
-        return self._max if self._covers_all(window_size) else float(self._values[self._newest(window_size)].max())
+        return self._max if self._covers_all(window_size) else float(np.max(_newest(self._values, window_size)))
 
     def min(self, window_size: int | None = None) -> float:
         """Return the smallest of the newest `window_size` values; arguments and errors as in `mean`."""
-        return self._min if self._covers_all(window_size) else float(self._values[self._newest(window_size)].min())
+        return self._min if self._covers_all(window_size) else float(np.min(_newest(self._values, window_size)))
 
     def current(self, window_size: int | None = None) -> float:
-        """Return the newest value, for any window.
-
-        Raises:
-          ValueError: the history is empty.
-        """
+        """Return the newest value, for any window; ValueError if the history is empty."""
         self._covers_all(window_size)
-        return float(self._values[self._next_index - 1])
+        return self._values[-1]
 
     def statistics(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the statistic `method_name` with the remaining arguments; names and errors as in `statistic`."""
+        """Call the statistic `method_name` with the other arguments; names and errors as in `statistic`."""
         return self.statistic(method_name)(*args, **kwargs)
 
     def statistic(self, method_name: str) -> Callable[..., Any]:
-        """Return the statistic `method_name` of this history: 'mean', 'max', 'min', 'current' or a registered one.
-
-        Raises:
-          KeyError: no statistic has that name.
-        """
+        """Return the bound statistic `method_name`: 'mean', 'max', 'min', 'current' or a registered one."""
         if method_name not in self._statistics:
             raise UnknownNameError(
                 f"no statistic is called {method_name!r}{closest(method_name, self._statistics)} "
@@ -171,10 +137,10 @@ class HistoryBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return at most the newest 256 values, and the totals over all values, as a JSON-serializable dict."""
-        indices = self._newest(min(self._num_kept, _NUM_SAVED_VALUES))
+        values = _newest(self._values, _NUM_SAVED_VALUES)
         return {
-            "values": self._values[indices].tolist(),
-            "counts": self._counts_at(indices).astype(np.int64).tolist(),
+            "values": values,
+            "counts": [1] * len(values) if self._counts is None else _newest(self._counts, _NUM_SAVED_VALUES),
             "updates": self._updates,
             "sum": self._sum,
             "count": self._count,
@@ -192,20 +158,10 @@ class HistoryBuffer:
         self._max, self._min = float(state["max"]), float(state["min"])
 
     def __len__(self) -> int:
-        return self._num_kept
+        return len(self._values)
 
     def __repr__(self) -> str:
-        return f"HistoryBuffer({self._updates} values, the newest {self._num_kept} kept)"
-
-    def _grow_or_wrap(self) -> None:
-        size = len(self._values)
-        if size == self._capacity:
-            self._next_index = 0
-            return
-        larger = min(self._capacity, 2 * size)
-        self._values = np.resize(self._values, larger)
-        if self._counts is not None:
-            self._counts = np.resize(self._counts, larger)
+        return f"HistoryBuffer({self._updates} values, the newest {len(self)} kept)"
 
     def _covers_all(self, window_size: int | None) -> bool:
         if not self._updates:
@@ -218,19 +174,12 @@ class HistoryBuffer:
             raise ValueError(f"`window_size` must be at least 1, got {window_size}")
         return window_size >= self._updates
 
-    def _newest(self, window_size: int | None) -> slice | np.ndarray:
-        """Return the indices of the newest values in order; at most all values in the ring."""
-        size = self._num_kept if window_size is None else min(window_size, self._num_kept)
-        if size <= self._next_index:
-            return slice(self._next_index - size, self._next_index)
-        return np.arange(
-            self._next_index - size, self._next_index
-        )  # negative indices, from the end of the ring, are older values
 
-    def _counts_at(self, indices: slice | np.ndarray) -> np.ndarray:
-        """Return the counts at the indices, float64[n]."""
-        counts: np.ndarray = np.ones_like(self._values[indices]) if self._counts is None else self._counts[indices]
-        return counts
+def _newest(values: "collections.deque[Number]", size: int | None) -> "list[Number]":
+    """Return the newest `size` entries, oldest first; at most all that are kept."""
+    if size is None or size >= len(values):
+        return list(values)
+    return [values[i] for i in range(-size, 0)]
 
 
 for _method in (HistoryBuffer.mean, HistoryBuffer.max, HistoryBuffer.min, HistoryBuffer.current):
@@ -238,11 +187,7 @@ for _method in (HistoryBuffer.mean, HistoryBuffer.max, HistoryBuffer.min, Histor
 
 
 def to_float(value: Any) -> float:
-    """Convert a Python number, NumPy number or one-element array to a Python float.
-
-    Raises:
-      TypeError: `value` is not a real number. ValueError: an array does not have one element.
-    """
+    """Convert a Python number, NumPy number or one-element array to a Python float."""
     size = getattr(value, "size", 1)
     if size != 1:
         raise ValueError(f"a logged scalar must have one element, got {size} (shape {tuple(value.shape)})")
@@ -255,11 +200,7 @@ def to_float(value: Any) -> float:
 
 
 def check_count(count: Any) -> int:
-    """Return `count` as a Python int, at least 1.
-
-    Raises:
-      TypeError: `count` is not an int. ValueError: `count` is below 1.
-    """
+    """Return `count` as a Python int; TypeError if it is not an int, ValueError if it is below 1."""
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
         raise TypeError(f"`count` of a logged scalar must be an int, got {count!r}")
     if count < 1:

@@ -1,21 +1,18 @@
-"""Find non-finite losses among the scalars that are fetched for the log."""
+"""Watch for non-finite losses among the scalars that are fetched for the log."""
 
 import math
 import threading
 from collections.abc import Sequence
 
 _LOSS = "train/loss"
-_COUNTERS = (
-    "train/skipped_steps",
-    "train/dropped_steps",
-)  # of a loss scale and of hooks, also for one of several optimizers
+# of a loss scale and of hooks; with several optimizers the optimizer's name follows
+_COUNTERS = ("train/skipped_steps", "train/dropped_steps")
 
 
 class LossWatch:
-    """Find the first non-finite loss of a step that counts.
+    """Record of non-finite losses, except in steps that a loss scale skipped or a hook dropped.
 
-    The steps that a loss scale skipped or a hook dropped do not count: those since the previous value of a counter of
-    such steps at which it is larger.
+    When a counter of such steps grows, all steps since its previous value are excluded.
     """
 
     def __init__(self) -> None:
@@ -25,34 +22,36 @@ class LossWatch:
         self._dropped: list[tuple[int, int]] = []  # first and last iteration
 
     def add(self, key: str, iterations: Sequence[int], values: Sequence[float], before: float) -> None:
-        """Add the values of a scalar, of any name, that were fetched.
+        """Add fetched values.
 
         Args:
-          key: its name.
-          iterations: of the values, in order.
-          values: its values.
-          before: the value before these, 0 without one.
+          key: the name of any scalar.
+          iterations: the iterations of the values, in order.
+          values: the values.
+          before: the previous value, 0 without one.
         """
+        if key != _LOSS and not key.startswith(_COUNTERS):
+            return
         with self._lock:
             if key == _LOSS:
                 pairs = zip(iterations, values, strict=True)
                 self._bad += [(iteration, value) for iteration, value in pairs if not math.isfinite(value)]
-            elif key.startswith(_COUNTERS):
-                last, count = self._counters.get(key, (iterations[0] - 1, before))
-                for iteration, value in zip(iterations, values, strict=True):
-                    if value > count:
-                        self._dropped.append((last + 1, iteration))
-                    if not math.isnan(value):  # a dropped step does not report the counter of a loss scale
-                        last, count = iteration, value
-                self._counters[key] = last, count
+                return
+            last, count = self._counters.get(key, (iterations[0] - 1, before))
+            for iteration, value in zip(iterations, values, strict=True):
+                if value > count:
+                    self._dropped.append((last + 1, iteration))
+                if not math.isnan(value):  # a dropped step does not report the counter of a loss scale
+                    last, count = iteration, value
+            self._counters[key] = last, count
 
     def pop(self, last: float = math.inf, *, waits: bool = False) -> tuple[int, float] | None:
-        """Return the iteration and the value of the first non-finite loss of a step that counts, and forget those seen.
+        """Return iteration and value of the first non-finite loss in a step that counts, and forget those seen.
 
         Args:
           last: the last iteration to consider; later losses are kept.
-          waits: keep losses for which no later value of a counter is known yet, as within an accumulation window, which
-            a loss scale skips as a whole.
+          waits: keep losses without a later value of a counter, as within an accumulation window, which a loss scale
+            skips as a whole.
         """
         with self._lock:
             known = max((last for last, _ in self._counters.values()), default=-1) if waits else math.inf

@@ -1,7 +1,7 @@
-"""Collect the scalars of a run with their histories, and other infos, for loggers to read.
+"""Message hub: scalars with histories, and other infos, for loggers to read.
 
-The hub keeps metrics of the step as device arrays, so that the loop never waits for the device; the first read of a
-scalar fetches all pending arrays in one transfer.
+Step metrics stay on the device, so that the loop never waits for them; the first read of a scalar fetches all pending
+arrays in one transfer.
 """
 
 import logging
@@ -18,30 +18,34 @@ from jengine.logging.history import HistoryBuffer, check_count, to_float
 from jengine.logging.loss_watch import LossWatch
 from jengine.logging.pending_scalars import PendingScalars
 
-_NOT_JSON = object()
-_ARRAY_TYPES: set[type] = (
-    set()
-)  # device array types seen so far: `isinstance(value, jax.Array)` is slower than an update
+# device array types seen so far: `isinstance(value, jax.Array)` is slower than an update
+_ARRAY_TYPES: set[type] = set()
 
 
 class MessageHub:
-    """Store scalars with their history, and infos without.
+    """Store of scalars with history, and of infos without.
 
-    A scalar (`update_scalar`) has a `HistoryBuffer`; an info (`update_info`) is the latest value, of any type. The keys
-    of a loop start with 'train/', 'val/' or 'test/'.
+    A scalar (`update_scalar`) has a `HistoryBuffer`; an info (`update_info`) is just the latest value, of any type.
+    Keys start with the loop: 'train/', 'val/' or 'test/'.
 
     Args:
-      name: the name of the hub.
-      capacity: maximum number of pending scalar updates; beyond it the hub fetches them, so that memory is bounded even
-        if nothing reads them.
+      name: the hub name.
+      capacity: number of pending scalar updates beyond which the hub fetches them, so that memory is bounded.
 
     Attributes:
-      iteration: the training iteration of subsequent scalar updates.
+      iteration: the training iteration for subsequent scalar updates.
       fetches: number of transfers from the device so far.
-      before_read: called before a scalar is read; the Runner sets it to `flush` of its log writer, whose pending jobs
-        hold earlier scalars (see `snapshot`).
+      before_read: called before a scalar is read; the Runner flushes its log writer here, whose pending jobs hold
+        earlier scalars (see `snapshot`).
       last_snapshot: iteration of the last snapshot.
-      losses: receives the scalars that are fetched; None for a run that does not check its losses.
+      losses: receives the fetched scalars; None in runs that do not check losses.
+
+    Examples:
+      >>> hub = MessageHub("run")
+      >>> hub.update_scalars({"train/loss": jax.numpy.ones(())})
+      >>> hub.update_scalar("train/loss", 3.0)
+      >>> hub.get_scalar("train/loss").mean()
+      2.0
     """
 
     _instances: ClassVar["weakref.WeakValueDictionary[str, MessageHub]"] = weakref.WeakValueDictionary()
@@ -74,7 +78,7 @@ class MessageHub:
     def new_instance(cls, name: str) -> "MessageHub":
         """Create an empty hub that replaces the hub called `name` and becomes the current one.
 
-        It is available by its name as long as something refers to it, or it is the newest.
+        `get_instance` finds it as long as something refers to it, or it is the newest.
         """
         cls._kept.pop(name, None)
         cls._instances.pop(name, None)
@@ -88,7 +92,7 @@ class MessageHub:
         return hubs[-1] if hubs else cls.get_instance("jengine")
 
     def start_iteration(self, iteration: int) -> None:
-        """Set the training iteration of subsequent scalars; fetch pending ones from half of the capacity on."""
+        """Set the iteration for subsequent scalars; fetch pending ones from half the capacity on."""
         self.iteration = iteration
         if 2 * self._pending.size >= self._capacity:
             self.flush()
@@ -97,8 +101,8 @@ class MessageHub:
         """Append `value` to the history of `key` without waiting for the device.
 
         Args:
-          key: the name, usually with its loop: 'train/loss'.
-          value: a number or a one-element array (NumPy or device array). For `count` > 1, the sum over the samples.
+          key: the name, usually with a loop: 'train/loss'.
+          value: a number or a one-element array (NumPy or device array); for `count` > 1, the sum over the samples.
           count: number of samples in `value`.
           resumed: whether checkpoints contain this key.
 
@@ -151,17 +155,14 @@ class MessageHub:
         reported: np.ndarray | None = None,
         resumed: bool = True,
     ) -> None:
-        """Append the values of several iterations to the history of `key` without waiting for the device.
+        """Append the values of several iterations without waiting for the device.
 
         Args:
           key: the name.
           values: real[K], on a device or the host, one value per iteration.
           first_iteration: the iteration of `values[0]`.
           reported: bool[K], the values to append; None for all.
-          resumed: whether checkpoints contain this key.
-
-        Raises:
-          ArgumentError: `resumed` differs from earlier updates of the key.
+          resumed: as in `update_scalar`.
         """
         self._check_resumed(key, resumed)
         indices = range(len(values)) if reported is None else np.flatnonzero(reported).tolist()
@@ -169,21 +170,13 @@ class MessageHub:
         self._pending.size += len(indices)
 
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
-        """Set the info `key`, of any type, replacing its value.
-
-        Raises:
-          ArgumentError: `resumed` differs from earlier updates of the key.
-        """
+        """Set the info `key` to a value of any type; `resumed` as in `update_scalar`."""
         if self._resumed.get(key) is not resumed:
             self._check_resumed(key, resumed)
         self._runtime_info[key] = value
 
     def update_info_dict(self, infos: Mapping[str, Any], resumed: bool = True) -> None:
-        """Call `update_info` for each item.
-
-        Raises:
-          TypeError: `infos` is not a mapping.
-        """
+        """Call `update_info` for each item of a mapping."""
         if not isinstance(infos, Mapping):
             raise TypeError(f"`infos` must be a dict name -> value, got {type(infos).__name__}")
         for key, value in infos.items():
@@ -198,11 +191,7 @@ class MessageHub:
         return self._runtime_info.get(key, default)
 
     def get_scalar(self, key: str) -> HistoryBuffer:
-        """Return the history of the scalar `key` and fetch pending values.
-
-        Raises:
-          KeyError: no scalar has that name; the message suggests one.
-        """
+        """Return the history of the scalar `key`, with pending values; KeyError, with a suggestion, for no scalar."""
         self.flush()
         return _get_history(self._log_scalars, key)
 
@@ -221,7 +210,7 @@ class MessageHub:
         """Move pending scalars into the histories, with one transfer for all device arrays.
 
         Raises:
-          RuntimeError: the device failed. The pending values are dropped, so that the error is raised only once.
+          RuntimeError: the device failed; pending values are dropped, so that the error is raised only once.
         """
         if self.before_read is not None:
             self.before_read()
@@ -230,39 +219,34 @@ class MessageHub:
     def snapshot(self) -> "HubSnapshot":
         """Move the pending scalars and a copy of the infos into a snapshot, for a reader in another thread.
 
-        Snapshots share the histories of the hub, so they must be flushed in the order of their creation.
+        Snapshots share the hub's histories, so you should flush them in the order of creation.
         """
         pending, self._pending = self._pending, PendingScalars()
         self.last_snapshot = self.iteration
         return HubSnapshot(self, pending, dict(self._runtime_info))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for checkpoints, as a JSON-serializable dict whose size does not grow with the run.
+        """Return the JSON-serializable state for checkpoints, whose size does not grow with the run.
 
-        Keys marked `resumed=False` are omitted. Infos that are not JSON-serializable are omitted with a warning; tuples
-        become lists, and NumPy numbers become Python numbers.
+        Keys with `resumed=False` are omitted, infos that JSON cannot store are omitted with a warning; tuples become
+        lists, and NumPy numbers become Python numbers.
         """
         scalars = {key: h.state_dict() for key, h in self.log_scalars.items() if self._resumed[key]}
         infos = {}
         for key, value in self._runtime_info.items():
-            if self._resumed[key]:
-                plain = _to_json(value)
-                if plain is _NOT_JSON:
-                    logging.getLogger("jengine").warning(
-                        "info %r is not saved: %s is not JSON-serializable (resumed=False silences this warning)",
-                        key,
-                        _describe_type(value),
-                    )
-                else:
-                    infos[key] = plain
+            if not self._resumed[key]:
+                continue
+            try:
+                infos[key] = _to_json(value)
+            except TypeError:
+                kind = type(value).__name__ + (f" of shape {value.shape}" if hasattr(value, "shape") else "")
+                logging.getLogger("jengine").warning(
+                    f"info {key!r} is not saved: {kind} is not JSON-serializable (resumed=False silences this warning)"
+                )
         return {"log_scalars": scalars, "runtime_info": infos}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a result of `state_dict`; other keys, and keys marked `resumed=False` since, are unchanged.
-
-        Raises:
-          KeyError: `state` lacks 'log_scalars' or 'runtime_info'.
-        """
+        """Restore a result of `state_dict`; other keys, and those with `resumed=False` since, are unchanged."""
         for part in ("log_scalars", "runtime_info"):
             if part not in state:
                 raise KeyError(f"the state of a message hub must have the key {part!r}, got {sorted(state)}")
@@ -276,10 +260,8 @@ class MessageHub:
                 self._runtime_info[key] = value
 
     def __repr__(self) -> str:
-        return (
-            f"MessageHub({self.name!r}, {len(self._log_scalars)} scalars, {self._pending.size} pending updates, "
-            f"{len(self._runtime_info)} infos)"
-        )
+        counts = f"{len(self._log_scalars)} scalars, {self._pending.size} pending updates"
+        return f"MessageHub({self.name!r}, {counts}, {len(self._runtime_info)} infos)"
 
     def _check_resumed(self, key: str, resumed: bool) -> None:
         """Record `resumed` for a new key; check that it does not change for a known one."""
@@ -299,7 +281,7 @@ class MessageHub:
 
 
 class HubSnapshot:
-    """Hold the scalars and infos of a message hub at one moment, for a reader in another thread.
+    """Message hub at one moment, for a reader in another thread.
 
     Args:
       hub: the hub, whose histories the snapshot shares.
@@ -322,11 +304,7 @@ class HubSnapshot:
         return self._hub._log_scalars
 
     def get_scalar(self, key: str) -> HistoryBuffer:
-        """Return the history of the scalar `key`.
-
-        Raises:
-          KeyError: no scalar has that name; the message suggests one.
-        """
+        """Return the history of the scalar `key`; KeyError, with a suggestion, for no scalar."""
         return _get_history(self.log_scalars, key)
 
     def get_info(self, key: str, default: Any = None) -> Any:
@@ -341,11 +319,7 @@ def _get_history(histories: Mapping[str, HistoryBuffer], key: str) -> HistoryBuf
 
 
 def _check_scalar(key: str, value: Any) -> Any:
-    """Return a device array of one element, or a host value as a Python float.
-
-    Raises:
-      TypeError: `value` is not a real number, or is traced. ValueError: `value` does not have one element.
-    """
+    """Return a one-element device array, or a host value as a Python float; errors as in `update_scalar`."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"scalar {key!r} is a traced value: return it from the compiled function and update the hub outside"
@@ -363,19 +337,13 @@ def _check_scalar(key: str, value: Any) -> Any:
 
 
 def _to_json(value: Any) -> Any:
-    """Convert `value` to JSON types; return `_NOT_JSON` if that is not possible."""
+    """Return `value` in JSON types; TypeError if JSON cannot store it."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        items = [_to_json(item) for item in value]
-        return _NOT_JSON if any(item is _NOT_JSON for item in items) else items
+        return [_to_json(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        plain = {key: _to_json(item) for key, item in value.items()}
-        return _NOT_JSON if any(item is _NOT_JSON for item in plain.values()) else plain
-    return _NOT_JSON
-
-
-def _describe_type(value: Any) -> str:
-    return f"{type(value).__name__} of shape {value.shape}" if hasattr(value, "shape") else type(value).__name__
+        return {key: _to_json(item) for key, item in value.items()}
+    raise TypeError(f"JSON cannot store a {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""Attribute the whole time of a run to named phases."""
+"""Timer that attributes the whole time of a run to named phases."""
 
 import contextlib
 import time
@@ -6,13 +6,22 @@ from collections.abc import Callable, Iterator
 
 
 class PhaseTimer:
-    """Time exactly one phase at a time, so that the phases sum to the time since `start`.
+    """Timer of exactly one phase at a time, so that the phases sum to the time since `start`.
 
     Args:
       clock: returns the time in seconds.
 
     Attributes:
       seconds: time by phase, up to the last switch.
+
+    Examples:
+      >>> clock = iter([0.0, 0.0, 2.0, 5.0, 6.0])
+      >>> timer = PhaseTimer(clock=lambda: next(clock))
+      >>> timer.start("step")
+      >>> with timer.phase("logging"):
+      ...     pass
+      >>> timer.report()
+      {'step': 3.0, 'logging': 3.0}
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

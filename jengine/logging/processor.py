@@ -1,4 +1,4 @@
-"""Format the scalars of the message hub as log lines and as tags for the visualization backends."""
+"""Log processor: the scalars in the message hub as log lines, and as tags for the visualization backends."""
 
 import datetime
 import difflib
@@ -22,66 +22,48 @@ Mode = Literal["train", "val", "test"]
 _BYTES_PER_MB = 1024**2
 
 
-class LoggedLoop(Protocol):
-    """Describe what log lines require of a loop."""
+class _Loop(Protocol):
+    @property
+    def epoch_length(self) -> int | None: ...  # batches in one pass; None if unknown
+
+
+class _Run(Protocol):
+    """Progress and histories of a run, as log lines need them; without a loop for what the run does not do."""
 
     @property
-    def epoch_length(self) -> int | None:
-        """The number of batches of one pass; None if unknown."""
-
-
-class LoggedRun(Protocol):
-    """Describe what log lines require of the Runner."""
-
+    def iter(self) -> int: ...
     @property
-    def iter(self) -> int:
-        """The number of completed training iterations."""
-
+    def epoch(self) -> int: ...
     @property
-    def epoch(self) -> int:
-        """The number of completed epochs."""
-
+    def max_iters(self) -> int | float: ...
     @property
-    def max_iters(self) -> int | float:
-        """The number of training iterations of the whole run; `math.inf` if unknown."""
-
+    def max_epochs(self) -> int: ...
     @property
-    def max_epochs(self) -> int:
-        """The number of epochs of the whole run."""
-
+    def message_hub(self) -> MessageHub | HubSnapshot: ...
     @property
-    def message_hub(self) -> MessageHub | HubSnapshot:
-        """The histories of scalars."""
-
+    def train_loop(self) -> _Loop | None: ...
     @property
-    def train_loop(self) -> LoggedLoop | Any:
-        """The training loop; None in runs that do not train."""
-
+    def val_loop(self) -> _Loop | None: ...
     @property
-    def val_loop(self) -> LoggedLoop | Any:
-        """The validation loop; None in runs that do not validate."""
-
-    @property
-    def test_loop(self) -> LoggedLoop | Any:
-        """The test loop; None in runs that do not test."""
+    def test_loop(self) -> _Loop | None: ...
 
 
 @LOG_PROCESSORS.register_module()
 class LogProcessor:
-    """Compute a statistic of each scalar and format log lines in the format of MMEngine.
+    """Formatter of log lines, in MMEngine's format, with one statistic for each scalar.
 
     Scalars whose name matches `mean_pattern` are shown as the mean over the newest `window_size` values, all others as
-    their current value. `custom_cfg` adds or replaces statistics.
+    the current value. `custom_cfg` adds or replaces statistics.
 
     Args:
       window_size: number of values in a mean.
       by_epoch: whether headers count epochs, `Epoch(train) [1][2/4]`, or iterations, `Iter(train) [2/40]`.
-      custom_cfg: list of `dict(data_src, method_name, window_size, log_name)`: the scalar (without its loop), the
-        statistic, its window (an int, 'epoch' or 'global'), and the name of the result (default: `data_src`, which
-        replaces the default statistic). Other keys are passed to the statistic.
+      custom_cfg: list of `dict(data_src, method_name, window_size, log_name)`: the scalar (without the loop), the
+        statistic, the window (an int, 'epoch' or 'global'), and the result name (default: `data_src`, which replaces
+        the default statistic). Other keys are passed to the statistic.
       num_digits: digits after the decimal point.
       log_with_hierarchy: whether names in the tag include the loop: 'train/loss'.
-      mean_pattern: regular expression, searched in names without their loop.
+      mean_pattern: regular expression, searched in names without the loop.
 
     Raises:
       ArgumentError: two entries of `custom_cfg` have the same result name, an entry has no `data_src`, or has the
@@ -89,6 +71,10 @@ class LogProcessor:
       KeyError: an entry has no known `method_name`, or no `window_size` with `by_epoch=False`.
       TypeError: a window is not an int, 'epoch' or 'global', or the statistic does not take an argument.
       ValueError: a window is below 1.
+
+    Examples:
+      >>> entry = dict(data_src="loss", log_name="worst", method_name="max", window_size="global")
+      >>> processor = LogProcessor(window_size=20, custom_cfg=[entry])
     """
 
     def __init__(
@@ -110,49 +96,44 @@ class LogProcessor:
         self._unknown_sources: set[str] = set()
         _check_custom_cfg(self.custom_cfg, by_epoch)
 
-    def get_log_after_iter(self, runner: LoggedRun, batch_idx: int, mode: Mode) -> tuple[dict[str, Any], str]:
+    def get_log_after_iter(self, runner: _Run, batch_idx: int, mode: Mode) -> tuple[dict[str, Any], str]:
         """Format the scalars of an iteration.
 
         Args:
           runner: the runner.
-          batch_idx: index of the batch in its loop, from 0.
+          batch_idx: index of the batch in the loop, from 0.
           mode: 'train', 'val' or 'test'.
 
         Returns:
           The tag (name -> number, with `epoch` and `iter`, both from 1, and `memory` if available) and the line.
-
-        Raises:
-          ArgumentError: unknown mode.
         """
         _check_mode(mode, ("train", "val", "test"))
         scalars = self._compute_statistics(runner.message_hub, batch_idx, mode, self.custom_cfg)
         tag = self._add_mode_prefix(scalars, mode)
-        header = self._format_header(runner, batch_idx, mode)
         if self.by_epoch and mode != "test":
             tag["epoch"] = _current_epoch(runner, mode)
-        tag["iter"] = runner.iter + 1 if _is_training_configured(runner) else 0
+        tag["iter"] = runner.iter + 1 if runner.train_loop is not None else 0
 
-        rates = [
-            f"{escape_name(name)}: {value:.{self.num_digits}e}"
-            for name, value in scalars.items()
-            if name.endswith("lr")
-        ]
-        others = {name: self._format_value(value) for name, value in scalars.items() if not name.endswith("lr")}
-        line = header + " ".join(rates) + "  "
+        digits, rates, others = self.num_digits, [], {}
+        for name, value in scalars.items():
+            if name.endswith("lr"):
+                rates.append(f"{escape_name(name)}: {value:.{digits}e}")
+            elif mode == "train":  # in other modes, the hub has the metrics of the previous pass until this one ends
+                others[name] = f"{escape_name(name)}: {self._format_value(value)}"
+        parts = [self._format_header(runner, batch_idx, mode) + " ".join(rates)]
         eta = runner.message_hub.get_info("eta")
-        if eta is not None and "time" in others and "data_time" in others:
-            line += f"eta: {datetime.timedelta(seconds=int(eta))}  "
-            line += f"time: {others.pop('time')}  data_time: {others.pop('data_time')}  "
-        memory = self._peak_memory()
-        if memory is not None:
-            tag["memory"] = memory
-            line += f"memory: {memory}  "
-        if mode != "train":  # the hub has the metrics of the previous pass until this pass ends
-            others = {}
-        return tag, line + "  ".join([f"{escape_name(name)}: {text}" for name, text in others.items()])
+        if eta is not None and "time" in scalars and "data_time" in scalars:
+            parts.append(f"eta: {datetime.timedelta(seconds=int(eta))}")
+            parts += [f"{name}: {self._format_value(scalars[name])}" for name in ("time", "data_time")]
+            others = {name: text for name, text in others.items() if name not in ("time", "data_time")}
+        if self._reporting_devices:  # the highest peak since the process started
+            peaks = [device.memory_stats()["peak_bytes_in_use"] for device in self._reporting_devices]
+            tag["memory"] = max(peaks) // _BYTES_PER_MB
+            parts.append(f"memory: {tag['memory']}")
+        return tag, "  ".join([*parts, "  ".join(others.values())])
 
     def get_log_after_epoch(
-        self, runner: LoggedRun, batch_idx: int, mode: Mode, with_non_scalar: bool = False
+        self, runner: _Run, batch_idx: int, mode: Mode, with_non_scalar: bool = False
     ) -> tuple[dict[str, Any], str]:
         """Format the results of a validation or test pass; `time` and `data_time` are last, as means over the pass.
 
@@ -160,13 +141,10 @@ class LogProcessor:
           runner: the runner.
           batch_idx: index of the last batch, from 0.
           mode: 'val' or 'test'.
-          with_non_scalar: whether the tag includes the infos of the pass (arrays, dicts); the line always does.
+          with_non_scalar: whether the tag includes infos (arrays, dicts); the line always does.
 
         Returns:
           The tag and the line.
-
-        Raises:
-          ArgumentError: unknown mode.
         """
         _check_mode(mode, ("val", "test"))
         size = _epoch_length(runner, mode) or batch_idx
@@ -191,9 +169,9 @@ class LogProcessor:
     def _compute_statistics(
         self, hub: MessageHub | HubSnapshot, batch_idx: int, mode: Mode, custom_cfg: Sequence[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """Compute the statistic of each scalar of the loop, by name without the loop.
+        """Compute one statistic per scalar in the loop, by name without the loop.
 
-        Metrics of a validation or test pass are exact: only times are averaged there.
+        Validation and test metrics are exact: only times are averaged there.
         """
         histories = _select_mode(hub.log_scalars, mode)
         scalars = {}
@@ -225,7 +203,7 @@ class LogProcessor:
     def _add_mode_prefix(self, values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
         return {f"{mode}/{name}": value for name, value in values.items()} if self.log_with_hierarchy else dict(values)
 
-    def _format_header(self, runner: LoggedRun, batch_idx: int, mode: Mode) -> str:
+    def _format_header(self, runner: _Run, batch_idx: int, mode: Mode) -> str:
         counts_batches = self.by_epoch or mode != "train"
         size = _epoch_length(runner, mode) if counts_batches else runner.max_iters
         done = batch_idx + 1 if counts_batches else runner.iter + 1
@@ -234,14 +212,9 @@ class LogProcessor:
             return f"Iter({mode}) {progress}"
         if mode == "test":
             return f"Epoch(test) {progress}"
-        width = len(str(runner.max_epochs)) if _is_training_configured(runner) else 0
+        width = len(str(runner.max_epochs)) if runner.train_loop is not None else 0
         epoch = f"[{_current_epoch(runner, mode)}]"
         return f"Epoch({mode}) {epoch:>{width + 2}}{progress}"
-
-    def _peak_memory(self) -> int | None:
-        """Return the highest peak memory of the local devices since the process started, in MB; None if unavailable."""
-        peaks = [device.memory_stats()["peak_bytes_in_use"] for device in self._reporting_devices]
-        return max(peaks) // _BYTES_PER_MB if peaks else None
 
     @functools.cached_property
     def _reporting_devices(self) -> list[jax.Device]:
@@ -256,27 +229,22 @@ class LogProcessor:
 
 
 def _select_mode(values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
-    """Return the entries of the loop, by name without the loop."""
+    """Return the entries in the loop, by name without the loop."""
     prefix = f"{mode}/"
-    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    return {key[len(prefix) :]: value for key, value in values.items() if key.startswith(prefix)}
 
 
-def _is_training_configured(runner: LoggedRun) -> bool:
-    """Return whether the runner trains, instead of only validating or testing."""
-    return runner.train_loop is not None
-
-
-def _current_epoch(runner: LoggedRun, mode: Mode) -> int:
+def _current_epoch(runner: _Run, mode: Mode) -> int:
     """Return the epoch to show: from 1 in training; validation runs after the increment; 0 without training."""
     if mode == "train":
         return runner.epoch + 1
-    return runner.epoch if _is_training_configured(runner) else 0
+    return runner.epoch if runner.train_loop is not None else 0
 
 
-def _epoch_length(runner: LoggedRun, mode: Mode) -> int | None:
-    loops = {"train": runner.train_loop, "val": runner.val_loop, "test": runner.test_loop}
-    length: int | None = loops[mode].epoch_length
-    return length
+def _epoch_length(runner: _Run, mode: Mode) -> int | None:
+    loop = {"train": runner.train_loop, "val": runner.val_loop, "test": runner.test_loop}[mode]
+    assert loop is not None
+    return loop.epoch_length
 
 
 def _check_mode(mode: str, legal: Sequence[str]) -> None:
@@ -291,7 +259,7 @@ _ENTRY_KEYS = ("data_src", "log_name", "method_name", "window_size")
 def _check_entry(
     data_src: str, window_size: Count | Literal["epoch", "global"] = 1, log_name: str = "", method_name: str = ""
 ) -> None:
-    """Check the types of an entry of `custom_cfg`."""
+    """Check the types in an entry of `custom_cfg`."""
 
 
 def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -> None:

@@ -1,4 +1,4 @@
-"""Report a call that takes long while it runs."""
+"""Log lines about calls that take long, while they run."""
 
 import contextlib
 import logging
@@ -18,22 +18,21 @@ def report_if_slow(name: str, after: float = _AFTER, logger: logging.Logger | No
     Args:
       name: what the body does: 'compiling the training step'.
       after: seconds after which the body takes long.
-      logger: the logger; that of the run by default.
+      logger: the logger; by default that of the run.
     """
     logger = logger or logging.getLogger("jengine")
     start = time.monotonic()
+    lock, is_slow, is_done = threading.Lock(), False, False
     with contextlib.ExitStack() as spinner:
-        lock, is_slow, is_done = threading.Lock(), False, False
 
         def report() -> None:
             nonlocal is_slow
-            with lock:
-                if is_done:
-                    return
-                is_slow = True
-                logger.info(f"{name[0].upper()}{name[1:]} takes more than {after:.0f} s.")
-                if console.terminal.is_terminal:
-                    spinner.enter_context(_spin(name, after))
+            with lock:  # the body may end just now
+                if not is_done:
+                    is_slow = True
+                    logger.info(f"{name[0].upper()}{name[1:]} takes more than {after:.0f} s.")
+                    if console.terminal.is_terminal:
+                        spinner.enter_context(_spin(name, after))
 
         timer = threading.Timer(after, report)
         timer.daemon = True
@@ -50,12 +49,11 @@ def report_if_slow(name: str, after: float = _AFTER, logger: logging.Logger | No
 
 @contextlib.contextmanager
 def _spin(name: str, elapsed: float) -> Iterator[None]:
-    """Show a spinner with the seconds of a call that has taken `elapsed` of them."""
+    """Show a spinner with the seconds since the start of a call, `elapsed` s ago."""
     from rich import progress
 
     columns = progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn()
     with progress.Progress(*columns, console=console.terminal, transient=True) as spinner:
         spinner.add_task(name, total=None)
-        (task,) = spinner.tasks
-        task.start_time = spinner.get_time() - elapsed
+        spinner.tasks[0].start_time = spinner.get_time() - elapsed
         yield

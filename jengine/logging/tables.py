@@ -1,4 +1,4 @@
-"""Format plain-text tables for log lines and reports."""
+"""Plain-text tables for log lines and reports."""
 
 import io
 import numbers
@@ -29,26 +29,30 @@ def format_table(
 
     Args:
       columns: the headings.
-      rows: the cells; each row has the length of `columns`.
+      rows: the cells, one per column in each row.
       title: a line above the table.
       align: 'left', 'center' or 'right' for each column; by default numbers are aligned right, all else left.
 
-    Returns:
-      The lines, joined without a trailing newline.
-
-    Raises:
-      ValueError: a row or `align` differs in length from `columns`.
+    Examples:
+      >>> print(format_table(["phase", "steps"], [["train", 12000], ["val", None]]))
+      +-------+--------+
+      | phase |  steps |
+      +-------+--------+
+      | train | 12,000 |
+      | val   |        |
+      +-------+--------+
     """
     cells = [list(row) for row in rows]
     for index, row in enumerate(cells):
         if len(row) != len(columns):
             raise ValueError(f"`rows[{index}]` must have {len(columns)} cells, got {len(row)}: {row!r}")
     if align is None:
-        align = [_default_alignment([row[i] for row in cells]) for i in range(len(columns))]
-    elif len(align) != len(columns):
+        filled = [[row[i] for row in cells if row[i] is not None] for i in range(len(columns))]
+        sides: list[Align] = ["right" if column and all(map(_is_number, column)) else "left" for column in filled]
+    elif len(sides := list(align)) != len(columns):
         raise ValueError(f"`align` must have {len(columns)} entries, one per column, got {len(align)}")
     table = Table(box=box.ASCII2)
-    for heading, side in zip(columns, align, strict=True):
+    for heading, side in zip(columns, sides, strict=True):
         table.add_column(Text(heading), justify=side, no_wrap=True)
     for row in cells:
         table.add_row(*(Text(_format_cell(value)) for value in row))
@@ -59,17 +63,12 @@ def format_table(
 
 
 def shorten_rows(rows: Sequence[Sequence[str]], limit: int) -> list[Sequence[str]]:
-    """Return at most `limit` rows: of a longer table its first and last ones, around a row with the number left out."""
+    """Return at most `limit` rows; of a longer table the first and last ones, around a row that counts the others."""
     if len(rows) <= limit:
         return list(rows)
     head, tail = limit // 2, (limit - 1) // 2
     left_out = [f"… {len(rows) - head - tail} more …", *[""] * (len(rows[0]) - 1)]
     return [*rows[:head], left_out, *rows[len(rows) - tail :]]
-
-
-def _default_alignment(cells: Sequence[Any]) -> Align:
-    values = [cell for cell in cells if cell is not None]
-    return "right" if values and all(_is_number(value) for value in values) else "left"
 
 
 def _is_number(cell: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Send scalars, images and the config to visualization backends through one visualizer."""
+"""Visualizer, which sends scalars, images and the config to backends."""
 
 from jengine.visualization.backend import BaseVisBackend as BaseVisBackend
 from jengine.visualization.convert import Histogram as Histogram

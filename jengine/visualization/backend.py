@@ -1,4 +1,4 @@
-"""Define the interface of visualization backends."""
+"""Interface of visualization backends."""
 
 import abc
 import os
@@ -14,12 +14,12 @@ _PROGRESS = ("epoch", "iter")  # of training, which has curves of its own
 
 
 class BaseVisBackend(abc.ABC):
-    """Write the output of the visualizer to one destination, such as files or a server.
+    """One destination for the output of the visualizer, such as files or a server.
 
-    A backend opens its files or connections at the first write, and can be written to again after `close`.
+    A backend should open files and connections at the first write, and accept writes again after `close`.
 
     Args:
-      save_dir: the directory for its files; created when needed.
+      save_dir: the directory for files; created when needed.
     """
 
     def __init__(self, save_dir: str | os.PathLike[str]) -> None:
@@ -31,7 +31,7 @@ class BaseVisBackend(abc.ABC):
 
     @abc.abstractmethod
     def add_graph(self, graph: str) -> None:
-        """Write the description of the model as text."""
+        """Write the model description as text."""
 
     @abc.abstractmethod
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
@@ -43,37 +43,29 @@ class BaseVisBackend(abc.ABC):
 
         Args:
           scalar_dict: host numbers by name.
-          step: the x-axis value of their plots.
+          step: the x-axis value in plots.
           file_path: a file below `save_dir` that file backends append the values to as well.
         """
 
     def name_scalars(self, scalar_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of a loop under the names that this backend gives them; the visualizer calls it.
+        """Return values under the names in this backend; the visualizer calls it with the loop as the value `mode`.
 
-        By default names of a validation start with `val/` and names of a test with `test/`, so that they never share a
-        curve with training.
-
-        Args:
-          scalar_dict: values by name, with their loop as `mode`: 'train', 'val' or 'test'. Without a `mode` the names
-            are unchanged.
+        By default validation names start with `val/` and test names with `test/`, so that they never share a curve with
+        training. Without a `mode` the names are unchanged.
         """
         values = {name: value for name, value in scalar_dict.items() if name != "mode"}
         mode = scalar_dict.get("mode", "train")
         if mode == "train":
             return values
-        prefix = f"{mode}/"
-        return {
-            name if name.startswith(prefix) else prefix + name: value
-            for name, value in values.items()
-            if name not in _PROGRESS
-        }
+        values = {name.removeprefix(f"{mode}/"): value for name, value in values.items() if name not in _PROGRESS}
+        return {f"{mode}/{name}": value for name, value in values.items()}
 
     def add_scalar(self, name: str, value: Any, step: int = 0) -> None:
         """Write one value of one step."""
         self.add_scalars({name: value}, step)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
-        """Write a histogram. By default, write its mean, standard deviation, minimum and maximum as scalars."""
+        """Write a histogram; by default the mean, standard deviation, minimum and maximum as scalars."""
         low, high = histogram.edges[0], histogram.edges[-1]
         summary = dict(mean=histogram.mean, std=histogram.std, min=float(low), max=float(high))
         self.add_scalars({f"{name}/{key}": value for key, value in summary.items()}, step)

@@ -1,4 +1,4 @@
-"""Convert scalars, histograms, images and models to the data types that backends write."""
+"""Conversion of scalars, histograms, images and models to the data types that backends write."""
 
 import io
 import math
@@ -13,19 +13,18 @@ _REAL_KINDS = "biufV"  # V: bfloat16 and other ml_dtypes
 
 
 def to_jsonable(value: Any, name: str = "") -> Any:
-    """Return a value in JSON's types: arrays as lists, or numbers if they have one element; dict keys as strings.
+    """Return a value in JSON types: arrays as lists, or numbers if they have one element; dict keys as strings.
 
     JSON has no NaN and no infinity: they become the strings 'NaN', 'Infinity' and '-Infinity', which `float()` reads.
 
     Args:
-      value: a number, string, None or array, or lists, tuples and dicts of these.
+      value: a number, string, None or array, or lists, tuples and dicts with these.
       name: what it is, for the error; by default the key in `value`.
 
-    Raises:
-      TypeError: something else.
+    Examples:
+      >>> to_jsonable({"loss": np.float32(0.5), "norms": np.array([1.0, np.inf])})
+      {'loss': 0.5, 'norms': [1.0, 'Infinity']}
     """
-    if type(value) is int or (type(value) is float and math.isfinite(value)):  # the most frequent case
-        return value
     if isinstance(value, Mapping):
         return {str(key): to_jsonable(item, name or str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -40,7 +39,7 @@ def to_jsonable(value: Any, name: str = "") -> Any:
 
 
 class Histogram(NamedTuple):
-    """Describe the distribution of the finite elements of an array."""
+    """Distribution of the finite elements in an array."""
 
     counts: np.ndarray  # int64[B]
     edges: np.ndarray  # float64[B + 1], ascending
@@ -49,14 +48,11 @@ class Histogram(NamedTuple):
 
 
 def histogram(values: Any, bins: int = 64) -> Histogram:
-    """Bin the elements of an array between their minimum and maximum; skip NaN and infinity.
+    """Bin an array of real numbers, of any shape, between minimum and maximum; skip NaN and infinity.
 
-    Args:
-      values: array of numbers of any shape; blocks until a device array is computed.
-      bins: number of bins.
-
-    Raises:
-      TypeError: `values` does not contain real numbers.
+    Examples:
+      >>> histogram([0.0, 1.0, 1.0, np.nan], bins=2).counts
+      array([1, 2])
     """
     array = np.asarray(values)
     if array.dtype.kind not in _REAL_KINDS:
@@ -64,7 +60,7 @@ def histogram(values: Any, bins: int = 64) -> Histogram:
     array = array.astype(np.float64).ravel()
     array = array[np.isfinite(array)]
     counts, edges = np.histogram(array, bins)
-    mean, std = (float(array.mean()), float(array.std())) if array.size else (float("nan"), float("nan"))
+    mean, std = (float(array.mean()), float(array.std())) if array.size else (math.nan, math.nan)
     return Histogram(counts.astype(np.int64), edges, mean, std)
 
 
@@ -72,11 +68,8 @@ def to_number(value: Any) -> float | None:
     """Return a number or a one-element array as a Python float; None for anything else."""
     if isinstance(value, bool | int | float):
         return float(value)
-    if hasattr(value, "__array__"):
-        array = np.asarray(value)
-        if array.size == 1 and array.dtype.kind in _REAL_KINDS:
-            return float(array.item())
-    return None
+    array = np.asarray(value if hasattr(value, "__array__") else [])
+    return float(array.item()) if array.size == 1 and array.dtype.kind in _REAL_KINDS else None
 
 
 def to_plain(value: Any) -> Any:
@@ -87,11 +80,16 @@ def to_plain(value: Any) -> Any:
     return array.item() if array.size == 1 else array.tolist()
 
 
-def encode_png(image: np.ndarray) -> bytes:
-    """Encode an image as PNG.
+def check_image_shape(array: np.ndarray) -> None:
+    """Raise ValueError unless an array has the shape [H, W, C] with C of 1 (gray), 3 (RGB) or 4 (RGBA)."""
+    if array.ndim != 3 or array.shape[-1] not in (1, 3, 4):
+        raise ValueError(
+            f"`image` must have shape [height, width, channels] with 1, 3 or 4 channels, got {array.shape}"
+        )
 
-    Args:
-      image: uint8[H, W, C]; C is 1 (gray), 3 (RGB) or 4 (RGBA).
+
+def encode_png(image: np.ndarray) -> bytes:
+    """Encode an image, uint8[H, W, C] with C of 1 (gray), 3 (RGB) or 4 (RGBA), as PNG.
 
     Raises:
       TypeError: wrong dtype. ValueError: wrong shape. ImportError: Pillow is not installed.
@@ -99,10 +97,7 @@ def encode_png(image: np.ndarray) -> bytes:
     array = np.asarray(image)
     if array.dtype != np.uint8:
         raise TypeError(f"`image` must be uint8 (0 to 255), got {array.dtype}")
-    if array.ndim != 3 or array.shape[-1] not in (1, 3, 4):
-        raise ValueError(
-            f"`image` must have shape [height, width, channels] with 1, 3 or 4 channels, got {array.shape}"
-        )
+    check_image_shape(array)
     with require_extra("draw", "writing images requires Pillow"):
         from PIL import Image
     buffer = io.BytesIO()
@@ -111,13 +106,13 @@ def encode_png(image: np.ndarray) -> bytes:
 
 
 def format_graph(model: Any, data_batch: Any = None) -> str:
-    """Return the text that the visualizer writes as the graph of `model`.
+    """Return the text that the visualizer writes as the model graph.
 
     Args:
       model: the text itself, a function of a batch, or a model with `init(rng, batch)` and
         `predict(params, model_state, batch)`.
-      data_batch: a pytree of arrays. If given, the text is the jaxpr of the prediction, traced without computing
-        anything; otherwise it is the repr of `model` (Flax modules list their fields and submodules in it).
+      data_batch: a pytree of arrays, for the jaxpr of the prediction, which is only traced; without it, the text is the
+        repr of `model` (Flax modules list fields and submodules there).
     """
     if isinstance(model, str):
         return model

@@ -1,4 +1,4 @@
-"""Draw pixel classes, object masks, boxes and labels onto images."""
+"""Drawing of pixel classes, object masks, boxes and labels onto images."""
 
 import functools
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jengine.errors import require_extra
+from jengine.visualization.convert import check_image_shape
 
 Color = tuple[int, int, int]
 
@@ -14,16 +15,16 @@ Color = tuple[int, int, int]
 def default_palette(count: int) -> list[Color]:
     """Return the RGB colors of `count` classes from the PASCAL VOC color map, which starts with black.
 
-    The bits of the class index are distributed over red, green and blue in turn, starting from the highest bit of each
-    channel, so that small indices get clearly different colors.
+    Examples:
+      >>> default_palette(3)
+      [(0, 0, 0), (128, 0, 0), (0, 128, 0)]
     """
-    colors = []
-    for index in range(count):
-        color = [0, 0, 0]
-        for bit in range(24):
-            color[bit % 3] |= (index >> bit & 1) << (7 - bit // 3)
-        colors.append((color[0], color[1], color[2]))
-    return colors
+    # The bits of the class index go to red, green and blue in turn, starting from the highest bit of each channel, so
+    # that small indices get clearly different colors.
+    colors = np.zeros((count, 3), int)
+    for bit in range(24):
+        colors[:, bit % 3] |= (np.arange(count) >> bit & 1) << (7 - bit // 3)
+    return [(r, g, b) for r, g, b in colors.tolist()]
 
 
 def to_rgb(image: Any) -> np.ndarray:
@@ -32,17 +33,11 @@ def to_rgb(image: Any) -> np.ndarray:
     Args:
       image: [H, W] or [H, W, C] with C of 1, 3 or 4 (alpha is dropped); uint8, bool, or floats, which are clipped to
         [0, 1].
-
-    Raises:
-      ValueError: wrong shape. TypeError: wrong dtype.
     """
     array = np.asarray(image)
     if array.ndim == 2:
         array = array[..., None]
-    if array.ndim != 3 or array.shape[-1] not in (1, 3, 4):
-        raise ValueError(
-            f"`image` must have shape [height, width, channels] with 1, 3 or 4 channels, got {array.shape}"
-        )
+    check_image_shape(array)
     if array.dtype == bool or np.issubdtype(array.dtype, np.floating):
         array = (np.clip(np.nan_to_num(array.astype(np.float32)), 0, 1) * 255).round().astype(np.uint8)
     if array.dtype != np.uint8:
@@ -51,16 +46,13 @@ def to_rgb(image: Any) -> np.ndarray:
 
 
 def draw_sem_seg(image: np.ndarray, labels: np.ndarray, palette: Sequence[Color], alpha: float = 0.8) -> np.ndarray:
-    """Overlay the class of each pixel on an image.
+    """Overlay pixel classes on an image.
 
     Args:
       image: uint8[H, W, 3].
       labels: int[H, W], class indices; pixels whose class has no color are unchanged.
-      palette: the color of each class.
+      palette: one color per class.
       alpha: weight of the color; the image has weight `1 - alpha`.
-
-    Raises:
-      ValueError: `labels` and `image` differ in size.
     """
     labels = np.asarray(labels)
     if labels.shape != image.shape[:2]:
@@ -72,14 +64,7 @@ def draw_sem_seg(image: np.ndarray, labels: np.ndarray, palette: Sequence[Color]
 
 
 def draw_masks(image: np.ndarray, masks: np.ndarray, colors: Sequence[Color], alpha: float = 0.5) -> np.ndarray:
-    """Overlay object masks on an image, in order.
-
-    Args:
-      image: uint8[H, W, 3].
-      masks: bool[N, H, W].
-      colors: one color per mask.
-      alpha: weight of the color.
-    """
+    """Overlay object masks, bool[N, H, W], on an image, uint8[H, W, 3], with one color per mask."""
     for mask, color in zip(np.asarray(masks, bool), colors, strict=True):
         image = draw_sem_seg(image, np.where(mask, 0, -1), [color], alpha)
     return image
@@ -99,12 +84,11 @@ def draw_boxes(
     """
     canvas, pen = _open_canvas(image)
     boxes = np.asarray(boxes, np.float32).reshape(-1, 4)
-    for box, color in zip(boxes, colors, strict=True):
-        left, top, right, bottom = (float(side) for side in box)
+    for (left, top, right, bottom), color in zip(boxes.tolist(), colors, strict=True):
         corners = (min(left, right), min(top, bottom), max(left, right), max(top, bottom))
         pen.rectangle(corners, outline=color, width=width)
-    for text, box, color in zip(texts, boxes, colors, strict=True) if texts else ():
-        _draw_text(canvas, pen, (float(box[0]), float(box[1])), text, color)
+    for text, (left, top, *_), color in zip(texts, boxes.tolist(), colors, strict=True) if texts else ():
+        _draw_text(canvas, pen, (left, top), text, color)
     return np.asarray(canvas).copy()
 
 
@@ -125,12 +109,7 @@ def fits(text: str, size: tuple[int, int]) -> bool:
 
 
 def add_captions(image: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-    """Write lines of text in a black strip above an image, which is widened for them.
-
-    Args:
-      image: uint8[H, W, 3].
-      texts: the lines; none returns the image.
-    """
+    """Write lines of text in a black strip above an image, uint8[H, W, 3], which is widened for them."""
     if not texts:
         return image
     _, pen = _open_canvas(image)
@@ -140,7 +119,8 @@ def add_captions(image: np.ndarray, texts: Sequence[str]) -> np.ndarray:
     canvas, pen = _open_canvas(strip)
     pen.multiline_text((margin - left, margin - top), text, font=font, fill=(255, 255, 255))
     width = max(strip.shape[1], image.shape[1])
-    return np.concatenate([_widen(np.asarray(canvas), width), _widen(image, width)])
+    parts = (np.asarray(canvas), image)
+    return np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1]), (0, 0))) for part in parts])
 
 
 def place_side_by_side(images: Sequence[np.ndarray]) -> np.ndarray:
@@ -166,11 +146,7 @@ def enlarge(image: np.ndarray, factor: int) -> np.ndarray:
 
 
 def import_pillow() -> tuple[Any, Any, Any]:
-    """Return the modules `Image`, `ImageDraw` and `ImageFont` of Pillow.
-
-    Raises:
-      ImportError: Pillow is not installed.
-    """
+    """Return Pillow's modules `Image`, `ImageDraw` and `ImageFont`, or raise an error that names the extra."""
     with require_extra("draw", "drawing requires Pillow"):
         from PIL import Image, ImageDraw, ImageFont
     return Image, ImageDraw, ImageFont
@@ -198,7 +174,7 @@ def _draw_text(
 def _fit(pen: Any, text: str, size: tuple[int, int]) -> tuple[str, Any]:
     """Return the text with the largest font in which it fits into `size`, width and height.
 
-    If it fits in none, return its longest beginning that fits in the smallest font.
+    If it fits in none, return the longest beginning that fits, in the smallest font.
     """
     width, height = size
     fonts = _fonts()
@@ -212,14 +188,9 @@ def _fit(pen: Any, text: str, size: tuple[int, int]) -> tuple[str, Any]:
 
 @functools.cache
 def _fonts() -> list[Any]:
-    """Return Pillow's own font in the sizes for labels, in pixels, from the largest to the smallest legible one."""
+    """Return Pillow's default font in label sizes, in pixels, from the largest to the smallest legible one."""
     _, _, image_font = import_pillow()
     return [image_font.load_default(size) for size in (12, 11, 10, 9, 8, 7)]
-
-
-def _widen(image: np.ndarray, width: int) -> np.ndarray:
-    """Return an image uint8[H, W, 3] with black at its right."""
-    return np.pad(image, ((0, 0), (0, width - image.shape[1]), (0, 0)))
 
 
 def _open_canvas(image: np.ndarray) -> tuple[Any, Any]:

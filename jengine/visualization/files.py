@@ -1,4 +1,4 @@
-"""Write scalars, histograms, images and the config to plain files: JSON lines or CSV, and PNG."""
+"""Backends that write plain files: JSON lines or CSV, and PNG."""
 
 import csv
 import io
@@ -18,27 +18,30 @@ _encode_json = json.JSONEncoder(allow_nan=False).encode  # json.dumps creates an
 
 
 class FilesVisBackend(BaseVisBackend):
-    """Write images, config and graph to files below `save_dir`; subclasses write scalars and histograms.
+    """Images, config and graph in files below `save_dir`; subclasses write scalars and histograms.
 
     Args:
-      save_dir: the directory for its files.
+      save_dir: the directory for all files.
       img_save_dir: directory for images, relative to `save_dir`; an image is saved as `<name>_<step>.png`.
       config_save_file: file name of the config.
-      scalar_save_file: file name of all scalars.
+      scalar_save_file: file name of all scalars; `scalars` with the suffix by default.
 
     Attributes:
       suffix: the suffix of the scalar and histogram files.
-
-    Raises:
-      ValueError: `scalar_save_file` has another suffix.
     """
 
     suffix: ClassVar[str]
 
     def __init__(
-        self, save_dir: str | os.PathLike[str], img_save_dir: str, config_save_file: str, scalar_save_file: str
+        self,
+        save_dir: str | os.PathLike[str],
+        img_save_dir: str = "vis_image",
+        config_save_file: str = "config.py",
+        scalar_save_file: str | None = None,
     ) -> None:
         super().__init__(save_dir)
+        if scalar_save_file is None:
+            scalar_save_file = f"scalars{self.suffix}"
         if not scalar_save_file.endswith(self.suffix):
             raise ValueError(f"`scalar_save_file` must be a {self.suffix} file, got {scalar_save_file!r}")
         self._image_dir = self.save_dir / img_save_dir
@@ -81,7 +84,7 @@ class FilesVisBackend(BaseVisBackend):
         return {"sizes": {path.name: path.stat().st_size for path in sorted(self.save_dir.glob(f"*{self.suffix}"))}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
-        """Truncate the files to their sizes at the checkpoint; a file that did not exist then becomes empty."""
+        """Truncate the files to the sizes at the checkpoint; a file that did not exist then becomes empty."""
         if (sizes := state_dict.get("sizes")) is None:  # the backend is new
             return
         for path in self.save_dir.glob(f"*{self.suffix}"):  # a stored name is data: never a path
@@ -96,48 +99,35 @@ class FilesVisBackend(BaseVisBackend):
 
 @VISBACKENDS.register_module()
 class LocalVisBackend(FilesVisBackend):
-    """Write scalars and histograms as JSON lines below `save_dir`, and images as PNG.
+    """Scalars and histograms as JSON lines in `scalars.json` and `histograms.json`, and images as PNG.
 
     Each line is complete on disk when the call returns. JSON has no NaN or infinity: they are written as the strings
-    "NaN", "Infinity" and "-Infinity", which `float()` reads.
+    "NaN", "Infinity" and "-Infinity", which `float()` reads. The arguments are those of `FilesVisBackend`.
 
-    Args:
-      save_dir: the directory for its files.
-      img_save_dir: directory for images, relative to `save_dir`; an image is saved as `<name>_<step>.png`.
-      config_save_file: file name of the config.
-      scalar_save_file: file name of all scalars.
-
-    Raises:
-      ValueError: `scalar_save_file` does not end in `.json`.
+    Examples:
+      >>> import tempfile
+      >>> backend = LocalVisBackend(tempfile.mkdtemp())
+      >>> backend.add_scalars({"loss": 0.5, "mode": "train"}, step=10)
+      >>> (backend.save_dir / "scalars.json").read_text()
+      '{"loss": 0.5, "mode": "train", "step": 10}\\n'
     """
 
     suffix = ".json"
 
-    def __init__(
-        self,
-        save_dir: str | os.PathLike[str],
-        img_save_dir: str = "vis_image",
-        config_save_file: str = "config.py",
-        scalar_save_file: str = "scalars.json",
-    ) -> None:
-        super().__init__(save_dir, img_save_dir, config_save_file, scalar_save_file)
-
     def name_scalars(self, scalar_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values unchanged: each line has its `mode`, and MMEngine's names."""
+        """Return the values unchanged: each line has a `mode`, and MMEngine's names."""
         return dict(scalar_dict)
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
         """Append a line with the values and their `step` to the scalar file, and to `file_path` if given.
 
         Args:
-          scalar_dict: numbers, strings, None, and lists and dicts of them; arrays are written as lists, one-element
-            arrays as numbers. A `step` in the dict overrides the argument.
+          scalar_dict: values that `to_jsonable` accepts. A `step` in the dict overrides the argument.
           step: the step of the line.
-          file_path: a `.json` file below `save_dir`.
+          file_path: a `.json` file below `save_dir`, other than the scalar file.
 
         Raises:
-          TypeError: a value is not JSON-serializable. ValueError: `file_path` does not end in `.json`, or is the
-            scalar file.
+          TypeError: a value is not JSON-serializable. ValueError: an illegal `file_path`.
         """
         line = _json_line({**scalar_dict, "step": scalar_dict.get("step", step)})
         files = [self._scalar_file] if file_path is None else [self._scalar_file, self._checked_file_path(file_path)]
@@ -146,8 +136,7 @@ class LocalVisBackend(FilesVisBackend):
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
         """Append a line with the counts and the bin edges to `histograms.json`."""
-        line = {"name": name, "step": step, **histogram._asdict()}
-        self.append(self._histogram_file, _json_line(line))
+        self.append(self._histogram_file, _json_line({"name": name, "step": step, **histogram._asdict()}))
 
     def _checked_file_path(self, name: str) -> str:
         """Return `name` if it is a legal `file_path`."""
@@ -159,32 +148,14 @@ class LocalVisBackend(FilesVisBackend):
 
 @VISBACKENDS.register_module()
 class CSVVisBackend(FilesVisBackend):
-    """Write scalars as rows `step,name,value` and histograms as rows `step,name,low,high,count`; images as PNG.
+    """Scalars as rows `step,name,value` and histograms as rows `step,name,low,high,count`; images as PNG.
 
-    Each number has its own row, because training and validation log different names: a new name does not change the
-    rows already written. `pandas.read_csv(...).pivot_table(index='step', columns='name', values='value')` turns the
-    names into columns.
-
-    Args:
-      save_dir: the directory for its files.
-      img_save_dir: directory for images, relative to `save_dir`; an image is saved as `<name>_<step>.png`.
-      config_save_file: file name of the config.
-      scalar_save_file: file name of all scalars.
-
-    Raises:
-      ValueError: `scalar_save_file` does not end in `.csv`.
+    Every number is a row, because training and validation log different names: a new name does not change the rows
+    already written. `pandas.read_csv(...).pivot_table(index='step', columns='name', values='value')` turns the names
+    into columns. The arguments are those of `FilesVisBackend`.
     """
 
     suffix = ".csv"
-
-    def __init__(
-        self,
-        save_dir: str | os.PathLike[str],
-        img_save_dir: str = "vis_image",
-        config_save_file: str = "config.py",
-        scalar_save_file: str = "scalars.csv",
-    ) -> None:
-        super().__init__(save_dir, img_save_dir, config_save_file, scalar_save_file)
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
         """Append a row for each entry except `step`; `file_path` is ignored."""
@@ -208,4 +179,7 @@ class CSVVisBackend(FilesVisBackend):
 
 
 def _json_line(values: Mapping[str, Any]) -> str:
-    return _encode_json(to_jsonable(values)) + "\n"
+    try:
+        return _encode_json(values) + "\n"  # finite numbers and strings, nearly always
+    except (TypeError, ValueError):
+        return _encode_json(to_jsonable(values)) + "\n"

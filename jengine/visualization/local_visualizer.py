@@ -1,4 +1,4 @@
-"""Draw samples with classes, masks and boxes, ground truth next to prediction, and write or show the pictures."""
+"""Visualizer that draws samples with classes, masks and boxes, ground truth next to prediction."""
 
 import logging
 import os
@@ -26,25 +26,28 @@ _INSTANCE_KEYS = ("boxes", "labels", "scores", "masks")
 
 @VISUALIZERS.register_module()
 class LocalVisualizer(Visualizer):
-    """Draw samples with Pillow and write the pictures to the backends.
+    """Visualizer that draws samples with Pillow and writes the pictures to the backends.
 
-    A sample is a dict with any of `gt_label` and `pred_label`, the class of the image or a real number, which is
-    written above it; `gt_sem_seg` and `pred_sem_seg`, int[H, W]; and `gt_instances` and `pred_instances`, dicts with at
-    least one of `boxes` float[N, 4] (left, top, right, bottom in pixels), `labels` int[N], `scores` float[N] and
-    `masks` bool[N, H, W]. Class names that do not fit into the picture are cut, with a line in the log.
+    A sample is a dict with any of `gt_label` and `pred_label`, the image class or a real number, which is written above
+    the image; `gt_sem_seg` and `pred_sem_seg`, int[H, W]; and `gt_instances` and `pred_instances`, dicts with at least
+    one of `boxes` float[N, 4] (left, top, right, bottom in pixels), `labels` int[N], `scores` float[N] and `masks`
+    bool[N, H, W]. Class names that do not fit into the picture are cut, with a line in the log.
 
     Args:
       vis_backends, save_dir, name: as in Visualizer.
-      classes: class names; by default `classes` of `dataset_meta`, otherwise the class indices.
-      palette: class colors, RGB from 0 to 255; by default `palette` of `dataset_meta`, otherwise the VOC color map.
-      alpha: weight of the colors of pixel classes over the image; masks have 0.5.
+      classes: class names; by default `classes` in `dataset_meta`, otherwise the class indices.
+      palette: class colors, RGB from 0 to 255; by default `palette` in `dataset_meta`, otherwise the VOC color map.
+      alpha: weight of pixel class colors over the image, in [0, 1]; masks have 0.5.
       zoom: integer factor by which pictures are enlarged, so that labels are readable on small images.
 
-    Raises:
-      ValueError: `alpha` outside [0, 1], or `zoom` below 1.
-
     Attributes:
-      kinds: the entries of a sample, each after `gt_` or `pred_`; subclasses may add entries that `draw_side` draws.
+      kinds: the entries in a sample, each after `gt_` or `pred_`; subclasses may add entries that `draw_side` draws.
+
+    Examples:
+      >>> visualizer = LocalVisualizer(classes=["cat", "dog"], zoom=4)
+      >>> picture = visualizer.draw(np.zeros((8, 8, 3), np.uint8), {"gt_sem_seg": np.ones((8, 8), int)})
+      >>> picture.shape
+      (32, 32, 3)
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("label", "sem_seg", "instances")
@@ -87,26 +90,23 @@ class LocalVisualizer(Visualizer):
     ) -> None:
         """Draw a sample, ground truth on the left and prediction on the right if the sample has both.
 
+        The arguments are those of `Visualizer.add_datasample`, except:
+
         Args:
-          name: the name of the picture.
           image: [H, W, C], see `draw.to_rgb`.
-          data_sample: a dict of numpy arrays as described for the class.
-          draw_gt: whether to draw the ground truth.
-          draw_pred: whether to draw the prediction.
-          show: open a window instead of writing; without a display, write a file and log its path once.
-          wait_time: seconds to wait after opening the window.
-          step: iteration of the sample.
+          data_sample: a dict of NumPy arrays as described for the class.
+          show: open a window instead of writing; without a display, write a file and log the path once.
           out_file: a PNG file to write instead of writing to the backends.
           with_labels: whether to draw class names.
-
-        Raises:
-          KeyError: an unknown entry in the sample.
         """
         if jax.process_index() != 0:
             return
         picture = self.draw(image, data_sample or {}, draw_gt=draw_gt, draw_pred=draw_pred, with_labels=with_labels)
         if show and not show_image(picture, name, wait_time):
-            self._write_fallback(name, picture, step)
+            path = self._fallback_dir / f"{name}_{step}.png"
+            _write_png(path, picture)
+            text = f"There is no display to show {name} on: it was written to {path}, as later ones will be."
+            self._warn_once("display", text)
         if out_file is not None:
             _write_png(pathlib.Path(out_file), picture)
         elif not show:
@@ -122,10 +122,7 @@ class LocalVisualizer(Visualizer):
         with_labels: bool = True,
     ) -> np.ndarray:
         """Return the picture of a sample, uint8[H, W, 3]; arguments and errors as in `add_datasample`."""
-        keys = [f"{side}_{kind}" for side in _SIDES for kind in self.kinds]
-        for key in data_sample:
-            if key not in keys:
-                raise UnknownNameError(f"{type(self).__name__}: a sample has no entry {key!r}{closest(str(key), keys)}")
+        self._check_keys("a sample has", data_sample, [f"{side}_{kind}" for side in _SIDES for kind in self.kinds])
         canvas = draw.enlarge(draw.to_rgb(image), self.zoom)
         pictures, captions = [], []
         for side, is_drawn in zip(_SIDES, (draw_gt, draw_pred), strict=True):
@@ -133,17 +130,19 @@ class LocalVisualizer(Visualizer):
             entries = {kind: entry for kind, entry in entries.items() if entry is not None}
             label = entries.pop("label", None)
             if label is not None and with_labels:
-                captions.append(f"{side}: {self._name_label(label)}")
+                value = np.asarray(label).item()  # a real number or a class
+                text = f"{value:.4g}" if isinstance(value, float) else self._names_and_colors([value])[0][value]
+                captions.append(f"{side}: {text}")
             if entries:
                 pictures.append(self.draw_side(canvas, entries, with_labels))
         return draw.add_captions(draw.place_side_by_side(pictures or [canvas]), captions)
 
     def draw_side(self, picture: np.ndarray, entries: Mapping[str, Any], with_labels: bool) -> np.ndarray:
-        """Return the picture of the ground truth or of the prediction.
+        """Draw one side, the ground truth or the prediction.
 
         Args:
           picture: the image, uint8[H, W, 3], enlarged by `zoom`.
-          entries: its entries by kind, except the label.
+          entries: the entries by kind, except the label.
           with_labels: whether to draw class names.
         """
         if "sem_seg" in entries:
@@ -151,11 +150,6 @@ class LocalVisualizer(Visualizer):
         if "instances" in entries:
             picture = self._draw_instances(picture, entries["instances"], with_labels)
         return picture
-
-    def _name_label(self, label: Any) -> str:
-        """Return the name of a class, or a real number as text."""
-        value = np.asarray(label).item()
-        return f"{value:.4g}" if isinstance(value, float) else self._names_and_colors([value])[0][value]
 
     def _draw_sem_seg(self, picture: np.ndarray, labels: np.ndarray, with_labels: bool) -> np.ndarray:
         classes = [int(label) for label in np.unique(labels) if label >= 0]
@@ -171,10 +165,7 @@ class LocalVisualizer(Visualizer):
         return draw.draw_texts(picture, positions, texts, [palette[label] for label in colored])
 
     def _draw_instances(self, picture: np.ndarray, instances: Mapping[str, Any], with_labels: bool) -> np.ndarray:
-        for key in instances:
-            if key not in _INSTANCE_KEYS:
-                hint = closest(str(key), _INSTANCE_KEYS)
-                raise UnknownNameError(f"{type(self).__name__}: instances have no entry {key!r}{hint}")
+        self._check_keys("instances have", instances, _INSTANCE_KEYS)
         count = len(next(iter(instances.values()), ()))
         labels = [int(label) for label in instances.get("labels", np.zeros(count, int))]
         names, palette = self._names_and_colors(labels)
@@ -190,8 +181,13 @@ class LocalVisualizer(Visualizer):
             picture = draw.draw_boxes(picture, np.asarray(instances["boxes"]) * self.zoom, colors, texts)
         return picture
 
+    def _check_keys(self, what: str, entries: Mapping[str, Any], legal: Sequence[str]) -> None:
+        for key in entries:
+            if key not in legal:
+                raise UnknownNameError(f"{type(self).__name__}: {what} no entry {key!r}{closest(str(key), legal)}")
+
     def _names_and_colors(self, labels: Sequence[int]) -> tuple[Mapping[int, str], Sequence[Color]]:
-        """Return the name of each label and the palette, sized by the labels if the classes are unknown.
+        """Return the label names and the palette, sized by the labels if the classes are unknown.
 
         Labels beyond the number of classes (such as the ignored label 255) have a name but no color.
         """
@@ -202,12 +198,6 @@ class LocalVisualizer(Visualizer):
         class_names = dict(enumerate(classes or ()))
         names = {label: str(class_names.get(label, label)) for label in labels}
         return names, [(int(c[0]), int(c[1]), int(c[2])) for c in palette]
-
-    def _write_fallback(self, name: str, picture: np.ndarray, step: int) -> None:
-        path = self._fallback_dir / f"{name}_{step}.png"
-        _write_png(path, picture)
-        text = f"There is no display to show {name} on: it was written to {path}, as later ones will be."
-        self._warn_once("display", text)
 
     def _check_texts(self, texts: Sequence[str], picture: np.ndarray) -> None:
         """Log a warning if a class name does not fit into the picture."""
@@ -228,16 +218,7 @@ def has_display() -> bool:
 
 
 def show_image(image: np.ndarray, title: str, wait_time: float = 0.0) -> bool:
-    """Open an image in the system's image viewer.
-
-    Args:
-      image: uint8[H, W, 3].
-      title: the title of the window, if the viewer supports titles.
-      wait_time: seconds to wait afterwards.
-
-    Returns:
-      True if a viewer was opened.
-    """
+    """Open an image, uint8[H, W, 3], in the system viewer and wait `wait_time` seconds; return False without one."""
     if not has_display():
         return False
     with require_extra("draw", "showing images requires Pillow"):
@@ -249,7 +230,7 @@ def show_image(image: np.ndarray, title: str, wait_time: float = 0.0) -> bool:
 
 
 def _central_pixel(mask: np.ndarray) -> tuple[float, float]:
-    """Return the pixel (x, y) of the mask that is closest to the mask's centroid."""
+    """Return the pixel (x, y) in the mask that is closest to the centroid."""
     rows, columns = np.nonzero(mask)
     nearest = np.argmin((rows - rows.mean()) ** 2 + (columns - columns.mean()) ** 2)
     return float(columns[nearest]), float(rows[nearest])

@@ -1,4 +1,4 @@
-"""Log to MLflow."""
+"""Backend for MLflow."""
 
 import collections
 import os
@@ -16,17 +16,17 @@ from jengine.visualization.convert import Histogram, encode_png, to_number
 
 @VISBACKENDS.register_module()
 class MLflowVisBackend(BaseVisBackend):
-    """Log scalars as metrics of an MLflow run, and images, histograms, config and graph as its artifacts.
+    """Scalars as metrics in an MLflow run, and images, histograms, config and graph as artifacts.
 
-    Values that are not numbers are skipped. A resumed run continues the MLflow run of its checkpoint. MLflow cannot
-    delete metrics: values logged after the checkpoint stay, and are not logged again when their steps are repeated.
+    Values that are not numbers are skipped. A resumed run continues the MLflow run in the checkpoint. MLflow cannot
+    delete metrics: values logged after the checkpoint stay, and are not logged again when steps are repeated.
 
     Args:
-      save_dir: the directory for its files.
+      save_dir: the directory for files.
       exp_name: the experiment; created if it does not exist.
-      run_name: the name of the run; MLflow generates one by default.
-      tags: the tags of the run.
-      params: the params of the run.
+      run_name: the run name; MLflow generates one by default.
+      tags: tags for the run.
+      params: params for the run.
       tracking_uri: a server or a store; by default the directory `<save_dir>/mlruns`.
     """
 
@@ -54,13 +54,12 @@ class MLflowVisBackend(BaseVisBackend):
 
     @property
     def experiment(self) -> Any:
-        """The `MlflowClient`; the first use opens the run.
-
-        Raises:
-          ImportError: mlflow is not installed.
-        """
+        """The `MlflowClient`; the first use opens the run, with an error that names the extra without mlflow."""
         if self._client is None:
-            client = _make_client(self._uri)
+            if self._uri.startswith("file:"):
+                # MLflow still maintains file stores, but refuses to use one without this opt-in
+                os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            client = _import_client()(tracking_uri=self._uri)
             if self._run_id is None:
                 existing = client.get_experiment_by_name(self._exp_name)
                 exp_id = client.create_experiment(self._exp_name) if existing is None else existing.experiment_id
@@ -88,7 +87,7 @@ class MLflowVisBackend(BaseVisBackend):
         self.experiment.log_image(self._run_id, np.asarray(image), f"images/{name}_{step}.png")
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
-        """Write the counts and the bin edges as the artifact `histograms/<name>_<step>.json`."""
+        """Write counts and bin edges as the artifact `histograms/<name>_<step>.json`."""
         bins = {"counts": histogram.counts.tolist(), "edges": histogram.edges.tolist()}
         self.experiment.log_dict(self._run_id, bins, f"histograms/{name}_{step}.json")
 
@@ -104,11 +103,11 @@ class MLflowVisBackend(BaseVisBackend):
         self._counts.update(metric.key for metric in metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the id of the run and its number of values by metric."""
+        """Return the run id and the number of values by metric."""
         return {} if self._run_id is None else {"run_id": self._run_id, "counts": dict(self._counts)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
-        """Continue the run of the checkpoint, unless a run is open."""
+        """Continue the run in the checkpoint, unless a run is open."""
         if "run_id" in state_dict and self._client is None:
             self._run_id, self._counts = state_dict["run_id"], collections.Counter(state_dict["counts"])
             self._logged_steps = {}
@@ -144,13 +143,6 @@ class MLflowVisBackend(BaseVisBackend):
         is_logged = self._logged_steps[name][metric.step] > 0
         self._logged_steps[name][metric.step] -= is_logged
         return is_logged
-
-
-def _make_client(uri: str) -> Any:
-    if uri.startswith("file:"):
-        # MLflow still maintains file stores, but refuses to use one without this opt-in
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    return _import_client()(tracking_uri=uri)
 
 
 def _import_client() -> Any:

@@ -1,4 +1,4 @@
-"""Convert labels and predictions of one example to the entries that LocalVisualizer draws."""
+"""Labels and predictions as the entries that LocalVisualizer draws."""
 
 from typing import Any
 
@@ -9,15 +9,16 @@ from jengine.selection import describe_array
 
 
 def to_entry(value: Any, argument: str) -> tuple[str, np.ndarray]:
-    """Return the kind of an entry, 'label' or 'sem_seg', and its value.
+    """Return the kind of an entry, 'label' or 'sem_seg', and the value to draw.
 
     Args:
-      value: one example of labels or predictions: a class index int[] or a real number float[]; logits float[C]; class
+      value: labels or predictions for one example: a class index int[] or a real number float[]; logits float[C]; class
         indices int[H, W]; or logits float[H, W, C].
       argument: the argument that selects it, for the error message.
 
-    Raises:
-      ConfigError: an array of another shape or dtype.
+    Examples:
+      >>> to_entry([0.1, 0.7, 0.2], "prediction")
+      ('label', array(1))
     """
     array = np.asarray(value)
     is_index = array.dtype.kind in "biu"

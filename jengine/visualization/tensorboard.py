@@ -1,4 +1,4 @@
-"""Write TensorBoard event files, without TensorFlow or PyTorch."""
+"""Backend for TensorBoard, without TensorFlow or PyTorch."""
 
 import os
 import time
@@ -18,12 +18,9 @@ _FLUSH_SECONDS = 10  # a killed run loses at most this much
 
 @VISBACKENDS.register_module()
 class TensorboardVisBackend(BaseVisBackend):
-    """Write scalars, images and the config to a TensorBoard event file below `save_dir`.
+    """Scalars, images and the config in a TensorBoard event file below `save_dir`.
 
     Values that are not numbers are skipped, with one warning per name.
-
-    Args:
-      save_dir: the directory for the event files.
     """
 
     def __init__(self, save_dir: str | os.PathLike[str]) -> None:
@@ -33,11 +30,7 @@ class TensorboardVisBackend(BaseVisBackend):
 
     @property
     def experiment(self) -> Any:
-        """The `EventFileWriter`, opened at the first use.
-
-        Raises:
-          ImportError: tensorboard is not installed.
-        """
+        """The `EventFileWriter`, opened at the first use, with an error that names the extra without tensorboard."""
         if self._writer is None:
             with require_extra("tensorboard", "TensorboardVisBackend requires tensorboard"):
                 from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -49,7 +42,7 @@ class TensorboardVisBackend(BaseVisBackend):
         self._add_text("config", config)
 
     def add_graph(self, graph: str) -> None:
-        """Write the description of the model as text."""
+        """Write the model description as text."""
         self._add_text("graph", graph)
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
@@ -59,36 +52,25 @@ class TensorboardVisBackend(BaseVisBackend):
         self.experiment.add_event(_make_event(step, tag=name, image=encoded))
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
-        """Write the bins of the histogram."""
-        writer = self.experiment
-        from tensorboard.compat.proto import summary_pb2
-
-        count = int(histogram.counts.sum())
-        proto = summary_pb2.HistogramProto(
-            min=histogram.edges[0],
-            max=histogram.edges[-1],
-            num=count,
-            sum=count * histogram.mean if count else 0.0,
-            sum_squares=count * (histogram.mean**2 + histogram.std**2) if count else 0.0,
-            bucket_limit=histogram.edges[1:].tolist(),
-            bucket=histogram.counts.tolist(),
-        )
-        writer.add_event(_make_event(step, tag=name, histo=proto))
+        """Write the histogram bins."""
+        count, edges = int(histogram.counts.sum()), histogram.edges
+        total = count * histogram.mean if count else 0.0
+        squares = count * (histogram.mean**2 + histogram.std**2) if count else 0.0
+        bins = dict(bucket_limit=edges[1:].tolist(), bucket=histogram.counts.tolist())
+        proto = dict(min=edges[0], max=edges[-1], num=count, sum=total, sum_squares=squares, **bins)
+        self.experiment.add_event(_make_event(step, tag=name, histo=proto))
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
         """Write each number under its name; `file_path` is ignored."""
         for name, value in scalar_dict.items():
             if name == "step":
                 continue
-            number = to_number(value)
-            if number is not None:
+            if (number := to_number(value)) is not None:
                 self.experiment.add_event(_make_event(step, tag=name, simple_value=number))
             elif name not in self._warned:
                 self._warned.add(name)
-                warnings.warn(
-                    f"{name!r} is not written to TensorBoard: it must be a number, got {type(value).__name__}",
-                    stacklevel=2,
-                )
+                kind = type(value).__name__
+                warnings.warn(f"{name!r} is not written to TensorBoard: it must be a number, got {kind}", stacklevel=2)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
         """Write a restart event: TensorBoard then drops later steps of earlier event files."""

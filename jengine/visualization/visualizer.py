@@ -1,4 +1,4 @@
-"""Forward scalars, images, the config and the graph to every backend, on the first process only."""
+"""Visualizer, which writes to every backend, on the first process only."""
 
 import os
 import pathlib
@@ -18,23 +18,26 @@ from jengine.visualization.convert import format_graph, histogram
 
 @VISUALIZERS.register_module()
 class Visualizer:
-    """Send scalars, images, the config and the model's graph to the backends.
+    """Writer of scalars, images, the config and the model graph to all backends.
 
-    Only the process with index 0 writes, one thread at a time. `LocalVisualizer` also draws predictions; to draw your
-    own, subclass it and implement `add_datasample`.
+    Only the process with index 0 writes, one thread at a time. `LocalVisualizer` also draws predictions; to draw
+    something else, you can subclass it and implement `add_datasample`.
 
     Args:
-      vis_backends: list of backend configs or instances; a config may have a `name`, by default the name of its type.
-        None: one LocalVisBackend if `save_dir` is given, otherwise no backend.
-      save_dir: backends get `<save_dir>/vis_data` as their `save_dir`, unless they set one.
+      vis_backends: list of backend configs or instances; a config may have a `name`, by default the type name. None:
+        one LocalVisBackend if `save_dir` is given, otherwise no backend.
+      save_dir: backends get `<save_dir>/vis_data` as `save_dir`, unless they set one.
       name: the name of the visualizer.
 
     Attributes:
       vis_backends: the backends by name.
-      dataset_meta: metadata of the dataset (class names, palette), for subclasses that draw.
+      dataset_meta: dataset metadata (class names, palette), for subclasses that draw.
 
-    Raises:
-      TypeError: `vis_backends` is not a list. RuntimeError: two backends have the same name.
+    Examples:
+      >>> import tempfile
+      >>> visualizer = Visualizer([dict(type="CSVVisBackend")], save_dir=tempfile.mkdtemp())
+      >>> visualizer.add_scalar("lr", 0.1, step=5)
+      >>> visualizer.close()
     """
 
     def __init__(
@@ -52,14 +55,21 @@ class Visualizer:
         defaults = {} if save_dir is None else {"save_dir": str(pathlib.Path(save_dir) / "vis_data")}
         for index, backend in enumerate(vis_backends):
             with config_path("vis_backends", index):
-                self._add_backend(backend, defaults)
+                custom_name = None
+                if hasattr(backend, "items"):
+                    custom_name = backend.get("name")
+                    backend = {key: value for key, value in backend.items() if key != "name"}
+                if not isinstance(backend, BaseVisBackend):
+                    backend = VISBACKENDS.build(backend, **defaults)
+                key = custom_name or type(backend).__name__
+                if key in self.vis_backends:
+                    raise RuntimeError(
+                        f"names of visualization backends must be unique, got {key!r} twice; set another `name`"
+                    )
+                self.vis_backends[key] = backend
 
     def get_backend(self, name: str) -> BaseVisBackend:
-        """Return the backend called `name`.
-
-        Raises:
-          KeyError: no backend has that name; the message suggests one.
-        """
+        """Return the backend called `name`; KeyError, with a suggestion, if there is none."""
         if name not in self.vis_backends:
             raise UnknownNameError(f"no visualization backend is called {name!r}{closest(name, self.vis_backends)}")
         return self.vis_backends[name]
@@ -79,26 +89,13 @@ class Visualizer:
                 backend.add_graph(text)
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
-        """Write an image.
-
-        Args:
-          name: the name of the image; images with the same name form a series over `step`.
-          image: uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA).
-          step: iteration or epoch of the image.
-        """
+        """Write an image, uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA); the steps of a name form a series."""
         with self._lock:
             for backend in self._active_backends():
                 backend.add_image(name, image, step)
 
     def add_histogram(self, name: str, values: Any, step: int = 0, bins: int = 64) -> None:
-        """Write a histogram of the elements of an array.
-
-        Args:
-          name: the name of the array.
-          values: host array of numbers of any shape; a device array blocks until it is computed.
-          step: iteration or epoch of the values.
-          bins: number of bins between minimum and maximum.
-        """
+        """Write a histogram of array elements; see `histogram`. A device array blocks until it is computed."""
         with self._lock:
             if backends := self._active_backends():
                 binned = histogram(values, bins)
@@ -115,7 +112,7 @@ class Visualizer:
         """Write several numbers of one step.
 
         Args:
-          scalar_dict: host numbers by name. `mode` ('train', 'val' or 'test') is their loop: JSON lines contain it, all
+          scalar_dict: host numbers by name. `mode` ('train', 'val' or 'test') is the loop: JSON lines contain it, all
             other backends write `val/<name>` and `test/<name>` (see `BaseVisBackend.name_scalars`).
           step: iteration or epoch of the numbers.
           file_path: a file, relative to `save_dir`, that file backends append the numbers to as well.
@@ -135,7 +132,7 @@ class Visualizer:
         wait_time: float = 0,
         step: int = 0,
     ) -> None:
-        """Draw a sample. Subclasses draw on a copy of the image and pass it to `add_image`.
+        """Draw a sample. This class does not: subclasses should draw on a copy of the image and call `add_image`.
 
         Args:
           name: the name of the image.
@@ -146,9 +143,6 @@ class Visualizer:
           show: whether to open a window.
           wait_time: seconds to keep the window open; 0 keeps it open until it is closed.
           step: iteration or epoch of the sample.
-
-        Raises:
-          NotImplementedError: this class does not draw.
         """
         raise NotImplementedError(
             f"{type(self).__name__} cannot draw a {type(data_sample).__name__}: use LocalVisualizer, or a subclass "
@@ -156,14 +150,7 @@ class Visualizer:
         )
 
     def require_drawing(self, hook: str) -> None:
-        """Check before training that `add_datasample` will work, for a hook that calls it.
-
-        Args:
-          hook: the name of the hook, for the error message.
-
-        Raises:
-          ConfigError: this class does not draw.
-        """
+        """Raise ConfigError, before training, if `add_datasample` will not work for the hook with the name `hook`."""
         if type(self).add_datasample is Visualizer.add_datasample:
             raise ConfigError(
                 f"`visualizer` must define add_datasample for {hook}, which draws samples, got a "
@@ -176,12 +163,7 @@ class Visualizer:
             return {name: state for name, backend in self.vis_backends.items() if (state := backend.state_dict())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
-        """Discard everything written after the checkpoint that a run resumes from.
-
-        Args:
-          state_dict: the result of `state_dict` when the checkpoint was written.
-          step: number of iterations completed at the checkpoint.
-        """
+        """Discard what was written after a checkpoint; arguments as in `BaseVisBackend.load_state_dict`."""
         with self._lock:
             backends = self._active_backends()
             for name, backend in self.vis_backends.items():
@@ -197,17 +179,3 @@ class Visualizer:
     def _active_backends(self) -> list[BaseVisBackend]:
         """Return the backends that this process writes to."""
         return list(self.vis_backends.values()) if jax.process_index() == 0 else []
-
-    def _add_backend(self, cfg: Any, defaults: dict[str, str]) -> None:
-        name = None
-        backend = cfg
-        if not isinstance(cfg, BaseVisBackend):
-            if hasattr(cfg, "items"):
-                name, cfg = cfg.get("name"), {key: value for key, value in cfg.items() if key != "name"}
-            backend = VISBACKENDS.build(cfg, **defaults)
-        name = name or type(backend).__name__
-        if name in self.vis_backends:
-            raise RuntimeError(
-                f"names of visualization backends must be unique, got {name!r} twice; set another `name`"
-            )
-        self.vis_backends[name] = backend

@@ -1,4 +1,4 @@
-"""Log to Weights & Biases."""
+"""Backend for Weights & Biases."""
 
 import os
 import warnings
@@ -17,14 +17,14 @@ _RUN_SELECTION = ("id", "resume", "resume_from", "fork_from")  # arguments of `w
 
 @VISBACKENDS.register_module()
 class WandbVisBackend(BaseVisBackend):
-    """Log everything to a run of Weights & Biases; offline, to files below `save_dir` for a later `wandb sync`.
+    """A run in Weights & Biases with everything; offline, files below `save_dir` for a later `wandb sync`.
 
-    Each entry has a `step`, which is the x-axis of all plots: W&B's own counter cannot decrease, while validations
-    may count in epochs. A resumed run continues the run of its checkpoint and rewinds it to the entry of the checkpoint
-    (`resume_from` of `wandb.init`); offline, the files record the rewind, and `wandb sync` performs it.
+    Each entry has a `step`, the x-axis in all plots: W&B's counter cannot decrease, while validations may count in
+    epochs. A resumed run continues the W&B run in the checkpoint and rewinds it to the last entry there (`resume_from`
+    in `wandb.init`); offline, the files record the rewind, and `wandb sync` performs it.
 
     Args:
-      save_dir: the directory for its files.
+      save_dir: the directory for files.
       init_kwargs: for `wandb.init`: `project`, `name`, `mode='offline'`, ….
       define_metric_cfg: name -> summary for `define_metric`, such as `{'val/accuracy': 'max'}`.
     """
@@ -45,11 +45,7 @@ class WandbVisBackend(BaseVisBackend):
 
     @property
     def experiment(self) -> Any:
-        """The run, opened at the first use.
-
-        Raises:
-          ImportError: wandb is not installed.
-        """
+        """The run, opened at the first use, with an error that names the extra without wandb."""
         if self._run is None:
             wandb = _import_wandb()
             self.save_dir.mkdir(parents=True, exist_ok=True)
@@ -65,7 +61,7 @@ class WandbVisBackend(BaseVisBackend):
         self._add_text("config", config)
 
     def add_graph(self, graph: str) -> None:
-        """Write the description of the model as text, under `graph`."""
+        """Write the model description as text, under `graph`."""
         self._add_text("graph", graph)
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
@@ -76,20 +72,19 @@ class WandbVisBackend(BaseVisBackend):
         self._log({name: _import_wandb().Image(pixels)}, step)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
-        """Write the bins of the histogram."""
-        bins = _import_wandb().Histogram(np_histogram=(histogram.counts, histogram.edges))
-        self._log({name: bins}, step)
+        """Write the histogram bins."""
+        self._log({name: _import_wandb().Histogram(np_histogram=(histogram.counts, histogram.edges))}, step)
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
         """Write the values of one step as one entry; `file_path` is ignored."""
         self._log({name: to_plain(value) for name, value in scalar_dict.items()}, step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the id of the run and its number of entries."""
+        """Return the run id and the number of entries."""
         return {} if self._run_id is None else {"id": self._run_id, "entries": self._num_entries}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
-        """Continue the run of the checkpoint from its entry, unless a run is open."""
+        """Continue the run in the checkpoint after the last entry there, unless a run is open."""
         if "id" in state_dict and self._run is None:
             self._run_id, self._num_entries = state_dict["id"], state_dict["entries"]
 
@@ -102,7 +97,7 @@ class WandbVisBackend(BaseVisBackend):
             self._run = None
 
     def _start_run(self, wandb: Any) -> Any:
-        """Start a new run, or continue the run of the checkpoint after its entries."""
+        """Start a new run, or continue that in the checkpoint."""
         if self._run_id is None:
             run = wandb.init(**{"dir": str(self.save_dir), **self._init_kwargs})
             self._run_id, self._num_entries = run.id, run.step  # step > 0 if `init_kwargs` select an existing run
