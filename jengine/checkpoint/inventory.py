@@ -10,7 +10,6 @@ from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.layout import (
     INCOMING,
     POINTER,
-    decode_meta,
     find_latest,
     list_checkpoints,
     read_pointer,
@@ -19,6 +18,7 @@ from jengine.checkpoint.layout import (
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.manifest import MANIFEST, META, read_manifest, validate_checkpoint
 from jengine.errors import closest
+from jengine.json_codec import decode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
     names = list_checkpoints(root) or ([] if pointer is None else list_checkpoints(pointer.parent))
     paths = [Path(path) for path in names]
     problems = {path: validate_checkpoint(path) for path in paths}
-    metadata = {path: decode_meta((path / META).read_text()) for path in paths if problems[path] is None}
+    metadata = {path: decode((path / META).read_text()) for path in paths if problems[path] is None}
     # Compare names: `last_checkpoint` of a copied work dir, or of one behind a link, has another path.
     latest = Path(find_latest(root) or "").name if metadata else ""
     reasons, metrics = _collect_reasons(metadata), _collect_metrics(metadata)

@@ -14,9 +14,7 @@ A checkpoint is written to `epoch_5.incoming` and renamed once its manifest is c
 the manifest reveals files that were lost or damaged later.
 """
 
-import json
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -33,6 +31,7 @@ from jengine.checkpoint.manifest import (
     write_synced,
 )
 from jengine.checkpoint.progress import wait_for_processes
+from jengine.json_codec import decode, encode
 
 POINTER = "last_checkpoint"
 CURRENT_RUN = "current_run"
@@ -40,8 +39,6 @@ INCOMING = ".incoming"
 OUTGOING = ".outgoing"
 
 _LOGGER = logging.getLogger("jengine")
-_FLOAT = "$float"  # the key of the objects that stand for NaN and infinities
-_JSON_SCALARS = frozenset({type(None), str, bool, int, float})
 
 
 class CorruptCheckpointError(ValueError):
@@ -238,58 +235,18 @@ def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       FileNotFoundError, CorruptCheckpointError: as `find_checkpoint`.
     """
-    return decode_meta((Path(locate_checkpoint(path)) / META).read_text())
+    return decode((Path(locate_checkpoint(path)) / META).read_text())
 
 
 def encode_meta(meta: Mapping[str, Any]) -> str:
-    """Return `meta` as JSON text; NumPy scalars and arrays become numbers and lists, tuples become lists.
-
-    JSON has no NaN and no infinity: they are written as `{"$float": "NaN"}`, which `decode_meta` reads.
+    """Return `meta` as JSON text, see `jengine.json_codec`, with one line per entry.
 
     Raises:
       TypeError: a value that JSON cannot represent; the message has its dotted path.
     """
-    # Write one line per entry. With `indent`, Python would not use its encoder in C.
-    lines = [f" {json.dumps(key)}: {_encode_entry(value)}" for key, value in _to_plain(meta, "checkpoint").items()]
+    # With `indent`, Python would not use its encoder in C.
+    lines = [f" {encode(key)}: {encode(value, f'checkpoint.{key}')}" for key, value in meta.items()]
     return "{\n" + ",\n".join(lines) + "\n}"
-
-
-def decode_meta(text: str) -> dict[str, Any]:
-    """Return what `encode_meta` was given, in JSON's types; a bare NaN of earlier versions is read too."""
-    return json.loads(text, object_hook=lambda entry: float(entry[_FLOAT]) if entry.keys() == {_FLOAT} else entry)
-
-
-def _encode_entry(value: Any) -> str:
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:  # rare, so that the usual entry is not searched
-        return json.dumps(_tag_nonfinite(value), allow_nan=False)
-
-
-def _tag_nonfinite(value: Any) -> Any:
-    """Return a value of JSON's types with each NaN and infinity as an object."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {_FLOAT: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
-    if isinstance(value, dict):
-        return {key: _tag_nonfinite(entry) for key, entry in value.items()}
-    return [_tag_nonfinite(entry) for entry in value] if isinstance(value, list) else value
-
-
-def _to_plain(value: Any, path: str) -> Any:
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, list | tuple) and _JSON_SCALARS.issuperset(map(type, value)):  # fast path: histories are long
-        return list(value)
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"the keys of `{path}` must be strings, got {key!r}")
-        return {key: _to_plain(entry, f"{path}.{key}") for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_plain(entry, f"{path}.{i}") for i, entry in enumerate(value)]
-    if hasattr(value, "tolist"):  # NumPy and JAX arrays and scalars
-        return value.tolist()
-    raise TypeError(f"`{path}` must be a number, a string, a list or a dict, got {type(value).__name__}")
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -10,7 +10,6 @@ file are used only in messages: which process holds the lock, and whether a run 
 import atexit
 import errno
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -21,6 +20,7 @@ from typing import Any
 import jax
 
 from jengine.errors import ConfigError
+from jengine.json_codec import decode, encode
 
 LOCK = "run.lock"
 
@@ -82,7 +82,7 @@ class WorkDirLock:
                 self._work_dir, _describe(previous),
             )  # fmt: skip
         os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(_current_holder()).encode(), 0)
+        os.pwrite(file, encode(_current_holder()).encode(), 0)
         self._file = file
         _HELD.add(self)
         atexit.register(self.release)
@@ -158,7 +158,7 @@ def _current_holder() -> dict[str, Any]:
 def _read_holder(file: int) -> dict[str, Any]:
     """Read the holder's process and host; {} if they are missing or incomplete."""
     try:
-        holder = json.loads(os.pread(file, 4096, 0))
+        holder = decode(os.pread(file, 4096, 0))
     except ValueError:
         return {}
     return holder if isinstance(holder, dict) else {}

@@ -9,7 +9,6 @@ anything else is written, so that an interrupted save is recognized, and a direc
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jengine.checkpoint.progress import report_progress
+from jengine.json_codec import decode, encode
 
 MANIFEST = "manifest.json"
 META = "meta.json"
@@ -88,7 +88,7 @@ def seal_part(directory: Path, process: int, *, checksums: bool = True) -> None:
     files = _sync_files(directory, [str(path.relative_to(directory)) for path in _files(own)], checksums)
     for path in own.rglob("*/"):
         sync(path)
-    write_synced(directory / f"manifest.{process}.json", json.dumps({"files": files}))
+    write_synced(directory / f"manifest.{process}.json", encode({"files": files}))
 
 
 def read_manifest(directory: Path) -> Manifest | None:
@@ -240,7 +240,7 @@ def write_synced(path: Path, text: str) -> None:
 
 def _validate_meta(directory: Path, manifest: Manifest) -> str | None:
     try:
-        meta = json.loads((directory / META).read_text())
+        meta = decode((directory / META).read_text())
         if manifest.iteration is None:  # a published copy, which may have left out the iteration
             return None
         iteration = meta["meta"]["iter"]
@@ -252,7 +252,7 @@ def _validate_meta(directory: Path, manifest: Manifest) -> str | None:
 
 
 def _read(directory: Path) -> Manifest:
-    stored = json.loads((directory / MANIFEST).read_text())
+    stored = decode((directory / MANIFEST).read_text())
     if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
         found = stored.get("format") if isinstance(stored, dict) else stored
         raise ValueError(f"its format must be {_FORMAT}, got {found!r}")
@@ -271,7 +271,7 @@ def _read_part(path: Path) -> Files:
     Raises:
       ValueError: the part is not readable.
     """
-    return _parse_files(json.loads(path.read_text()))
+    return _parse_files(decode(path.read_text()))
 
 
 def _parse_files(stored: Any) -> Files:
@@ -294,11 +294,11 @@ def _write(directory: Path, manifest: Manifest) -> None:
         "iter": manifest.iteration,
         "files": {name: list(record) for name, record in manifest.files.items()},
     }
-    write_synced(directory / MANIFEST, json.dumps({**content, "sha256": _digest(content)}, indent=1))
+    write_synced(directory / MANIFEST, encode({**content, "sha256": _digest(content)}, indent=1))
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(encode(content, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -9,7 +9,6 @@ key, logs the error and ends the process.
 
 import atexit
 import contextlib
-import json
 import logging
 import os
 import re
@@ -20,6 +19,8 @@ from types import TracebackType
 from typing import Any
 
 import jax
+
+from jengine.json_codec import decode, encode
 
 _KEY = "jengine/failure"
 _BARRIER = "jengine/failure_received"
@@ -79,7 +80,7 @@ class FailureWatch:
         failure = {"process": self._index, "name": describe_process(self._index)}
         reason = f"failed: {type(error).__name__}: {error}{notes}"[:2000]
         with contextlib.suppress(Exception):  # another process was first, or the service is gone
-            self._client.key_value_set(_KEY, json.dumps({**failure, "reason": reason}))
+            self._client.key_value_set(_KEY, encode({**failure, "reason": reason}))
         timer = threading.Timer(_GRACE, self._leave)
         timer.daemon = True
         timer.start()
@@ -87,7 +88,7 @@ class FailureWatch:
     def _watch(self) -> None:
         while True:
             try:
-                failure = json.loads(self._client.blocking_key_value_get(_KEY, _DAY))
+                failure = decode(self._client.blocking_key_value_get(_KEY, _DAY))
                 break
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):

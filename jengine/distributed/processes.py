@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import importlib
-import json
 import pickle
 import struct
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from jax.experimental import multihost_utils
 from jengine.description import describe
 from jengine.distributed.failures import FailureWatch, ProcessError
 from jengine.errors import ConfigError
+from jengine.json_codec import encode
 
 _CHUNK_SIZE = 2**20  # bytes; each device holds one chunk of every process
 _MIN_SIZE = 2**7  # bytes; few sizes mean few programs, and a header has this one
@@ -178,7 +178,7 @@ def assert_equal_across_processes(processes: SingleProcess | Processes, values: 
     if processes.count == 1:
         return
     plain = describe(values, shallow=True)
-    text = json.dumps(plain, sort_keys=True)
+    text = encode(plain, sort_keys=True)
     hashes = processes.all_gather("a hash", hashlib.sha256(text.encode()).hexdigest())
     holders = sorted({hashes.index(other) for other in set(hashes)})  # the first process with each hash
     expected = processes.broadcast("the values of process 0", plain) if len(holders) > 1 else plain

@@ -1,7 +1,6 @@
 """Write the log: lines to the terminal and the log file, scalars to the visualizer's backends."""
 
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -12,9 +11,9 @@ from jengine.annotations import Count
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
+from jengine.json_codec import encode, to_plain
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
-from jengine.visualization.convert import to_jsonable
 
 
 @HOOKS.register_module()
@@ -134,7 +133,7 @@ class LoggerHook(Hook):
         self._add_metrics(runner, runner.log_processor.get_log_after_epoch(runner, last, "test")[0], "test")
         if runner.is_main_process:
             with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
-                json.dump(_to_json_entries(tag), file, allow_nan=False)
+                file.write(encode(_to_json_entries(tag), for_logs=True))
 
     def after_run(self, runner: Runner) -> None:
         """Close the backends and copy the log files to `out_dir`."""
@@ -209,5 +208,5 @@ def _to_json_entries(tag: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for name, value in tag.items():
         with contextlib.suppress(TypeError):
-            found[name] = to_jsonable(value)
+            found[name] = to_plain(value, for_logs=True)
     return {name: value for name, value in found.items() if value is not None}

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 from jengine.errors import ArgumentError, UnknownNameError, closest
+from jengine.json_codec import to_plain
 from jengine.logging.history import HistoryBuffer, check_count, to_float
 from jengine.logging.loss_watch import LossWatch
 from jengine.logging.pending_scalars import PendingScalars
 
-_NOT_JSON = object()
 _ARRAY_TYPES: set[type] = (
     set()
 )  # device array types seen so far: `isinstance(value, jax.Array)` is slower than an update
@@ -246,15 +246,14 @@ class MessageHub:
         infos = {}
         for key, value in self._runtime_info.items():
             if self._resumed[key]:
-                plain = _to_json(value)
-                if plain is _NOT_JSON:
+                try:
+                    infos[key] = to_plain(value, key, arrays=False)
+                except TypeError:
                     logging.getLogger("jengine").warning(
                         "info %r is not saved: %s is not JSON-serializable (resumed=False silences this warning)",
                         key,
                         _describe_type(value),
                     )
-                else:
-                    infos[key] = plain
         return {"log_scalars": scalars, "runtime_info": infos}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -360,21 +359,6 @@ def _check_scalar(key: str, value: Any) -> Any:
     except (TypeError, ValueError) as error:
         error.add_note(f"in the update of the scalar {key!r}")
         raise
-
-
-def _to_json(value: Any) -> Any:
-    """Convert `value` to JSON types; return `_NOT_JSON` if that is not possible."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        items = [_to_json(item) for item in value]
-        return _NOT_JSON if any(item is _NOT_JSON for item in items) else items
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        plain = {key: _to_json(item) for key, item in value.items()}
-        return _NOT_JSON if any(item is _NOT_JSON for item in plain.values()) else plain
-    return _NOT_JSON
 
 
 def _describe_type(value: Any) -> str:

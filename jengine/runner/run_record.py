@@ -1,6 +1,5 @@
 """Write `run.json` to the log directory: what a report on a run requires in addition to its scalars."""
 
-import json
 import math
 import pathlib
 import platform
@@ -11,6 +10,7 @@ from typing import Any
 import jax
 
 from jengine.checkpoint.manifest import write_synced
+from jengine.json_codec import decode, encode
 from jengine.paths import flatten
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.versions import describe_device, package_versions
@@ -79,7 +79,7 @@ def update_record(runner: Runner, status: str | None = None) -> None:
 def _read(runner: Runner) -> dict[str, Any]:
     """Return the record; {} if there is none, as before training and after the log directory was deleted."""
     try:
-        return dict(json.loads(pathlib.Path(runner.log_dir, FILE).read_text()))
+        return dict(decode(pathlib.Path(runner.log_dir, FILE).read_text()))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -89,7 +89,7 @@ def _read(runner: Runner) -> dict[str, Any]:
 
 def _write(runner: Runner, record: dict[str, Any]) -> None:
     try:
-        write_synced(pathlib.Path(runner.log_dir, FILE), json.dumps(record, allow_nan=False, indent=1))
+        write_synced(pathlib.Path(runner.log_dir, FILE), encode(record, indent=1))
     except OSError as error:  # training does not depend on it
         runner.logger.warning(f"{FILE} could not be written: {error}")
 
