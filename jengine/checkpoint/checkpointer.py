@@ -1,4 +1,4 @@
-"""Write checkpoints in the background while training continues."""
+"""Checkpoint writer that works in the background while training continues."""
 
 import concurrent.futures
 import contextlib
@@ -27,22 +27,30 @@ from jengine.checkpoint.progress import wait_for_processes
 
 
 class CheckpointSaveError(OSError):
-    """Signal that a checkpoint could not be written. Earlier checkpoints are intact."""
+    """Error of a save that failed. Earlier checkpoints are intact."""
 
 
 class Checkpointer:
-    """Save one checkpoint at a time, in the background.
+    """Checkpoint manager that saves one checkpoint at a time, in the background.
 
     A save has four steps: write the files into a temporary directory, rename it, update `last_checkpoint`, and remove
-    older checkpoints. Each step is on disk before the next begins, so that a complete checkpoint is left whenever the
+    older checkpoints. Each step is on disk before the next begins, so a complete checkpoint is left whenever the
     process is killed or the power fails. Directories without a manifest are never replaced or removed.
 
-    With several processes, all of them call every method. Each writes, hashes and syncs its own arrays; the first one
+    With several processes, all should call every method. Each writes, hashes and syncs its own arrays; the first one
     does the rest.
 
     Args:
-      work_dir: the directory of the text file `last_checkpoint`.
-      run: the identifier of the run. Only checkpoints with the same one are replaced or evicted.
+      work_dir: where the text file `last_checkpoint` is.
+      run: the run identifier. Only checkpoints with the same one are replaced or evicted.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     checkpointer = Checkpointer(directory)
+    ...     path = checkpointer.save(f"{directory}/iter_1", {"x": jax.numpy.ones(2)}, {"meta": {"iter": 1}})
+    ...     checkpointer.close()
+    ...     sorted(os.listdir(directory))
+    ['iter_1', 'last_checkpoint']
     """
 
     def __init__(self, work_dir: str | os.PathLike[str], run: str = "") -> None:
@@ -66,13 +74,13 @@ class Checkpointer:
         """Wait for the previous save, then start a new one.
 
         Args:
-          path: the checkpoint's directory; an existing one of this run is replaced once the new one is complete.
-          state: pytree of arrays, typed PRNG keys included. It may be donated as soon as this returns.
+          path: the directory to write; this run's checkpoint there is replaced once the new one is complete.
+          state: pytree with arrays and typed PRNG keys. It may be donated as soon as this returns.
           meta: everything else, in types that JSON can store; the search for the latest checkpoint compares
             `meta["meta"]["iter"]`.
           latest: whether to point `last_checkpoint` to it.
-          evict: names of checkpoints of this run, in the same directory, to remove once this one is complete.
-          checksums: whether to store the SHA-256 of each file, about a second per gigabyte in the background.
+          evict: names in the same directory to remove once this checkpoint is complete, if this run wrote them.
+          checksums: whether to store SHA-256 hashes, about a second per gigabyte in the background.
 
         Returns:
           The absolute path.
@@ -123,7 +131,7 @@ class Checkpointer:
                 self._pending = None
 
     def delete(self, path: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint of any run if it exists, after the save in progress.
+        """Remove a checkpoint, whichever run wrote it, after the save in progress.
 
         Raises:
           FileExistsError: the directory is not a checkpoint.
@@ -133,12 +141,7 @@ class Checkpointer:
             _delete_checkpoint(Path(path).absolute())
 
     def evict(self, directory: str | os.PathLike[str], names: Iterable[str]) -> None:
-        """Remove checkpoints of this run, after the save in progress; others are left alone.
-
-        Args:
-          directory: the directory of the checkpoints.
-          names: names of directories in it; those that do not exist are skipped.
-        """
+        """Remove checkpoints that this run wrote, after the save in progress; skip all other names in `directory`."""
         self.wait()
         if _is_primary():
             self._evict(Path(directory).absolute(), names)
