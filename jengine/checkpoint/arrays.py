@@ -129,6 +129,19 @@ def decode_leaf(stored: Any, target: Any) -> Any:
     return jax.random.wrap_key_data(stored, impl=impl[0])
 
 
+def put_like(array: Any, like: Any) -> Any:
+    """Return `array` with the dtype and devices of `like`; a NumPy array if `like` has no sharding."""
+    struct = to_struct(like)
+    array = array.astype(struct.dtype, copy=False)
+    if struct.sharding is None:
+        placed = np.asarray(array)
+    elif struct.sharding.is_fully_addressable or isinstance(array, jax.Array):
+        placed = jax.device_put(array, struct.sharding)
+    else:  # each process has the whole array and supplies its own parts
+        placed = jax.make_array_from_callback(array.shape, struct.sharding, lambda index: array[index])
+    return decode_leaf(placed, like)
+
+
 def read_structs(directory: Path) -> Any:
     """Return the tree on disk with a ShapeDtypeStruct for each array, without reading arrays.
 

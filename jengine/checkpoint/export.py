@@ -1,4 +1,4 @@
-"""Export parameters to PyTorch and import them back, as safetensors files."""
+"""Parameter exchange with PyTorch, as safetensors files."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -40,11 +40,11 @@ def export_params(
 
     Args:
       source: a checkpoint, or a work dir for its newest one; or parameters as a pytree of arrays. The low-rank updates
-        in a checkpoint of `LoRA` are added to the kernels.
+        in a `LoRA` checkpoint are added to the kernels.
       path: the file to write; an existing one is replaced once the new one is complete.
-      item: the dotted path of the parameters in a checkpoint.
-      batch_stats: whether to export the running statistics of batch norms too. With a checkpoint: True, or the dotted
-        path of a model state other than `model_state`. With a pytree as `source`: the model state itself.
+      item: the dotted path to the parameters in a checkpoint.
+      batch_stats: whether to export batch-norm statistics too. With a checkpoint: True, or the dotted path to a model
+        state other than `model_state`. With a pytree as `source`: the model state itself.
 
     Returns:
       The tensors in the file by name.
@@ -61,23 +61,28 @@ def export_params(
     pairs = [*zip(params.items(), param_layouts(params).values(), strict=True)]
     pairs += zip(statistics.items(), statistic_layouts(statistics).values(), strict=True)
     check_unique((path, layout) for (path, _), layout in pairs)
-    tensors = {layout.name: layout.to_torch(_to_host(path, leaf)) for (path, leaf), layout in pairs}
+    tensors = {}
+    for (name, leaf), layout in pairs:
+        array = leaf if arrays.is_key(leaf) else np.asarray(leaf)
+        if array.dtype not in _WRITABLE:
+            raise ValueError(f"`{name}` must have a dtype that safetensors supports, got {array.dtype}")
+        tensors[layout.name] = layout.to_torch(array)
     _write_file(Path(path), tensors)
     return tensors
 
 
 def import_params(path: str | os.PathLike[str], target: Any, *, rename: Sequence[tuple[str, str]] = ()) -> Any:
-    """Read parameters from a safetensors file of `export_params` or of a PyTorch model with the same structure.
+    """Read parameters from a safetensors file that `export_params` or PyTorch wrote for the same model structure.
 
     Running statistics in the file are ignored; `import_batch_stats` reads them.
 
     Args:
       path: the file.
-      target: the model's parameters, as a pytree of arrays or ShapeDtypeStructs.
-      rename: (old, new) prefixes of whole segments of the names in the file; the first match is applied.
+      target: the model parameters, as a pytree of arrays or ShapeDtypeStructs.
+      rename: (old, new) prefixes of the names in the file, in whole segments; the first match is applied.
 
     Returns:
-      A pytree with the structure, dtypes and placement of `target`; float dtypes are cast if they differ.
+      A pytree like `target`, with the same dtypes and placement; float dtypes are cast if they differ.
 
     Raises:
       CheckpointMismatchError: names, shapes or dtypes do not match; nothing was read. ValueError: not a safetensors
@@ -87,15 +92,11 @@ def import_params(path: str | os.PathLike[str], target: Any, *, rename: Sequence
 
 
 def import_batch_stats(path: str | os.PathLike[str], target: Any, *, rename: Sequence[tuple[str, str]] = ()) -> Any:
-    """Read the running statistics of batch norms from a safetensors file into a model state.
+    """Read batch-norm statistics from a safetensors file into a model state.
 
     Args:
-      path: the file.
-      target: the model's state; everything but `mean` and `var` keeps its value.
-      rename: as in `import_params`.
-
-    Returns:
-      The model state with the statistics of the file.
+      path, rename: as in `import_params`.
+      target: the model state; everything but `mean` and `var` is kept.
 
     Raises:
       CheckpointMismatchError: as for `import_params`.
@@ -105,7 +106,7 @@ def import_batch_stats(path: str | os.PathLike[str], target: Any, *, rename: Seq
 
 
 def _read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the parameters and the running statistics to export, by path; arguments as in `export_params`."""
+    """Return the parameters and the running statistics to export, by path."""
     with_statistics, state = batch_stats is not False, {}
     if isinstance(source, str | os.PathLike):
         params = _read_item(source, item)
@@ -125,7 +126,7 @@ def _read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, An
 
 
 def _merge_updates(source: str | os.PathLike[str], params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of the model inside a `LoRA`, whose parameters are `params`, by path."""
+    """Return the parameters by path with the low-rank updates added."""
     frozen, scales = (_read_item(source, f"model_state.{name}") for name in ("frozen", "scale"))
     if read_meta(source).get("replicas") is not None:  # each replica has the same values
         frozen, scales = ({path: leaf[0] for path, leaf in leaves.items()} for leaves in (frozen, scales))
@@ -133,22 +134,14 @@ def _merge_updates(source: str | os.PathLike[str], params: Mapping[str, Any]) ->
 
 
 def _read_item(source: str | os.PathLike[str], item: str) -> dict[str, np.ndarray]:
-    """Return the arrays of one item of a checkpoint by their path in the item."""
+    """Return the arrays of a checkpoint item by path below it."""
     directory = Path(find_checkpoint(source))
     structs = {f"{item}.{name}": leaf for name, leaf in list_item_arrays(directory, item).items()}
     loaded = arrays.read_flat(directory / STATE, structs)
     return {name.removeprefix(f"{item}."): array for name, array in loaded.items()}
 
 
-def _to_host(path: str, leaf: Any) -> np.ndarray:
-    array = leaf if arrays.is_key(leaf) else np.asarray(leaf)
-    if array.dtype not in _WRITABLE:
-        raise ValueError(f"`{path}` must have a dtype that safetensors supports, got {array.dtype}")
-    return array
-
-
 def _write_file(target: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write the file under a temporary name and rename it."""
     from safetensors.numpy import save_file
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +160,7 @@ def _read_file(
     rename: Sequence[tuple[str, str]],
     is_relevant: Callable[[str], bool],
 ) -> Any:
-    """Return `target` with the tensors of `layouts`; these must be all tensors of the file that are relevant."""
+    """Return `target` with the tensors in `layouts`; the file must have no other relevant tensors."""
     check_unique(layouts.items())
     leaves = flatten(target)
     expected = {layout.name: jax.ShapeDtypeStruct(layout.shape, leaves[name].dtype) for name, layout in layouts.items()}
@@ -179,12 +172,10 @@ def _read_file(
             str(path), report, "Names and shapes are PyTorch's; rename=[(old, new)] replaces prefixes of names."
         )
     users = {report.matched[layout.name]: name for name, layout in layouts.items()}
-    loaded = {
-        users[name]: layouts[users[name]].to_flax(tensor, shape_of(leaves[users[name]]))
-        for name, tensor in read_safetensors(path, tuple(users))
-    }
-    result = [_put_like(loaded[name], leaf) if name in loaded else leaf for name, leaf in leaves.items()]
-    return jax.tree.unflatten(jax.tree.structure(target), result)
+    for stored_name, tensor in read_safetensors(path, tuple(users)):
+        name = users[stored_name]
+        leaves[name] = arrays.put_like(layouts[name].to_flax(tensor, shape_of(leaves[name])), leaves[name])
+    return jax.tree.unflatten(jax.tree.structure(target), list(leaves.values()))
 
 
 def _is_torch_statistic(name: str) -> bool:
@@ -193,10 +184,3 @@ def _is_torch_statistic(name: str) -> bool:
 
 def _is_buffer(name: str) -> bool:
     return _is_torch_statistic(name) or name.rpartition(".")[2] == "num_batches_tracked"
-
-
-def _put_like(array: np.ndarray, like: Any) -> Any:
-    """Return `array` with the dtype of `like` and on its devices; a NumPy array if `like` has no sharding."""
-    array = array.astype(like.dtype, copy=False)
-    sharding = getattr(like, "sharding", None)
-    return array if sharding is None else jax.device_put(array, sharding)

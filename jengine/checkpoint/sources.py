@@ -1,4 +1,4 @@
-"""Find and open pretrained weights: in which format they are, the arrays that they have, and how to read these.
+"""Pretrained weights on disk or in memory: which format they have, which arrays, and how to read these.
 
 | weights | names of the arrays |
 |---|---|
@@ -41,15 +41,15 @@ _STEP = re.compile(r"(?:.*\D)?(\d+)")  # names of the steps of a CheckpointManag
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """Give access to named arrays, of which only those that are needed are read.
+class WeightSource:
+    """Named arrays that are read on demand.
 
     Attributes:
-      label: the path, or a description of an object, for messages.
-      structs: the shape and dtype of each array by name.
-      read: yields pairs of name and array for some of `structs`. If a struct has a sharding or another dtype, the array
-        may, but need not, have these already.
-      meta: the metadata of a checkpoint of jengine; {} for others.
+      label: the path or the kind of object, for messages.
+      structs: shape and dtype by name.
+      read: yields pairs of name and array for some `structs`. If a struct has a sharding or another dtype, the array
+        may have these already.
+      meta: the metadata from a jengine checkpoint; {} for other weights.
     """
 
     label: str
@@ -59,16 +59,15 @@ class Source:
 
 
 def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, processes: Processes = ALONE) -> str:
-    """Return the absolute path of the weights at `path`, which may be the directory of several.
+    """Return the absolute path to weights.
 
     Args:
-      path: see the table of this module.
-      checksums: whether to compare the files of a checkpoint of jengine with their checksums.
-      processes: those that verify a checkpoint of jengine together, each a share of its files.
+      path: see the table above.
+      checksums, processes: see `find_checkpoint`, for jengine checkpoints.
 
     Raises:
-      FileNotFoundError: nothing is there. ValueError: a file of another format. CorruptCheckpointError: a checkpoint of
-        jengine is incomplete or damaged.
+      FileNotFoundError: nothing is there. ValueError: another file format. CorruptCheckpointError: the checkpoint is
+        incomplete or damaged.
     """
     absolute = Path(path).absolute()
     if absolute.is_file():
@@ -92,17 +91,20 @@ def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, pro
         raise FileNotFoundError(f"{error}; weights must be {FORMATS}") from None
 
 
-def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False, verified: bool = False) -> Source:
+def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False, verified: bool = False) -> WeightSource:
     """Open weights on disk or in memory.
 
     Args:
       weights: a path, or an object in memory.
-      raw: whether to take the trained values from a checkpoint of a run that saved averages.
-      evaluated: whether to take the values that the run of a checkpoint has validated; not with `raw`.
-      verified: whether `weights` is a path that `locate_weights` has returned, so that its files are not looked at.
+      raw: whether to take the trained values from a checkpoint that has averages.
+      evaluated: whether to take the values that a checkpoint's run has validated; not with `raw`.
+      verified: whether `locate_weights` has returned the path, so the files will not be looked at again.
 
     Raises:
-      As `locate_weights`. TypeError: an object in memory that is not a pytree of arrays.
+      TypeError: an object in memory that is not a pytree of arrays. Other errors: see `locate_weights`.
+
+    >>> open_weights({"fc": {"bias": np.zeros(3)}}).structs
+    {'fc.bias': ShapeDtypeStruct(shape=(3,), dtype=float64)}
     """
     if not isinstance(weights, str | os.PathLike):
         return _open_memory(weights)
@@ -110,9 +112,9 @@ def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False, ve
     if path.suffix == ".npz":
         structs = files.list_npz(path)
         names = {name.replace("/", "."): name for name in structs}
-        return _renamed(str(path), structs, functools.partial(_read_npz, path), names)
+        return _renamed(str(path), structs, lambda wanted: files.read_npz(path, tuple(wanted)), names)
     if path.name.endswith(".safetensors"):
-        return Source(str(path), files.list_safetensors(path), lambda s: files.read_safetensors(path, tuple(s)))
+        return WeightSource(str(path), files.list_safetensors(path), lambda s: files.read_safetensors(path, tuple(s)))
     if path.name.endswith(_INDEX):
         return _open_shards(path)
     if items := _find_orbax(path):
@@ -128,11 +130,7 @@ def is_pytree_of_arrays(value: Any) -> bool:
     return bool(leaves) and leaves[0] is not value and any(hasattr(leaf, "shape") for leaf in leaves)
 
 
-def _read_npz(path: Path, structs: Structs) -> Iterator[tuple[str, Any]]:
-    return files.read_npz(path, tuple(structs))
-
-
-def _open_shards(path: Path) -> Source:
+def _open_shards(path: Path) -> WeightSource:
     shards = files.read_index(path)
     structs: dict[str, jax.ShapeDtypeStruct] = {}
     for file, names in shards.items():
@@ -142,18 +140,17 @@ def _open_shards(path: Path) -> Source:
         structs.update({name: stored[name] for name in names})
 
     def read(structs: Structs) -> Iterator[tuple[str, Any]]:
-        for file, names in files.group_by_shard(shards, tuple(structs)).items():
-            yield from files.read_safetensors(path.parent / file, names)
+        for file, names in shards.items():
+            if wanted := [name for name in names if name in structs]:
+                yield from files.read_safetensors(path.parent / file, wanted)
 
-    return Source(str(path), structs, read)
+    return WeightSource(str(path), structs, read)
 
 
 def _find_orbax(path: Path, with_steps: bool = True) -> dict[str, Path]:
-    """Return the directories of the items of an Orbax checkpoint by name ('' if it has none); {} for anything else.
+    """Return the item directories in an Orbax checkpoint by name ('' without items); {} for anything else.
 
-    Args:
-      path: any path.
-      with_steps: whether it may be a directory of steps, for the newest of them.
+    With `with_steps`, `path` may also be a directory with steps, of which the newest counts.
     """
     if not path.is_dir() or (path / MANIFEST).exists() or (path / META).exists():
         return {}
@@ -170,31 +167,28 @@ def _has_arrays(path: Path) -> bool:
     return (path / "_METADATA").is_file()  # the file that Orbax writes next to the arrays of a pytree
 
 
-def _open_orbax(path: Path, items: Mapping[str, Path]) -> Source:
-    if len(items) == 1:
-        (directory,) = items.values()
-        return Source(str(path), flatten(arrays.read_structs(directory)), functools.partial(_read_orbax, directory))
+def _open_orbax(path: Path, items: Mapping[str, Path]) -> WeightSource:
+    prefixes = {"" if len(items) == 1 else f"{item}.": directory for item, directory in items.items()}
     structs = {
-        f"{item}.{name}": struct
-        for item, directory in items.items()
+        prefix + name: struct
+        for prefix, directory in prefixes.items()
         for name, struct in flatten(arrays.read_structs(directory)).items()
     }
 
     def read(structs: Structs) -> Iterator[tuple[str, Any]]:
-        for item, directory in items.items():
-            prefix = f"{item}."
+        for prefix, directory in prefixes.items():
             wanted = {name.removeprefix(prefix): x for name, x in structs.items() if name.startswith(prefix)}
             yield from ((prefix + name, array) for name, array in _read_orbax(directory, wanted))
 
-    return Source(str(path), structs, read)
+    return WeightSource(str(path), structs, read)
 
 
 def _read_orbax(directory: Path, structs: Structs) -> Iterator[tuple[str, Any]]:
     return iter(arrays.read_flat(directory, structs).items() if structs else ())
 
 
-def _open_checkpoint(path: Path, moved: str) -> Source:
-    """Open a checkpoint of jengine; its metadata under `moved` has the items to read from other paths."""
+def _open_checkpoint(path: Path, moved: str) -> WeightSource:
+    """Open a jengine checkpoint, where `moved` names the metadata with the items to read from other paths."""
     meta, structs = read_meta(path), list_arrays(path)
     names = {name: name for name in structs}
     for item, trained in meta.get(moved, {}).items():
@@ -213,18 +207,18 @@ def _renamed(
     read: Callable[[Structs], Iterator[tuple[str, Any]]],
     names: Mapping[str, str],
     meta: Mapping[str, Any] | None = None,
-) -> Source:
-    """Return a source whose names are the keys of `names`, for the stored names that are its values."""
+) -> WeightSource:
+    """Return a source for stored arrays under new names; `names` has the stored name by new name."""
     new_names = {stored: name for name, stored in names.items()}
 
     def read_renamed(wanted: Structs) -> Iterator[tuple[str, Any]]:
         for stored, array in read({names[name]: struct for name, struct in wanted.items()}):
             yield new_names[stored], array
 
-    return Source(label, {name: structs[stored] for name, stored in names.items()}, read_renamed, meta or {})
+    return WeightSource(label, {name: structs[stored] for name, stored in names.items()}, read_renamed, meta or {})
 
 
-def _open_memory(weights: Any) -> Source:
+def _open_memory(weights: Any) -> WeightSource:
     leaves = _flatten_memory(weights)
     label = f"the {type(weights).__name__} in memory"
     for name, leaf in leaves.items():
@@ -238,11 +232,11 @@ def _open_memory(weights: Any) -> Source:
             # A copy, because the first step donates what it is given.
             yield name, jnp.copy(leaf) if isinstance(leaf, jax.Array) else np.array(leaf)
 
-    return Source(label, {name: arrays.to_struct(leaf) for name, leaf in leaves.items()}, read)
+    return WeightSource(label, {name: arrays.to_struct(leaf) for name, leaf in leaves.items()}, read)
 
 
 def _flatten_memory(weights: Any) -> dict[str, Any]:
-    """Return the arrays of an object by name; variables of NNX are below `params` or `model_state`, by their type."""
+    """Return arrays by name; NNX variables are below `params` or `model_state`, by type."""
     if "flax.nnx" not in sys.modules:
         return {name: _to_array(leaf) for name, leaf in flatten(weights).items()}
     from flax import nnx
@@ -255,7 +249,7 @@ def _flatten_memory(weights: Any) -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_wrapper)[0]:
         if isinstance(node, nnx.RngState):
-            continue  # streams of random numbers follow the seed of the run
+            continue  # random streams follow the seed of the run
         item = ""
         if isinstance(node, nnx.Variable):
             item = "params" if isinstance(node, nnx.Param) else "model_state"
@@ -272,7 +266,7 @@ def _is_module(value: Any) -> bool:
 
 
 def _to_array(leaf: Any) -> Any:
-    """Return a leaf as an array of JAX or NumPy if it is one of another library, such as PyTorch on a CPU."""
+    """Convert an array from another library, such as PyTorch on a CPU, to NumPy."""
     if isinstance(leaf, jax.Array | np.ndarray) or not hasattr(leaf, "__array__"):
         return leaf
     return np.asarray(leaf)
