@@ -133,6 +133,7 @@ def put_like(array: Any, like: Any) -> Any:
     """Return `array` with the dtype and devices of `like`; a NumPy array if `like` has no sharding."""
     struct = to_struct(like)
     array = array.astype(struct.dtype, copy=False)
+    placed: np.ndarray | jax.Array = array
     if struct.sharding is None:
         placed = np.asarray(array)
     elif struct.sharding.is_fully_addressable or isinstance(array, jax.Array):

@@ -1,15 +1,15 @@
-"""Define the files of a checkpoint, find checkpoints, and check that they are complete.
+"""Checkpoint files: where they are, how a checkpoint is found, and whether it is complete.
 
     work_dir/
-      current_run           the identifier of the run that trains here; checkpoints of other runs are not resumed from
+      current_run           the run that trains here; checkpoints of other runs are not resumed from
       last_checkpoint       the path of the newest regular checkpoint, as text
       epoch_5/
         state/              the arrays, in Orbax's format
         meta.json           everything else: `meta` (iter, epoch, seed, config), schedules, hook states, message hub
         manifest.json       completed last: the size and SHA-256 of every other file
-        manifest.3.json     of several processes: the same for the files that process 3 wrote
+        manifest.3.json     with several processes: the same for the files that process 3 wrote
 
-A checkpoint is written to `epoch_5.incoming` and renamed once its manifest is complete. To remove it, it is renamed to
+A checkpoint is written to `epoch_5.incoming` and renamed once the manifest is complete. To remove it, it is renamed to
 `epoch_5.outgoing` first. So a directory with a checkpoint's final name is complete whenever the process is killed, and
 the manifest reveals files that were lost or damaged later.
 """
@@ -42,11 +42,11 @@ _LOGGER = logging.getLogger("jengine")
 
 
 class CorruptCheckpointError(ValueError):
-    """Signal a checkpoint with a missing or truncated file."""
+    """Error of a checkpoint with a missing or truncated file."""
 
 
-class Processes(Protocol):
-    """Describe the processes that look for a checkpoint together; see `jengine.distributed.get_processes`."""
+class ProcessGroup(Protocol):
+    """Processes that look for a checkpoint together; see `jengine.distributed.get_processes`."""
 
     @property
     def index(self) -> int:
@@ -101,37 +101,34 @@ def write_current_run(work_dir: Path, run: str) -> None:
 
 
 def find_latest(
-    work_dir: str | os.PathLike[str], *, checksums: bool = False, processes: Processes = ALONE
+    work_dir: str | os.PathLike[str], *, checksums: bool = False, processes: ProcessGroup = ALONE
 ) -> str | None:
-    """Return the newest complete checkpoint of a run.
+    """Return the newest complete checkpoint in a work dir as an absolute path; None if there is none.
 
-    This is the target of `last_checkpoint` if it is complete. Otherwise the result is the checkpoint with the most
-    iterations in the work dir or next to that target; regular ones come before best ones. A warning is logged for each
-    that is skipped. Checkpoints of other runs than the one that trains in the work dir do not count.
+    This is the `last_checkpoint` target if it is complete. Otherwise it is the checkpoint with the most iterations in
+    the work dir or next to that target; regular ones come before best ones. A warning is logged for each that is
+    skipped. Checkpoints count only if the run that trains in the work dir wrote them.
 
     Args:
       work_dir: the run's directory; it may be missing.
-      checksums: whether to skip checkpoints whose files do not match their checksums, or whose arrays are unreadable.
-      processes: those that look for it together: the first one finds it, and each verifies a share of its files.
-
-    Returns:
-      Its absolute path, or None if there is no complete checkpoint.
+      checksums: whether to skip checkpoints whose files do not match the checksums, or whose arrays are unreadable.
+      processes: those that look for it together: the first one finds it, and each verifies a share of the files.
     """
     candidates = _iter_candidates(Path(work_dir).absolute()) if processes.index == 0 else iter(())
     while (path := processes.all_gather("the checkpoint to resume from", next(candidates, None))[0]) is not None:
-        if (problem := _verify(path, checksums, processes, _check_readable)) is None:
+        if (problem := _verify(path, checksums, processes, readable=True)) is None:
             return str(path)
         _LOGGER.warning("skipped checkpoint %s: %s", path, problem)
     return None
 
 
 def _iter_candidates(root: Path) -> Iterator[Path]:
-    """Yield the checkpoints that a run in `root` may resume from, as far as their manifests say, the best first."""
+    """Yield the checkpoints that a run in `root` may resume from, judged by the manifests, the best first."""
     directories = [root]
     run = read_current_run(root)
-    target = read_pointer(root)
-    if target is not None:
-        if _belongs_to(run, target):
+    if (target := read_pointer(root)) is not None:
+        manifest = read_manifest(target)
+        if run is None or manifest is None or manifest.run == run:  # without a manifest it is reported as incomplete
             yield target
         if target.parent != root:
             directories.append(target.parent)
@@ -146,33 +143,20 @@ def _iter_candidates(root: Path) -> Iterator[Path]:
     yield from (path for *_, path in sorted(candidates, reverse=True))
 
 
-def _belongs_to(run: str | None, path: Path) -> bool:
-    manifest = read_manifest(path)
-    return run is None or manifest is None or manifest.run == run  # without a manifest it is reported as incomplete
+def _verify(path: Path, checksums: bool, processes: ProcessGroup, readable: bool = False) -> str | None:
+    """Return why a checkpoint is not complete, on all processes, whichever of them has found it; None if it is.
 
-
-def _check_readable(path: Path) -> str | None:
-    """Return why Orbax cannot read the structure of a checkpoint's arrays, or None if it can."""
-    try:
-        arrays.read_structs(path / STATE)
-    except Exception as error:  # of any type: from Orbax, from TensorStore, or from a file of another version
-        return f"its arrays are unreadable ({type(error).__name__}: {error})"
-    return None
-
-
-def _verify(
-    path: Path,
-    checksums: bool,
-    processes: Processes,
-    check_readable: Callable[[Path], str | None] = lambda path: None,
-) -> str | None:
-    """Return why a checkpoint is not complete, on all processes, whichever of them has found it; None if it is."""
+    With `readable` and `checksums`, Orbax must also be able to read the arrays' structure.
+    """
     try:
         problem = validate_checkpoint(path, checksums=checksums, share=(processes.index, processes.count))
-        if problem is None and checksums and processes.index == 0:
-            problem = check_readable(path)
     except (OSError, ValueError) as error:  # not a path at all, or not readable
         problem = str(error)
+    if problem is None and readable and checksums and processes.index == 0:
+        try:
+            arrays.read_structs(path / STATE)
+        except Exception as error:  # of any type: from Orbax, from TensorStore, or from a file of another version
+            problem = f"its arrays are unreadable ({type(error).__name__}: {error})"
     if processes.count > 1:
         wait_for_processes("verification")  # may take longer than devices wait for each other
     return next(filter(None, processes.all_gather(f"the verification of {path}", problem)), None)
@@ -183,23 +167,23 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> list[str]:
     return sorted(str(path) for path in _iter_checkpoints(Path(directory).absolute()))
 
 
-def find_checkpoint(path: str | os.PathLike[str], *, checksums: bool = False, processes: Processes = ALONE) -> str:
+def find_checkpoint(path: str | os.PathLike[str], *, checksums: bool = False, processes: ProcessGroup = ALONE) -> str:
     """Return the absolute path of a checkpoint, given the checkpoint or a work dir for its newest one.
 
     Args:
       path: a checkpoint or a work dir.
-      checksums: whether to compare the files with their checksums.
-      processes: those that verify it together, each a share of its files.
+      checksums: whether to verify the file checksums.
+      processes: those that verify it together, each a share of the files.
 
     Raises:
-      FileNotFoundError: the path does not exist, or the directory has no checkpoint; the message lists its contents.
+      FileNotFoundError: the path does not exist, or the directory has no checkpoint; the message lists the contents.
       CorruptCheckpointError: the checkpoint is incomplete or damaged.
     """
     return _locate(path, lambda found: _verify(found, checksums, processes), checksums, processes)
 
 
 def locate_checkpoint(path: str | os.PathLike[str]) -> str:
-    """Return the path of a checkpoint as `find_checkpoint`, by its manifest alone: its files are not looked at."""
+    """Return the path as `find_checkpoint`, by the manifest alone: the other files are not looked at."""
     return _locate(path, find_incomplete)
 
 
@@ -207,7 +191,7 @@ def _locate(
     path: str | os.PathLike[str],
     verify: Callable[[Path], str | None],
     checksums: bool = False,
-    processes: Processes = ALONE,
+    processes: ProcessGroup = ALONE,
 ) -> str:
     path = Path(path).absolute()
     replacement = path.with_name(path.name + INCOMING)
@@ -230,7 +214,7 @@ def _locate(
 
 
 def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read everything but the arrays of a checkpoint: `meta`, schedules, hook states, message hub.
+    """Read everything but the arrays from a checkpoint: `meta`, schedules, hook states, message hub.
 
     Raises:
       FileNotFoundError, CorruptCheckpointError: as `find_checkpoint`.
@@ -239,10 +223,16 @@ def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def encode_meta(meta: Mapping[str, Any]) -> str:
-    """Return `meta` as JSON text, see `jengine.json_codec`, with one line per entry.
+    """Return `meta` as JSON text with one line per entry.
 
     Raises:
-      TypeError: a value that JSON cannot represent; the message has its dotted path.
+      TypeError: a value that JSON cannot represent; the message has the dotted path.
+
+    >>> print(encode_meta({"meta": {"iter": 7}, "ids": (1, 2)}))
+    {
+     "meta": {"iter": 7},
+     "ids": [1, 2]
+    }
     """
     # With `indent`, Python would not use its encoder in C.
     lines = [f" {encode(key)}: {encode(value, f'checkpoint.{key}')}" for key, value in meta.items()]
@@ -254,19 +244,16 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _iter_checkpoints(directory: Path) -> Iterator[Path]:
-    if _is_directory(directory):
+    try:
+        exists = directory.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or not a name at all
+        return
+    if exists:
         yield from (p for p in directory.iterdir() if p.suffix != OUTGOING and p.is_dir() and _is_checkpoint(p))
 
 
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or not a name at all
-        return False
-
-
 def _list_contents(directory: Path) -> str:
-    """Return the contents of `directory` as the end of an error message."""
+    """Return what is in `directory`, as the end of an error message."""
     if not directory.is_dir():
         return f"the directory {directory} does not exist either"
     names = sorted(p.name + "/" * p.is_dir() for p in directory.iterdir())

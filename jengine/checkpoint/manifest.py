@@ -1,11 +1,10 @@
-"""Seal a checkpoint with a manifest, and verify it: the size and SHA-256 of each file, all of it synced to disk.
+"""Manifest that seals a checkpoint: the size and SHA-256 of each file, all of it synced to disk.
 
-Of several processes, each hashes and syncs the files that it wrote, and lists them in its part of the manifest,
-`manifest.3.json`; the manifest has the size and SHA-256 of the parts and of all other files. Verification is shared in
-the same way.
+With several processes, each hashes and syncs the files that it wrote, and lists them in one part of the manifest,
+`manifest.3.json`; the manifest itself lists the parts and all other files. Verification is shared in the same way.
 
-A directory belongs to jengine only if it has a manifest. A save claims its directory with an incomplete manifest before
-anything else is written, so that an interrupted save is recognized, and a directory of the user is never touched.
+A directory belongs to jengine only if it has a manifest. A save claims a directory with an incomplete manifest before
+anything else is written, so an interrupted save is recognized, and user directories are never touched.
 """
 
 import hashlib
@@ -31,21 +30,13 @@ Files = Mapping[str, tuple[int, str | None]]
 
 
 class Manifest(NamedTuple):
-    """Describe a checkpoint.
+    """Contents of a manifest."""
 
-    Attributes:
-      run: the identifier of the run that wrote it.
-      is_complete: whether all files were written.
-      is_latest: whether a resumed run prefers it to others.
-      iteration: the number of training iterations; None keeps it out of the search for a checkpoint to resume from.
-      files: size in bytes and SHA-256 (None without checksums) by the name of the file.
-    """
-
-    run: str
-    is_complete: bool = False
-    is_latest: bool = False
-    iteration: int | None = None
-    files: Files = types.MappingProxyType({})
+    run: str  # the identifier of the run that wrote it
+    is_complete: bool = False  # whether all files were written
+    is_latest: bool = False  # whether a resumed run prefers it to others
+    iteration: int | None = None  # None keeps it out of the search for a checkpoint to resume from
+    files: Files = types.MappingProxyType({})  # size in bytes and SHA-256 (None without checksums) by name
 
 
 def claim(directory: Path, run: str) -> None:
@@ -60,13 +51,7 @@ def claim(directory: Path, run: str) -> None:
 
 
 def seal(directory: Path, *, run: str, is_latest: bool, iteration: int | None, checksums: bool = True) -> None:
-    """Sync all files of `directory` to disk, then complete its manifest.
-
-    Args:
-      directory: holds `state/` and `meta.json`.
-      run, is_latest, iteration: see `Manifest`.
-      checksums: whether to compute the SHA-256 of each file, about a second per gigabyte.
-    """
+    """Sync all files in `directory` to disk, then complete the manifest; for the arguments, see `Manifest`."""
     listed = [name for path in directory.glob("manifest.*.json") for name in _read_part(path)]
     names = set(map(str, (path.relative_to(directory) for path in _files(directory)))) - set(listed)
     files = _sync_files(directory, names, checksums)
@@ -77,13 +62,7 @@ def seal(directory: Path, *, run: str, is_latest: bool, iteration: int | None, c
 
 
 def seal_part(directory: Path, process: int, *, checksums: bool = True) -> None:
-    """Sync the files that a process wrote to disk, and list them in its part of the manifest; before `seal`.
-
-    Args:
-      directory: the checkpoint.
-      process: index of the process.
-      checksums: as for `seal`.
-    """
+    """Sync the files that a process wrote to disk, and write its part of the manifest; call it before `seal`."""
     own = directory / STATE / f"ocdbt.process_{process}"  # where Orbax writes the files of this process
     files = _sync_files(directory, [str(path.relative_to(directory)) for path in _files(own)], checksums)
     for path in own.rglob("*/"):
@@ -92,7 +71,7 @@ def seal_part(directory: Path, process: int, *, checksums: bool = True) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """Return the manifest of `directory`; None if it has none, or an unreadable one."""
+    """Return the manifest in `directory`; None if there is none, or an unreadable one."""
     try:
         return _read(directory)
     except (OSError, ValueError):
@@ -109,9 +88,9 @@ def validate_checkpoint(directory: Path, *, checksums: bool = False, share: tupl
 
     Args:
       directory: any path.
-      checksums: whether to compare the SHA-256 of each file, and the iterations of manifest and meta.
-      share: index of this process and number of processes that verify the checkpoint together: each reads the manifest
-        and its share of the files, whichever number of processes wrote them.
+      checksums: whether to compare SHA-256 hashes, and the iterations in manifest and meta.
+      share: (index, count) for processes that verify the checkpoint together: each reads the manifest and a share of
+        the files, whichever number of processes wrote them.
     """
     manifest, problem = _read_complete(directory)
     if problem is not None:
@@ -128,7 +107,7 @@ def find_incomplete(directory: Path) -> str | None:
 
 
 def _read_complete(directory: Path) -> tuple[Manifest, str | None]:
-    """Return the manifest of a checkpoint, and the reason why it is not complete; None if it is."""
+    """Return the manifest, and the reason why the checkpoint is not complete; None if it is."""
     manifest = Manifest("")
     if not directory.exists():
         return manifest, "it does not exist"
@@ -142,15 +121,9 @@ def _read_complete(directory: Path) -> tuple[Manifest, str | None]:
 
 
 def _list_share(directory: Path, files: Files, index: int, count: int) -> Iterator[Files]:
-    """Yield the files that a process verifies: a part of those in the manifest, then those in the parts of some others.
+    """Yield the files that one process verifies: a share of those in the manifest, then of those in some parts.
 
-    With more processes than parts, several divide the files of each part, after they have all verified the part itself.
-
-    Args:
-      directory: the checkpoint.
-      files: those in the manifest.
-      index: index of the process.
-      count: number of processes that verify.
+    With more processes than parts, several divide the files in each part, after they have all verified the part itself.
     """
     parts = sorted(name for name in files if _PART.fullmatch(name))
     yield _select({name: record for name, record in files.items() if name not in parts}, index, count)
@@ -161,7 +134,7 @@ def _list_share(directory: Path, files: Files, index: int, count: int) -> Iterat
 
 
 def _select(files: Files, index: int, count: int) -> Files:
-    """Return the files of one of `count` processes, by size, so that all have about as much to read."""
+    """Return the share of one process, by size, so all have about as much to read."""
     names = sorted(files, key=lambda name: (-files[name][0], name))
     return {name: files[name] for name in names[index::count]}
 
@@ -202,7 +175,7 @@ def _validate_files(directory: Path, files: Files, checksums: bool) -> str | Non
 
 
 def _sync_files(directory: Path, names: Iterable[str], checksums: bool) -> dict[str, tuple[int, str | None]]:
-    """Sync files to disk and return their sizes and SHA-256, by name."""
+    """Sync files to disk and return sizes and SHA-256 by name."""
     files = {}
     for name in sorted(names):
         path = directory / name
@@ -266,11 +239,7 @@ def _read(directory: Path) -> Manifest:
 
 
 def _read_part(path: Path) -> Files:
-    """Return the files in a process's part of the manifest.
-
-    Raises:
-      ValueError: the part is not readable.
-    """
+    """Return the files in one part of the manifest; raise ValueError if it is not readable."""
     return _parse_files(decode(path.read_text()))
 
 

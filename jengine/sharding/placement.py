@@ -1,4 +1,4 @@
-"""Assign each parameter its sharding over the mesh, by rules, logical axes or size."""
+"""Placement of parameters on a mesh, by rules, logical axes or size."""
 
 import logging
 import math
@@ -18,38 +18,44 @@ Rules = Sequence[tuple[str, Sequence[Axis] | PartitionSpec]]
 
 
 class ShardingRule(NamedTuple):
-    """Hold a rule for the sharding of the parameters that match it."""
+    """Sharding rule for the parameters that match it."""
 
-    key: str  # a part of their names
+    key: str  # a part of the name
     axes: tuple[Axis, ...]  # for each axis of the array, an axis of the mesh, several of them, or None
 
 
 class Placed(NamedTuple):
-    """Hold the sharding of one parameter, and its reason."""
+    """Sharding of one parameter, and the reason."""
 
     spec: PartitionSpec
     reason: str  # the key of the rule, 'logical axes', 'fsdp' or '' (replicated)
 
 
 class Placement:
-    """Determine how each parameter is sharded.
+    """Rules for how each parameter is sharded.
 
-    The first of these applies: the longest rule whose key is part of the parameter's name, in the alias of Flax or
-    PyTorch; the logical axes that the model has set; for a large parameter, the `fsdp` axis along its largest divisible
-    axis. All other parameters are replicated.
+    The first match applies: the longest rule whose key is part of the parameter's Flax or PyTorch name; the logical
+    axes that the model has set; for a large parameter, `fsdp` along the largest divisible axis. All other parameters
+    are replicated.
 
     Args:
       mesh: the mesh.
       rules: `(key, axes)` pairs: `('mlp.up.kernel', (None, 'tensor'))`, or with a `PartitionSpec`,
         `('mlp.up.kernel', P(None, 'tensor'))`; missing axes are None.
-      logical_axes: name of a logical axis -> axis of the mesh; the names of mesh axes need no entry.
-      fsdp_min_size: minimum number of elements of a parameter to be sharded over `fsdp` without a rule.
+      logical_axes: mesh axis by logical axis; mesh axes themselves need no entry.
+      fsdp_min_size: minimum number of elements for sharding a parameter over `fsdp` without a rule.
       strict: whether a rule that matches nothing is an error instead of a warning.
       axes: the axes over which parameters may be sharded; None for all.
-      tables_along_one_axis: whether sharding a lookup table along both of its axes is an error.
+      tables_along_one_axis: whether sharding a lookup table along two axes is an error.
 
     Raises:
       ConfigError: rules that are not such pairs, or with an axis that is not in the mesh or in `axes`.
+
+    >>> import jax, numpy as np
+    >>> mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
+    >>> placed = Placement(mesh, [("up", (None, "tensor"))]).place({"up": {"kernel": np.zeros((4, 8))}})
+    >>> tuple(placed["up.kernel"].spec), placed["up.kernel"].reason
+    ((None, 'tensor'), 'up')
     """
 
     def __init__(
@@ -76,11 +82,11 @@ class Placement:
         self._strict = strict
 
     def place(self, params: Any, logical_axes: Mapping[str, Sequence[Axis]] | None = None) -> dict[str, Placed]:
-        """Return the sharding of every parameter, by dotted path.
+        """Return the sharding for every parameter by dotted path.
 
         Args:
           params: pytree of arrays or ShapeDtypeStructs.
-          logical_axes: dotted path -> for each axis its name, several names, or None; set by the model.
+          logical_axes: for each axis a name, several names, or None, by dotted path; set by the model.
 
         Raises:
           ConfigError: a rule, or logical axes, that do not fit a parameter; or, with `strict`, a rule that matches
@@ -114,14 +120,14 @@ class Placement:
         return Placed(PartitionSpec(*(None,) * axis, "fsdp"), "fsdp")
 
     def _logical_axis(self, name: Axis) -> Axis:
-        """Return the mesh axis, or axes, of a logical axis; None if there is none."""
+        """Return the mesh axis, or axes, for a logical axis; None if there is none."""
         if not isinstance(name, tuple):
             return self._logical.get(name, name if name in self._axes else None) if name else None
         axes = [self._logical_axis(part) for part in name]
         return tuple(name for axis in axes for name in _axis_names(axis)) or None
 
     def _fsdp_axis(self, shape: tuple[int, ...]) -> int | None:
-        """Return the largest axis that can be divided over `fsdp`, if the parameter is large enough."""
+        """Return the largest axis that `fsdp` divides, if the parameter is large enough."""
         count = self.mesh.shape.get("fsdp", 1)
         if count == 1 or math.prod(shape) < self._fsdp_min_size:
             return None
@@ -133,9 +139,8 @@ class Placement:
             raise ConfigError(
                 f"{source} must have at most {len(shape)} axes for the parameter {path!r} {shape}, got {len(axes)}"
             )
-        for size, axis in zip(shape, axes, strict=False):
-            names = _axis_names(axis)
-            count = math.prod(self.mesh.shape[name] for name in names)
+        counts = [math.prod(self.mesh.shape[name] for name in _axis_names(axis)) for axis in axes]
+        for size, axis, count in zip(shape, axes, counts, strict=False):
             if size % count:
                 raise ConfigError(
                     f"{source} must divide the axes of the parameter {path!r} {shape} evenly, got an axis of {size} "
@@ -144,7 +149,6 @@ class Placement:
         used = [name for axis in axes for name in _axis_names(axis)]
         if len(set(used)) < len(used):
             raise ConfigError(f"{source} must use each axis of the mesh once, got {tuple(axes)}")
-        counts = [math.prod(self.mesh.shape[name] for name in _axis_names(axis)) for axis in axes]
         if self._tables_along_one_axis and is_table(path) and sum(count > 1 for count in counts) > 1:
             raise ConfigError(
                 f"{source} must shard the lookup table {path!r} along one of its axes, got {tuple(axes)}: XLA cannot "
@@ -179,7 +183,7 @@ class Placement:
 
 
 def placement_table(placed: Mapping[str, Placed], params: Any, mesh: Mesh) -> list[list[str]]:
-    """Return the rows under COLUMNS: one for each sharded parameter, and one for all replicated parameters."""
+    """Return rows with COLUMNS: one for each sharded parameter, and one for all replicated parameters."""
     leaves = paths.flatten(params)
     rows, replicated_size = [], 0
     for path, (spec, reason) in placed.items():
