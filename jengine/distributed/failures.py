@@ -1,10 +1,10 @@
-"""Tell all processes of a run why it ends.
+"""Failure reports between processes, so all of them tell why a run ends.
 
-JAX's runtime watches the processes: when the heartbeats of one stop, or its connection breaks, the coordination service
-ends the others with a message that names it. It does not carry the error of a process that fails in Python: that
-process would wait for the others in the shutdown barrier, and they for it in a collective. So it publishes its error
-under one key of the coordination service and leaves without the barrier; a thread of each other process waits for that
-key, logs the error and ends the process.
+JAX's runtime watches the processes: when one sends no heartbeats, or a connection breaks, the coordination service ends
+the others with a message that names it. It does not carry errors from Python: the failed process would wait for the
+others in the shutdown barrier, and they for it in a collective. So it publishes the error under one key in the
+coordination service and leaves without the barrier; a thread in each other process waits for that key, logs the error
+and ends the process.
 """
 
 import atexit
@@ -25,7 +25,7 @@ from jengine.json_codec import decode, encode
 _KEY = "jengine/failure"
 _BARRIER = "jengine/failure_received"
 _DAY = 86_400_000  # milliseconds
-_VERDICT_TIME = 110.0  # seconds; JAX's own heartbeat timeout is 100, that of `launch` less
+_VERDICT_TIME = 110.0  # seconds; JAX's heartbeat timeout is 100, and `launch` sets less
 _GRACE = 3.0  # seconds in which a failed process reports its error and closes its files
 # The statuses of a collective or a connection that broke because another process is gone.
 _STATUS = re.compile(r"^(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
@@ -33,18 +33,18 @@ logger = logging.getLogger("jengine")
 
 
 class ProcessError(RuntimeError):
-    """Signal that the processes of a run disagree about what they exchange."""
+    """Error of processes that disagree about what they exchange."""
 
 
 class FailureWatch:
-    """Watch for the failure of another process, and publish that of this one.
+    """Watch that ends this process when another fails, and publishes this one's failure.
 
     Args:
-      client: JAX's client of the coordination service.
-      index: index of this process.
+      client: JAX's client for the coordination service.
+      index: this process.
 
     Attributes:
-      failing: whether this process is about to end with an error, so that it must not wait for others.
+      failing: whether this process is about to end with an error, so it must not wait for others.
     """
 
     def __init__(self, client: Any, index: int) -> None:
@@ -54,7 +54,7 @@ class FailureWatch:
         self._thread = threading.Thread(target=self._watch, name="jengine-failure-watch", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, and end this process in the right way after an error or at its normal exit."""
+        """Start the thread, and end this process in the right way after an error or at the normal exit."""
         self._thread.start()
         atexit.register(self._exit)
         self._print_error, sys.excepthook = sys.excepthook, self._report_and_leave
@@ -62,7 +62,7 @@ class FailureWatch:
     def fail(self, error: BaseException) -> None:
         """Publish that this process ends with `error`; it ends `_GRACE` seconds later at the latest.
 
-        A broken collective is a consequence: the cause is published by another process, or JAX ends this one when it
+        A broken collective is a consequence: another process will publish the cause, or JAX will end this one when it
         has detected which process is gone. So that error is only published if neither happens.
         """
         if self.failing:
@@ -128,5 +128,5 @@ class FailureWatch:
 
 
 def describe_process(index: int) -> str:
-    """Return the index of this process with its process id and host."""
+    """Return the index with process id and host."""
     return f"process {index} (pid {os.getpid()} on host {socket.gethostname()})"
