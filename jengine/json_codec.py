@@ -46,7 +46,7 @@ def decode(text: str | bytes) -> Any:
     >>> decode('{"best": {"$float": "-Infinity"}}')
     {'best': -inf}
     """
-    return json.loads(text, object_hook=lambda entry: float(entry[_FLOAT]) if entry.keys() == {_FLOAT} else entry)
+    return json.loads(text, object_hook=lambda entry: float(str(entry[_FLOAT])) if entry.keys() == {_FLOAT} else entry)
 
 
 def to_plain(value: Any, path: str = "", *, for_logs: bool = False, arrays: bool = True) -> Any:

@@ -76,14 +76,13 @@ def check_storable(state: Any) -> None:
 
 
 def _is_storable(dtype: np.dtype) -> bool:
-    if dtype.isbuiltin == 1 or dtype.name == "bfloat16":
-        return True
-    import tensorstore
+    if dtype.isbuiltin != 1 and dtype.name != "bfloat16":
+        import tensorstore
 
-    try:
-        tensorstore.dtype(dtype.name)
-    except ValueError:
-        return False
+        try:
+            tensorstore.dtype(dtype.name)
+        except ValueError:
+            return False
     return True
 
 
@@ -214,7 +213,9 @@ class BackgroundWriter:
             _silence_orbax()
             # Given the processes, Orbax synchronizes them on the host. By default it runs a collective on the devices;
             # from a second thread, its order among the collectives of the steps would differ between processes.
-            options = ocp.options.MultiprocessingOptions(active_processes=process_indices())
+            options = ocp.options.MultiprocessingOptions(
+                active_processes=set(range(jax.process_count())) if jax.process_count() > 1 else None
+            )
             waits = ocp.options.AsyncOptions(
                 timeout_secs=_UNLIMITED,
                 barrier_sync_fn=lambda key, timeout_ms: wait_for_processes(key, self._directory),
@@ -233,11 +234,7 @@ class BackgroundWriter:
         """Stop the background threads."""
         if self._orbax is not None:
             self._orbax.close()
-
-
-def process_indices() -> set[int] | None:
-    """Return all process indices for Orbax's options; None for a single process."""
-    return set(range(jax.process_count())) if jax.process_count() > 1 else None
+            self._orbax = None
 
 
 def write_from_process(directory: Path, state: Any) -> None:

@@ -3,7 +3,7 @@
 import concurrent.futures
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,7 @@ class Checkpointer:
     def __init__(self, work_dir: str | os.PathLike[str], run: str = "") -> None:
         self._work_dir = Path(work_dir).absolute()
         self._run = run
-        self._writer: arrays.BackgroundWriter | None = None
-        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
+        self._writer = arrays.BackgroundWriter()
         self._pending: concurrent.futures.Future[None] | None = None
         self._pending_path: Path | None = None
 
@@ -102,16 +101,13 @@ class Checkpointer:
                 if path.exists() and not self._is_own(path):
                     raise FileExistsError(f"{path} exists and is not a checkpoint of this run; move it elsewhere")
                 claim(incoming, self._run)
-            if self._writer is None:
-                self._writer = arrays.BackgroundWriter()
-                self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jengine-checkpoint")
             finish_write = self._writer.start(incoming / STATE, storable)
         except Exception as error:
             raise self._save_error(error) from error
-        assert self._executor is not None
-        self._pending = self._executor.submit(
-            self._commit, path, finish_write, text, meta["meta"]["iter"], latest, tuple(evict), checksums
-        )
+        thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jengine-checkpoint")
+        sealing = dict(run=self._run, is_latest=latest, iteration=meta["meta"]["iter"], checksums=checksums)
+        self._pending = thread.submit(self._commit, path, finish_write, text, tuple(evict), sealing)
+        thread.shutdown(wait=False)  # it ends after this save
         return str(path)
 
     def wait(self) -> None:
@@ -147,41 +143,31 @@ class Checkpointer:
             self._evict(Path(directory).absolute(), names)
 
     def close(self) -> None:
-        """Wait for the last save and stop the background threads. A second call does nothing."""
+        """Wait for the last save and stop the background threads."""
         try:
             self.wait()
         finally:
-            if self._writer is not None and self._executor is not None:
-                self._executor.shutdown()
-                self._writer.close()
-                self._writer = self._executor = None
+            self._writer.close()
 
     def _commit(
-        self,
-        path: Path,
-        finish_write: Callable[[], None],
-        meta: str,
-        iteration: int | None,
-        latest: bool,
-        evict: tuple[str, ...],
-        checksums: bool,
+        self, path: Path, finish_write: Callable[[], None], meta: str, evict: Sequence[str], sealing: Mapping[str, Any]
     ) -> None:
         """Finish writing the arrays, then complete and rename the checkpoint; runs in the background thread."""
         finish_write()
         incoming = path.with_name(path.name + INCOMING)
         if jax.process_count() > 1:
-            seal_part(incoming, jax.process_index(), checksums=checksums)
+            seal_part(incoming, jax.process_index(), checksums=sealing["checksums"])
             wait_for_processes("hashes of a save")
         if _is_primary():
             (incoming / META).write_text(meta)
-            seal(incoming, run=self._run, is_latest=latest, iteration=iteration, checksums=checksums)
+            seal(incoming, **sealing)
             outgoing = path.with_name(path.name + OUTGOING)
             if path.exists():
                 remove(outgoing)
                 path.rename(outgoing)
             incoming.rename(path)
             sync(path.parent)
-            if latest:
+            if sealing["is_latest"]:
                 write_pointer(self._work_dir, str(path))
             remove(outgoing)
             self._evict(path.parent, evict)

@@ -9,12 +9,7 @@ import jax
 import numpy as np
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.files import (
-    SAFETENSORS_DTYPES,
-    check_safetensors_installed,
-    list_safetensors,
-    read_safetensors,
-)
+from jengine.checkpoint.files import SAFETENSORS_DTYPES, list_safetensors, read_safetensors
 from jengine.checkpoint.layout import INCOMING, STATE, find_checkpoint, read_meta
 from jengine.checkpoint.report import CheckpointMismatchError, compare
 from jengine.checkpoint.restore import list_item_arrays
@@ -27,6 +22,7 @@ from jengine.checkpoint.torch_layout import (
     shape_of,
     statistic_layouts,
 )
+from jengine.errors import require_extra
 from jengine.model.lora import add_updates, has_updates
 from jengine.paths import flatten
 
@@ -56,7 +52,9 @@ def export_params(
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist or is incomplete.
       ImportError: safetensors is not installed.
     """
-    check_safetensors_installed()
+    with require_extra("safetensors", "safetensors files require safetensors"):
+        from safetensors.numpy import save_file
+
     params, statistics = _read_source(source, item, batch_stats)
     pairs = [*zip(params.items(), param_layouts(params).values(), strict=True)]
     pairs += zip(statistics.items(), statistic_layouts(statistics).values(), strict=True)
@@ -67,7 +65,14 @@ def export_params(
         if array.dtype not in _WRITABLE:
             raise ValueError(f"`{name}` must have a dtype that safetensors supports, got {array.dtype}")
         tensors[layout.name] = layout.to_torch(array)
-    _write_file(Path(path), tensors)
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    incoming = target.with_name(target.name + INCOMING)
+    incoming.touch()
+    mode = incoming.stat().st_mode  # safetensors would write a file that only its owner can read
+    save_file(tensors, incoming, metadata={"format": "pt"})
+    incoming.chmod(mode)
+    incoming.replace(target)
     return tensors
 
 
@@ -88,7 +93,8 @@ def import_params(path: str | os.PathLike[str], target: Any, *, rename: Sequence
       CheckpointMismatchError: names, shapes or dtypes do not match; nothing was read. ValueError: not a safetensors
         file, or two parameters of `target` have the same name in PyTorch. ImportError: safetensors is not installed.
     """
-    return _read_file(path, target, param_layouts(flatten(target)), rename, lambda name: not _is_buffer(name))
+    buffers = (*STATISTICS.values(), "num_batches_tracked")
+    return _read_file(path, target, param_layouts(flatten(target)), rename, lambda kind: kind not in buffers)
 
 
 def import_batch_stats(path: str | os.PathLike[str], target: Any, *, rename: Sequence[tuple[str, str]] = ()) -> Any:
@@ -102,7 +108,7 @@ def import_batch_stats(path: str | os.PathLike[str], target: Any, *, rename: Seq
       CheckpointMismatchError: as for `import_params`.
     """
     statistics = {name: leaf for name, leaf in flatten(target).items() if is_statistic(name)}
-    return _read_file(path, target, statistic_layouts(statistics), rename, _is_torch_statistic)
+    return _read_file(path, target, statistic_layouts(statistics), rename, lambda kind: kind in STATISTICS.values())
 
 
 def _read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -141,18 +147,6 @@ def _read_item(source: str | os.PathLike[str], item: str) -> dict[str, np.ndarra
     return {name.removeprefix(f"{item}."): array for name, array in loaded.items()}
 
 
-def _write_file(target: Path, tensors: dict[str, np.ndarray]) -> None:
-    from safetensors.numpy import save_file
-
-    target.parent.mkdir(parents=True, exist_ok=True)
-    incoming = target.with_name(target.name + INCOMING)
-    incoming.touch()
-    mode = incoming.stat().st_mode  # safetensors would write a file that only its owner can read
-    save_file(tensors, incoming, metadata={"format": "pt"})
-    incoming.chmod(mode)
-    incoming.replace(target)
-
-
 def _read_file(
     path: str | os.PathLike[str],
     target: Any,
@@ -160,12 +154,12 @@ def _read_file(
     rename: Sequence[tuple[str, str]],
     is_relevant: Callable[[str], bool],
 ) -> Any:
-    """Return `target` with the tensors in `layouts`; the file must have no other relevant tensors."""
+    """Return `target` with the tensors in `layouts`; the file must have no others whose last segment is relevant."""
     check_unique(layouts.items())
     leaves = flatten(target)
     expected = {layout.name: jax.ShapeDtypeStruct(layout.shape, leaves[name].dtype) for name, layout in layouts.items()}
     tensors = list_safetensors(path)
-    stored = {name: tensor for name, tensor in tensors.items() if is_relevant(name) or name in expected}
+    stored = {name: x for name, x in tensors.items() if name in expected or is_relevant(name.rpartition(".")[2])}
     report = compare(stored, expected, rename=rename, cast=True)
     if not report.fits:
         raise CheckpointMismatchError(
@@ -176,11 +170,3 @@ def _read_file(
         name = users[stored_name]
         leaves[name] = arrays.put_like(layouts[name].to_flax(tensor, shape_of(leaves[name])), leaves[name])
     return jax.tree.unflatten(jax.tree.structure(target), list(leaves.values()))
-
-
-def _is_torch_statistic(name: str) -> bool:
-    return name.rpartition(".")[2] in STATISTICS.values()
-
-
-def _is_buffer(name: str) -> bool:
-    return _is_torch_statistic(name) or name.rpartition(".")[2] == "num_batches_tracked"

@@ -1,6 +1,5 @@
 """Readers for safetensors and .npz files, which never load the whole file."""
 
-import importlib.util
 import os
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from jengine.errors import MissingPackageError
+from jengine.errors import require_extra
 from jengine.json_codec import decode
 
 SAFETENSORS_DTYPES: dict[str, DTypeLike] = {
@@ -22,12 +21,6 @@ SAFETENSORS_DTYPES: dict[str, DTypeLike] = {
 }  # fmt: skip
 _VERSIONS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _BFLOAT16 = np.dtype("V2")  # what NumPy stores for an array of ml_dtypes' bfloat16
-
-
-def check_safetensors_installed() -> None:
-    """Raise ImportError if the package safetensors is missing."""
-    if importlib.util.find_spec("safetensors") is None:
-        raise MissingPackageError("safetensors files require safetensors: pip install 'jengine[safetensors]'")
 
 
 def list_safetensors(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -79,8 +72,14 @@ def list_npz(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
       ValueError: not an .npz file.
     """
     try:
+        structs = {}
         with zipfile.ZipFile(path) as archive:
-            return {name.removesuffix(".npy"): _read_header(archive, name) for name in archive.namelist()}
+            for name in archive.namelist():
+                with archive.open(name) as file:
+                    shape, _, dtype = _VERSIONS[np.lib.format.read_magic(file)](file)
+                struct = jax.ShapeDtypeStruct(shape, jnp.bfloat16 if dtype == _BFLOAT16 else dtype)
+                structs[name.removesuffix(".npy")] = struct
+        return structs
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise ValueError(f"{path} is not a complete .npz file of arrays: {error}") from error
 
@@ -94,16 +93,10 @@ def read_npz(path: Path, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray
 
 
 def _open_safetensors(path: str | os.PathLike[str]) -> Any:
-    check_safetensors_installed()
-    import safetensors
+    with require_extra("safetensors", "safetensors files require safetensors"):
+        import safetensors
 
     try:
         return safetensors.safe_open(path, framework="np")
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
-
-
-def _read_header(archive: zipfile.ZipFile, name: str) -> jax.ShapeDtypeStruct:
-    with archive.open(name) as file:
-        shape, _, dtype = _VERSIONS[np.lib.format.read_magic(file)](file)
-    return jax.ShapeDtypeStruct(shape, jnp.bfloat16 if dtype == _BFLOAT16 else dtype)

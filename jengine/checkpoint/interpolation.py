@@ -31,7 +31,10 @@ def find_grids(stored: tuple[int, ...], expected: tuple[int, ...]) -> tuple[Grid
     >>> find_grids((1, 197, 768), (577, 768))
     (Grid(extra=1, height=14, width=14), Grid(extra=1, height=24, width=24))
     """
-    shapes = [_drop_leading_ones(shape) for shape in (stored, expected)]
+    shapes = [stored, expected]
+    for i in range(2):
+        while len(shapes[i]) > 2 and shapes[i][0] == 1:
+            shapes[i] = shapes[i][1:]
     if any(len(shape) not in (2, 3) for shape in shapes) or shapes[0][-1] != shapes[1][-1]:
         return None
     for extra in range(_MAX_EXTRA + 1):
@@ -64,12 +67,6 @@ def resize_positions(array: np.ndarray, shape: tuple[int, ...], method: Method) 
     resized = jax.image.resize(grid, (after.height, after.width, shape[-1]), method)
     tokens = jnp.concatenate([tokens[: before.extra], resized.reshape(-1, shape[-1])])
     return np.asarray(tokens).reshape(shape).astype(array.dtype)
-
-
-def _drop_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    while len(shape) > 2 and shape[0] == 1:
-        shape = shape[1:]
-    return shape
 
 
 def _find_grid(shape: tuple[int, ...], extra: int) -> Grid | None:

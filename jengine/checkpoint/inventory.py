@@ -62,14 +62,16 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
     entries = []
     for path in paths:
         meta = metadata.get(path, {}).get("meta", {})
-        is_latest = path.name == latest
+        is_latest, manifest = path.name == latest, read_manifest(path)
+        is_published = manifest is not None and manifest.iteration is None
+        reason = reasons.get(path.name) or ("published" if is_published else "the latest" if is_latest else "")
         entries.append(
             CheckpointEntry(
                 path=str(path),
                 size=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
                 problem=problems[path],
                 latest=is_latest,
-                reason="" if path not in metadata else reasons.get(path.name) or _default_reason(path, is_latest),
+                reason=reason if path in metadata else "",
                 meta=meta,
                 metrics=metrics.get(meta.get("iter"), {}),
             )
@@ -146,10 +148,3 @@ def _checkpoint_hook_states(content: Mapping[str, Any]) -> list[Mapping[str, Any
     """Return the CheckpointHook states; a run may have several under different names."""
     hooks = content.get("hooks", {}).values()
     return [state for state in hooks if isinstance(state, Mapping) and "reasons" in state]
-
-
-def _default_reason(path: Path, latest: bool) -> str:
-    manifest = read_manifest(path)
-    if manifest is not None and manifest.iteration is None:
-        return "published"
-    return "the latest" if latest else ""

@@ -103,12 +103,6 @@ class WorkDirLock:
         _HELD.discard(self)
         atexit.unregister(self.release)
 
-    def forget(self) -> None:
-        """Close the file in a forked process, which does not hold the lock."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
     def _open_locked(self) -> int | None:
         """Return the locked file's descriptor; None if the file system does not support locks."""
         while True:
@@ -150,8 +144,11 @@ def is_locked(work_dir: str | os.PathLike[str]) -> bool:
 
 
 def _forget_all() -> None:
-    while _HELD:
-        _HELD.pop().forget()
+    while _HELD:  # in a forked process, which does not hold the lock
+        lock = _HELD.pop()
+        if lock._file is not None:
+            os.close(lock._file)
+            lock._file = None
 
 
 os.register_at_fork(after_in_child=_forget_all)

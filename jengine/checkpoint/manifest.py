@@ -24,6 +24,7 @@ MANIFEST = "manifest.json"
 META = "meta.json"
 STATE = "state"
 _FORMAT = 2
+_FIELDS = ("run", "complete", "latest", "iter", "files")  # as in `Manifest`
 _READ_SIZE = 2**22  # bytes
 _PART = re.compile(r"manifest\.(\d+)\.json")
 Files = Mapping[str, tuple[int, str | None]]
@@ -145,8 +146,10 @@ def remove(directory: Path) -> None:
     Raises:
       FileExistsError: it has files and no manifest.
     """
-    if not directory.exists() or _is_empty(directory):
+    if not directory.exists():
         return
+    if directory.is_dir() and all(path.name == f"{MANIFEST}.new" for path in directory.iterdir()):
+        return  # a process was killed before it wrote the manifest, or after it removed it
     if not has_manifest(directory):
         raise FileExistsError(f"{directory} is not removed: it is not a checkpoint (it has no {MANIFEST})")
     for path in directory.iterdir():
@@ -183,11 +186,6 @@ def _sync_files(directory: Path, names: Iterable[str], checksums: bool) -> dict[
         has_digest = checksums or _PART.fullmatch(name)
         files[name] = (path.stat().st_size, _sha256(path) if has_digest else None)
     return files
-
-
-def _is_empty(directory: Path) -> bool:
-    """Return whether a process was killed before it wrote the manifest, or after it removed it."""
-    return directory.is_dir() and all(path.name == f"{MANIFEST}.new" for path in directory.iterdir())
 
 
 def sync(path: Path) -> None:
@@ -233,7 +231,7 @@ def _read(directory: Path) -> Manifest:
         raise ValueError("its SHA-256 is not that of its content")
     files = _parse_files(stored)
     try:
-        return Manifest(stored["run"], stored["complete"], stored["latest"], stored["iter"], files)
+        return Manifest(*(stored[name] for name in _FIELDS[:-1]), files)
     except KeyError as error:
         raise ValueError(f"it has another structure: {error!r}") from error
 
@@ -255,14 +253,7 @@ def _parse_files(stored: Any) -> Files:
 
 
 def _write(directory: Path, manifest: Manifest) -> None:
-    content: dict[str, Any] = {
-        "format": _FORMAT,
-        "run": manifest.run,
-        "complete": manifest.is_complete,
-        "latest": manifest.is_latest,
-        "iter": manifest.iteration,
-        "files": {name: list(record) for name, record in manifest.files.items()},
-    }
+    content = {"format": _FORMAT, **dict(zip(_FIELDS, manifest, strict=True))}
     write_synced(directory / MANIFEST, encode({**content, "sha256": _digest(content)}, indent=1))
 
 

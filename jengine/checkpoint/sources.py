@@ -36,6 +36,7 @@ FORMATS = (
 )
 _INDEX = ".safetensors.index.json"
 _HUB_FILES = ("model.safetensors.index.json", "model.safetensors")  # as on the Hugging Face Hub
+_METADATA = "_METADATA"  # the file that Orbax writes next to the arrays of a pytree
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _STEP = re.compile(r"(?:.*\D)?(\d+)")  # names of the steps of a CheckpointManager
 
@@ -154,17 +155,14 @@ def _find_orbax(path: Path, with_steps: bool = True) -> dict[str, Path]:
     """
     if not path.is_dir() or (path / MANIFEST).exists() or (path / META).exists():
         return {}
-    if _has_arrays(path):
+    if (path / _METADATA).is_file():
         return {"": path}
     children = sorted(child for child in path.iterdir() if child.is_dir())
-    if items := {child.name: child for child in children if _has_arrays(child) and not _STEP.fullmatch(child.name)}:
+    with_arrays = (child for child in children if (child / _METADATA).is_file())
+    if items := {child.name: child for child in with_arrays if not _STEP.fullmatch(child.name)}:
         return items
     steps = [(int(match[1]), child) for child in children if with_steps and (match := _STEP.fullmatch(child.name))]
     return next((items for _, step in sorted(steps, reverse=True) if (items := _find_orbax(step, False))), {})
-
-
-def _has_arrays(path: Path) -> bool:
-    return (path / "_METADATA").is_file()  # the file that Orbax writes next to the arrays of a pytree
 
 
 def _open_orbax(path: Path, items: Mapping[str, Path]) -> WeightSource:
@@ -192,13 +190,9 @@ def _open_checkpoint(path: Path, moved: str) -> WeightSource:
     meta, structs = read_meta(path), list_arrays(path)
     names = {name: name for name in structs}
     for item, trained in meta.get(moved, {}).items():
-        names = {name: stored for name, stored in names.items() if not _is_below(name, item)}
-        names |= {item + name.removeprefix(trained): name for name in structs if _is_below(name, trained)}
+        names = {name: stored for name, stored in names.items() if not f"{name}.".startswith(f"{item}.")}
+        names |= {item + name.removeprefix(trained): name for name in structs if f"{name}.".startswith(f"{trained}.")}
     return _renamed(str(path), structs, functools.partial(_read_orbax, path / STATE), names, meta)
-
-
-def _is_below(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(f"{prefix}.")
 
 
 def _renamed(
@@ -222,6 +216,8 @@ def _open_memory(weights: Any) -> WeightSource:
     leaves = _flatten_memory(weights)
     label = f"the {type(weights).__name__} in memory"
     for name, leaf in leaves.items():
+        if not isinstance(leaf, jax.Array | np.ndarray) and hasattr(leaf, "__array__"):
+            leaf = leaves[name] = np.asarray(leaf)  # from another library, such as PyTorch on a CPU
         if not hasattr(leaf, "dtype"):
             raise TypeError(f"weights must be {FORMATS}; got {label} with {type(leaf).__name__} at `{name}`")
 
@@ -238,7 +234,7 @@ def _open_memory(weights: Any) -> WeightSource:
 def _flatten_memory(weights: Any) -> dict[str, Any]:
     """Return arrays by name; NNX variables are below `params` or `model_state`, by type."""
     if "flax.nnx" not in sys.modules:
-        return {name: _to_array(leaf) for name, leaf in flatten(weights).items()}
+        return flatten(weights)
     from flax import nnx
     from flax.core.meta import AxisMetadata
 
@@ -254,7 +250,7 @@ def _flatten_memory(weights: Any) -> dict[str, Any]:
         if isinstance(node, nnx.Variable):
             item = "params" if isinstance(node, nnx.Param) else "model_state"
         leaves |= {".".join(filter(None, (item, dotted(path), name))): x for name, x in flatten(node).items()}
-    return {name: _to_array(leaf) for name, leaf in leaves.items()}
+    return leaves
 
 
 def _is_module(value: Any) -> bool:
@@ -263,10 +259,3 @@ def _is_module(value: Any) -> bool:
     from flax import nnx
 
     return isinstance(value, nnx.Module)
-
-
-def _to_array(leaf: Any) -> Any:
-    """Convert an array from another library, such as PyTorch on a CPU, to NumPy."""
-    if isinstance(leaf, jax.Array | np.ndarray) or not hasattr(leaf, "__array__"):
-        return leaf
-    return np.asarray(leaf)

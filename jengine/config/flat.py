@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import importlib.util
 import logging
+import operator
 import os
 import pathlib
 import re
@@ -52,16 +53,15 @@ class FlatConfig:
     read: set[str] = dataclasses.field(default_factory=set)  # names that a file reads
     set_too_late: set[str] = dataclasses.field(default_factory=set)  # set again, after the file that reads them has run
 
-    @property
     def has_sections(self) -> bool:
-        """Whether a variable is a config section, or a misspelled one."""
+        """Return whether a variable is a config section, or a misspelled one."""
         return any(did_you_mean(key, SECTIONS, _MISSPELLED) for key in self.values)
 
     def to_config(self, name: str) -> dict[str, Any]:
         """Return the config: sections as they are, other variables under `vars`.
 
-        A variable that no file reads is an error in the Runner if it resembles a section; otherwise the log warns of it,
-        and of a base file's variable that is set too late to change anything. `name` is the file name for the log.
+        A variable that no file reads is an error in the Runner if it resembles a section. Otherwise the log, with the
+        file `name`, warns of it, and of a base file's variable that is set too late to change anything.
         """
         known = [*SECTIONS, *(key for key in WITHOUT_EFFECT if "." not in key)]
         cfg, own, unread = {}, {}, []
@@ -256,8 +256,12 @@ class _BaseVariables(ast.NodeTransformer):
 
     def visit_Set(self, node: ast.Set) -> ast.AST:
         match node:
-            case ast.Set(elts=[ast.Set(elts=[ast.Attribute() as inner])]) if _is_of_base(inner):
-                return inner
+            case ast.Set(elts=[ast.Set(elts=[ast.Attribute() as inner])]):
+                root: ast.expr = inner
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                if isinstance(root, ast.Name) and root.id == "_base_":
+                    return inner
         return self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
@@ -265,19 +269,7 @@ class _BaseVariables(ast.NodeTransformer):
             return node
         if match := _BASE_VARIABLE.fullmatch(node.value):
             return ast.parse(f"_base_.{match[1]}", mode="eval").body
-        return ast.Constant(_BASE_VARIABLE.sub(lambda match: str(self._value(match[1])), node.value))
-
-    def _value(self, path: str) -> Any:
-        value: Any = self.base
-        for name in path.split("."):
-            value = getattr(value, name)
-        return value
-
-
-def _is_of_base(node: ast.expr) -> bool:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return isinstance(node, ast.Name) and node.id == "_base_"
+        return ast.Constant(_BASE_VARIABLE.sub(lambda match: str(operator.attrgetter(match[1])(self.base)), node.value))
 
 
 def _names_read(tree: ast.Module) -> Iterator[str]:

@@ -53,7 +53,9 @@ def find_known_class(path: str, modules: Mapping[str, types.ModuleType]) -> type
         found = vars(found).get(name) if isinstance(found, types.ModuleType | type) else None
     if not isinstance(found, type):
         raise _refuse(path, "it is not a class of that module")
-    if not _is_network(found) and not _is_of_user(found):
+    bases = ((base.__name__, base.__module__.partition(".")[0]) for base in found.__mro__)
+    is_network = any(name in ("Module", "Model") and package in _NETWORKS for name, package in bases)
+    if not is_network and not _is_of_user(found):
         raise _refuse(path, "a class of a package must be a network or a model")
     return found
 
@@ -64,11 +66,6 @@ def _refuse(path: str, reason: str) -> ConfigError:
         f"{_source.get()}: {reason}; if you trust the file, pass trust=True (on the command line --trust), with which "
         "it can run any code"
     )
-
-
-def _is_network(found: type) -> bool:
-    bases = ((base.__name__, base.__module__.partition(".")[0]) for base in found.__mro__)
-    return any(name in ("Module", "Model") and package in _NETWORKS for name, package in bases)
 
 
 def _is_of_user(found: type) -> bool:

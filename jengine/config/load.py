@@ -90,7 +90,7 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
         if argument is not None:
             raise ConfigError(f"a flat config must have no argument, got {argument!r} for {str(file)!r}")
         import_custom(flat.values)
-        if not flat.has_sections:
+        if not flat.has_sections():
             raise ConfigError(f"{str(file)!r} has no function `get_config()`, and no variable such as `train_cfg`")
         return flat.to_config(file.name)
     arguments = () if argument is None else (argument,)

@@ -123,7 +123,7 @@ def find_settings(
     given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     _check_arguments(given)
     if launcher == "none":
-        missing = [_flag(name) for name, value in given.items() if value is None]
+        missing = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
         if len(missing) == len(given):
             return None
         if missing:
@@ -139,7 +139,12 @@ def find_settings(
     if launcher == "mpi":
         return _mpi_settings(environ, given)
     if launcher == "kubernetes":
-        _check_kubernetes(environ)
+        if "KUBERNETES_SERVICE_HOST" not in environ:
+            raise ConfigError(
+                "--launcher kubernetes: the environment must have KUBERNETES_SERVICE_HOST; start inside a pod"
+            )
+        with require_extra("kubernetes", "the launcher requires kubernetes"):
+            import kubernetes  # noqa: F401
     return LaunchSettings(coordinator, num_processes, process_id, method=_METHODS.get(launcher))
 
 
@@ -167,15 +172,6 @@ def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> LaunchSe
     )
 
 
-def _check_kubernetes(environ: Mapping[str, str]) -> None:
-    if "KUBERNETES_SERVICE_HOST" not in environ:
-        raise ConfigError(
-            "--launcher kubernetes: the environment must have KUBERNETES_SERVICE_HOST; start inside a pod"
-        )
-    with require_extra("kubernetes", "the launcher requires kubernetes"):
-        import kubernetes  # noqa: F401
-
-
 def _check_arguments(given: Mapping[str, Any]) -> None:
     coordinator, num_processes, process_id = given.values()
     if coordinator is not None:
@@ -187,7 +183,3 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
     if process_id is not None and (process_id < 0 or (num_processes is not None and process_id >= num_processes)):
         legal = "0 or more" if num_processes is None else f"0 to {num_processes - 1}"
         raise ConfigError(f"--process-id must be {legal}, got {process_id}")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

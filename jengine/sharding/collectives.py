@@ -91,18 +91,17 @@ def _find_scattered(program: Program, operation: Operation) -> list[bool]:
 
 
 def _is_only_sliced(program: Program, name: str) -> bool:
+    def is_slice(user: Operation) -> bool:
+        if user.code == "dynamic-slice":
+            return user.operands[0] == name and _depends_on_device(program, user.operands[1:])
+        if user.code == "fusion":
+            (called,) = user.called
+            inputs = [program.parameters[called, i] for i, operand in enumerate(user.operands) if operand == name]
+            return all(_is_only_sliced(program, each) for each in inputs)
+        return user.code in _SAME_ELEMENTS and _is_only_sliced(program, user.name)
+
     users = program.users[name]
-    return bool(users) and all(_is_sliced_by(program, user, name) for user in users)
-
-
-def _is_sliced_by(program: Program, user: Operation, name: str) -> bool:
-    if user.code == "dynamic-slice":
-        return user.operands[0] == name and _depends_on_device(program, user.operands[1:])
-    if user.code == "fusion":
-        (called,) = user.called
-        inputs = [program.parameters[called, i] for i, operand in enumerate(user.operands) if operand == name]
-        return all(_is_only_sliced(program, each) for each in inputs)
-    return user.code in _SAME_ELEMENTS and _is_only_sliced(program, user.name)
+    return bool(users) and all(map(is_slice, users))
 
 
 def _depends_on_device(program: Program, names: Sequence[str]) -> bool:

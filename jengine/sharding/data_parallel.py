@@ -8,6 +8,7 @@ entry per replica: the model state, the accumulated gradients, and what hooks st
 A replica is one device, or several over which XLA shards parameters and examples, as it does for `Pjit`.
 """
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from jengine.model.constrain import set_sharding
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import MeshSizes, axes_of_type, build_mesh, choose_batch_axes
 from jengine.sharding.mesh_strategy import MeshStrategy
-from jengine.sharding.placement import Axis, Placement, Rules, is_table
+from jengine.sharding.placement import Axis, Placement, Rules, axis_names, is_table
 from jengine.sharding.replica_axis import AXIS, is_per_replica, map_per_replica, replicas_along
 
 PyTree = Any
@@ -125,7 +126,8 @@ class DataParallel(MeshStrategy):
         mesh = jax.sharding.get_abstract_mesh()  # in a mapped function, other than `self.mesh`
 
         def constrain_leaf(path: str, leaf: jax.Array) -> jax.Array:
-            spec = [self._unmapped(axis) for axis in super(DataParallel, self)._spec(under + path, leaf.shape)]
+            axes = super(DataParallel, self)._spec(under + path, leaf.shape)  # without mapped axes, whose size is 1
+            spec = (tuple(n for n in axis_names(axis) if n not in self._mapped) or None for axis in axes)
             return set_sharding(leaf, mesh, PartitionSpec(*spec))
 
         return paths.map_with_path(constrain_leaf, tree)
@@ -139,20 +141,25 @@ class DataParallel(MeshStrategy):
         if not self._gathers_tables:
             return params
         mesh = jax.sharding.get_abstract_mesh()
-
-        def gather(path: str, leaf: jax.Array) -> jax.Array:
-            return set_sharding(leaf, mesh, PartitionSpec()) if is_table(path) else leaf
-
-        return paths.map_with_path(gather, params)
-
-    def _unmapped(self, axis: Axis) -> Axis:
-        """Return an entry of a spec without mapped mesh axes, which have the size 1."""
-        names = (axis,) if isinstance(axis, str) else axis or ()
-        return tuple(name for name in names if name not in self._mapped) or None
+        return paths.map_with_path(
+            lambda path, leaf: set_sharding(leaf, mesh, PartitionSpec()) if is_table(path) else leaf, params
+        )
 
     def adapt_for_eval(self, model: Any) -> Any:
         """Return a model that predicts on each replica with the replica's model state."""
-        return _ReplicatedModel(model, self.mesh, self._per_replica, self._mapped, self.gather_tables)
+
+        def predict_replica(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+            return model.predict(self.gather_tables(params), jax.tree.map(lambda x: x[0], model_state), batch)
+
+        predict = jax.shard_map(
+            predict_replica,
+            mesh=self.mesh,
+            in_specs=(PartitionSpec(), self._per_replica, self._per_replica),
+            out_specs=self._per_replica,
+            axis_names=self._mapped,
+            check_vma=False,
+        )
+        return types.SimpleNamespace(predict=predict)
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
         """Return the model state with the mean over replicas in each floating leaf."""
@@ -197,10 +204,9 @@ class DataParallel(MeshStrategy):
 
         @jax.jit
         def split(batch: PyTree) -> PyTree:
-            def split_leaf(x: jax.Array) -> jax.Array:
-                return x.reshape(*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
-
-            return jax.tree.map(split_leaf, batch)
+            return jax.tree.map(
+                lambda x: x.reshape(*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :]), batch
+            )
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             if not compiled:
@@ -235,40 +241,6 @@ class DataParallel(MeshStrategy):
         return jax.random.key_data(
             jax.random.fold_in(jax.random.wrap_key_data(rng), jax.lax.axis_index(self.axis_name))
         )
-
-
-class _ReplicatedModel:
-    """Model that predicts on every replica separately."""
-
-    def __init__(
-        self,
-        model: Any,
-        mesh: Mesh,
-        per_replica: PartitionSpec,
-        mapped: set[str],
-        gather_tables: Callable[[PyTree], PyTree],
-    ) -> None:
-        self._model = model
-        self._mesh = mesh
-        self._per_replica = per_replica
-        self._mapped = mapped
-        self._gather_tables = gather_tables
-
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """Return the predictions for a batch sharded over replicas; `model_state` has an entry for each."""
-
-        def predict(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-            return self._model.predict(self._gather_tables(params), jax.tree.map(lambda x: x[0], model_state), batch)
-
-        mapped = jax.shard_map(
-            predict,
-            mesh=self._mesh,
-            in_specs=(PartitionSpec(), self._per_replica, self._per_replica),
-            out_specs=self._per_replica,
-            axis_names=self._mapped,
-            check_vma=False,
-        )
-        return mapped(params, model_state, batch)
 
 
 def _average_leaves(tree: PyTree) -> PyTree:

@@ -157,7 +157,10 @@ class Program:
 
 def _parse_operation(computation: str, name: str, result: str, code: str, operands: str, rest: str) -> Operation:
     """Return an operation from the groups in its line."""
-    sizes = tuple(_size(bits, shape) for _, bits, shape in _ARRAY.findall(result))
+    sizes = tuple(  # a `pred`, whose name contains no bits, has one byte per element
+        math.prod(int(size) for size in shape.split(",") if size) * int(bits or 8) // 8
+        for _, bits, shape in _ARRAY.findall(result)
+    )
     channel, direction = (found[1] if (found := each.search(rest)) else "" for each in (_CHANNEL, _DIRECTION))
     if code in ("send", "recv") and (transfer := _BETWEEN_SLICES.search(rest)):
         kind = _TRANSFERS.get(transfer[1], "collective-permute")
@@ -167,8 +170,3 @@ def _parse_operation(computation: str, name: str, result: str, code: str, operan
     number = _NUMBERS[code].search(rest) if code in _NUMBERS else _INTEGER.fullmatch(operands)
     names, value = tuple(_NAME.findall(operands)), int(number[1]) if number else None
     return Operation(name, sizes, code, names, called, value, channel, direction, computation)
-
-
-def _size(bits: str, shape: str) -> int:
-    """Return the array's bytes; a `pred`, whose name contains no bits, has one byte per element."""
-    return math.prod(int(size) for size in shape.split(",") if size) * int(bits or 8) // 8

@@ -56,7 +56,11 @@ def build_mesh(
         mesh = context_mesh()
     if isinstance(mesh, Mesh):
         return _replace_devices(mesh, devices)
-    selected = choose_devices(devices)
+    selected = jax.devices() if devices is None or isinstance(devices, int) else list(devices)
+    if isinstance(devices, int):
+        if not 1 <= devices <= len(selected):
+            raise ConfigError(f"devices must be at most {len(selected)}, got {devices}")
+        selected = selected[:devices]
     sizes: dict[str, Any] = dict(mesh or {})
     slices = sizes.pop("slices", None)
     if batch_axes is None or not sizes:
@@ -100,18 +104,6 @@ def _complete_sizes(sizes: Mapping[str, Any], count: int, any_names: bool) -> di
             f"{count}, got {fixed} for {dict(sizes)}; change the mesh, or set `devices`"
         )
     return {name: count // fixed if size == -1 else size for name, size in sizes.items()}
-
-
-def choose_devices(devices: int | Sequence[Any] | None) -> Sequence[Any]:
-    """Return the given devices, the first `devices` devices, or all for None."""
-    all_devices = jax.devices()
-    if devices is None:
-        return all_devices
-    if not isinstance(devices, int):
-        return list(devices)
-    if not 1 <= devices <= len(all_devices):
-        raise ConfigError(f"devices must be at most {len(all_devices)}, got {devices}")
-    return all_devices[:devices]
 
 
 def context_mesh() -> Mesh:

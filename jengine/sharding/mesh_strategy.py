@@ -23,7 +23,7 @@ from jengine.sharding.mesh import (
     describe_mesh,
     find_data_shard,
 )
-from jengine.sharding.placement import COLUMNS, Axis, Placement, placement_table
+from jengine.sharding.placement import COLUMNS, Placement, placement_table
 from jengine.sharding.strategy import Strategy, jit_init
 
 PyTree = Any
@@ -98,7 +98,11 @@ class MeshStrategy(Strategy):
         if model is not None:
             base = get_model(model)
             params, logical_axes = base.base_variables(params, shapes.model_state)[0], base.logical_axes
-        self._assign_specs(params, logical_axes)
+        assigned = self._placement.place(params, logical_axes)
+        leaves = paths.flatten(params)
+        self._specs = {path: (tuple(leaves[path].shape), spec) for path, (spec, _) in assigned.items()}
+        title = f"Placement on the mesh {self.mesh_description}"
+        logger.debug("%s", "\n" + format_table(COLUMNS, placement_table(assigned, params, self.mesh), title=title))
 
         def make_state(*args: Any) -> PyTree:
             return self._add_replica_axis(make(*args))
@@ -169,13 +173,6 @@ class MeshStrategy(Strategy):
     def _add_replica_axis(self, state: PyTree) -> PyTree:
         """Convert the training state from a single device to this strategy; without replicas it is unchanged."""
         return state
-
-    def _assign_specs(self, params: PyTree, logical_axes: Mapping[str, Sequence[Axis]] | None) -> None:
-        assigned = self._placement.place(params, logical_axes)
-        shapes = paths.flatten(params)
-        self._specs = {path: (tuple(shapes[path].shape), spec) for path, (spec, _) in assigned.items()}
-        title = f"Placement on the mesh {self.mesh_description}"
-        logger.debug("%s", "\n" + format_table(COLUMNS, placement_table(assigned, params, self.mesh), title=title))
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
         parts = path.split(".")

@@ -114,39 +114,33 @@ class Placement:
         if names is not None:
             axes = tuple(self._logical_axis(name) for name in names)
             return Placed(self._spec(path, shape, axes, f"its logical axes {tuple(names)}"), "logical axes")
-        axis = self._fsdp_axis(shape)
-        if axis is None:
+        count = self.mesh.shape.get("fsdp", 1)
+        divisible = [axis for axis, size in enumerate(shape) if size % count == 0]
+        if count == 1 or math.prod(shape) < self._fsdp_min_size or not divisible:
             return Placed(PartitionSpec(), "")
-        return Placed(PartitionSpec(*(None,) * axis, "fsdp"), "fsdp")
+        largest = max(divisible, key=lambda axis: shape[axis])
+        return Placed(PartitionSpec(*(None,) * largest, "fsdp"), "fsdp")
 
     def _logical_axis(self, name: Axis) -> Axis:
         """Return the mesh axis, or axes, for a logical axis; None if there is none."""
         if not isinstance(name, tuple):
             return self._logical.get(name, name if name in self._axes else None) if name else None
         axes = [self._logical_axis(part) for part in name]
-        return tuple(name for axis in axes for name in _axis_names(axis)) or None
-
-    def _fsdp_axis(self, shape: tuple[int, ...]) -> int | None:
-        """Return the largest axis that `fsdp` divides, if the parameter is large enough."""
-        count = self.mesh.shape.get("fsdp", 1)
-        if count == 1 or math.prod(shape) < self._fsdp_min_size:
-            return None
-        divisible = [axis for axis, size in enumerate(shape) if size % count == 0]
-        return max(divisible, key=lambda axis: shape[axis], default=None)
+        return tuple(name for axis in axes for name in axis_names(axis)) or None
 
     def _spec(self, path: str, shape: tuple[int, ...], axes: Sequence[Axis], source: str) -> PartitionSpec:
         if len(axes) > len(shape):
             raise ConfigError(
                 f"{source} must have at most {len(shape)} axes for the parameter {path!r} {shape}, got {len(axes)}"
             )
-        counts = [math.prod(self.mesh.shape[name] for name in _axis_names(axis)) for axis in axes]
+        counts = [math.prod(self.mesh.shape[name] for name in axis_names(axis)) for axis in axes]
         for size, axis, count in zip(shape, axes, counts, strict=False):
             if size % count:
                 raise ConfigError(
                     f"{source} must divide the axes of the parameter {path!r} {shape} evenly, got an axis of {size} "
                     f"over {count} devices ({axis})"
                 )
-        used = [name for axis in axes for name in _axis_names(axis)]
+        used = [name for axis in axes for name in axis_names(axis)]
         if len(set(used)) < len(used):
             raise ConfigError(f"{source} must use each axis of the mesh once, got {tuple(axes)}")
         if self._tables_along_one_axis and is_table(path) and sum(count > 1 for count in counts) > 1:
@@ -171,7 +165,7 @@ class Placement:
         return ShardingRule(key, tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes))
 
     def _check_axis(self, axis: Axis) -> None:
-        for name in _axis_names(axis):
+        for name in axis_names(axis):
             if name not in self.mesh.axis_names:
                 raise ConfigError(
                     f"an axis must be in the mesh {self.mesh.axis_names}, got {name!r}"
@@ -189,7 +183,7 @@ def placement_table(placed: Mapping[str, Placed], params: Any, mesh: Mesh) -> li
     for path, (spec, reason) in placed.items():
         leaf = leaves[path]
         size = math.prod(leaf.shape) * leaf.dtype.itemsize
-        names = [name for axis in spec for name in _axis_names(axis)]
+        names = [name for axis in spec for name in axis_names(axis)]
         if not names:
             replicated_size += size
             continue
@@ -209,5 +203,6 @@ def is_table(path: str) -> bool:
     return path.rpartition(".")[2] in ("embedding", "embeddings")
 
 
-def _axis_names(axis: Axis) -> tuple[str, ...]:
+def axis_names(axis: Axis) -> tuple[str, ...]:
+    """Return the mesh axes in one entry of a spec."""
     return (axis,) if isinstance(axis, str) else axis or ()

@@ -83,19 +83,17 @@ def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -
             return leaf
         value = np.asarray(leaf)
         if before is not None:
-            value = np.asarray(value.sum(axis=0) if _is_share(path) else _merge(value))
+            if _is_share(path):
+                value = np.asarray(value.sum(axis=0))
+            elif jax.numpy.issubdtype(value.dtype, np.floating):
+                value = np.asarray(value.mean(axis=0, dtype=np.float32)).astype(value.dtype)
+            else:
+                value = np.asarray(value[0])
         if after is None:
             return value
         return np.broadcast_to(value / np.float32(after) if _is_share(path) else value, (after, *value.shape))
 
     return paths.map_with_path(convert, state)
-
-
-def _merge(values: np.ndarray) -> np.ndarray:
-    """Return the mean over the first axis; the first entry if the values are not floating."""
-    if not jax.numpy.issubdtype(values.dtype, np.floating):
-        return values[0]
-    return values.mean(axis=0, dtype=np.float32).astype(values.dtype)
 
 
 def convert_replica_axis_structs(state: PyTree, before: int | None, after: int | None) -> PyTree:
