@@ -42,7 +42,7 @@ def encode(state: Any) -> Any:
       TypeError: a leaf is neither an array nor a number. ValueError: see `check_storable`; or a leaf was donated to a
         step that did not return.
     """
-    check_storable(state)
+    check_storable(state)  # before anything is copied
     storable = unwrap(map_with_path(_encode_leaf, state))  # Orbax then uses the same paths as `flatten`
     # Orbax copies the arrays on other devices before its `save` returns. On one CPU, NumPy arrays are written faster.
     in_memory = _in_host_memory(storable)
@@ -93,7 +93,7 @@ def _encode_leaf(path: str, leaf: Any) -> Any:
                 f"cannot save `{path}`: its buffer was donated to a step that did not finish; "
                 "the last checkpoint before that step is the newest valid state"
             )
-        leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
+        leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf  # TensorStore has no PRNG keys
         if jax.process_count() > 1 and leaf.is_fully_addressable:
             leaf = np.asarray(leaf)  # each process has an equal copy; Orbax writes that of the first
     elif isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
@@ -174,7 +174,7 @@ def read(directory: Path, structs: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
             return ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype)
         return ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype, global_shape=leaf.shape)
 
-    tree = read_structs(directory)
+    tree = read_structs(directory)  # Orbax wants the whole tree, not only what is read
     item = map_with_path(lambda path, leaf: structs.get(path, ocp.PLACEHOLDER), tree)
     args = ocp.args.PyTreeRestore(item=item, restore_args=map_with_path(restore_args, tree))
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)]
@@ -247,16 +247,16 @@ def write_from_process(directory: Path, state: Any) -> None:
 
     _silence_orbax()
     handler = _make_handler(_single_process_options())
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True)  # the handler does not create it
     handler.save(directory, args=ocp.args.PyTreeSave(state))
-    handler.finalize(directory)
+    handler.finalize(directory)  # merges the index of the arrays
 
 
 def _make_reader(max_bytes_in_flight: int | None = None) -> Any:
     import orbax.checkpoint as ocp
 
     _silence_orbax()
-    options = _single_process_options()
+    options = _single_process_options()  # each process reads alone, at a time of its choice
     limit = None if max_bytes_in_flight is None else max_bytes_in_flight / 1e9
     return ocp.Checkpointer(_make_handler(options, restore_concurrent_gb=limit), multiprocessing_options=options)
 

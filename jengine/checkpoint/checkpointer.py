@@ -89,15 +89,15 @@ class Checkpointer:
           TypeError, ValueError: something in `state` or `meta` cannot be stored; nothing was written.
         """
         path = Path(path).absolute()
-        text = encode_meta(meta)
+        text = encode_meta(meta)  # a wrong entry fails here, before anything is written
         self.wait()  # first, so that only one copy of the state is in memory
-        storable = arrays.encode(state)
+        storable = arrays.encode(state)  # the copy, if the state is in host memory
         incoming = path.with_name(path.name + INCOMING)
-        self._pending_path = path
+        self._pending_path = path  # for the error message
         try:
             if _is_primary():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _clean_up(path.parent)
+                _clean_up(path.parent)  # a killed run may have left a save or a removal unfinished
                 if path.exists() and not self._is_own(path):
                     raise FileExistsError(f"{path} exists and is not a checkpoint of this run; move it elsewhere")
                 claim(incoming, self._run)
@@ -166,7 +166,7 @@ class Checkpointer:
                 remove(outgoing)
                 path.rename(outgoing)
             incoming.rename(path)
-            sync(path.parent)
+            sync(path.parent)  # the rename is on disk before anything older is removed
             if sealing["is_latest"]:
                 write_pointer(self._work_dir, str(path))
             remove(outgoing)

@@ -72,7 +72,7 @@ def export_params(
     mode = incoming.stat().st_mode  # safetensors would write a file that only its owner can read
     save_file(tensors, incoming, metadata={"format": "pt"})
     incoming.chmod(mode)
-    incoming.replace(target)
+    incoming.replace(target)  # atomic: an interrupted export leaves the old file
     return tensors
 
 

@@ -131,12 +131,12 @@ def _iter_candidates(root: Path) -> Iterator[Path]:
         if run is None or manifest is None or manifest.run == run:  # without a manifest it is reported as incomplete
             yield target
         if target.parent != root:
-            directories.append(target.parent)
+            directories.append(target.parent)  # the `out_dir` of a CheckpointHook
     candidates = []
     for path in (path for directory in directories for path in _iter_checkpoints(directory) if path != target):
         manifest = read_manifest(path)
         if manifest is None or not manifest.is_complete:
-            if path.suffix != INCOMING:
+            if path.suffix != INCOMING:  # an unfinished save is no news
                 _LOGGER.warning("skipped checkpoint %s: %s", path, validate_checkpoint(path))
         elif manifest.iteration is not None and run in (None, manifest.run):
             candidates.append((manifest.is_latest, manifest.iteration, path.stat().st_mtime_ns, path))

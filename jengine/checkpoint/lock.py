@@ -86,18 +86,18 @@ class WorkDirLock:
                 "%s: the previous run (%s) ended without releasing its lock; taking over",
                 self._work_dir, _describe(previous),
             )  # fmt: skip
-        os.ftruncate(file, 0)
+        os.ftruncate(file, 0)  # the previous holder's text may be longer
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         os.pwrite(file, encode(holder).encode(), 0)
         self._file = file
         _HELD.add(self)
-        atexit.register(self.release)
+        atexit.register(self.release)  # a normal end leaves no file behind
 
     def release(self) -> None:
         """Release the lock and remove its file; do nothing if this object does not hold it."""
         if self._file is None:
             return
-        self._path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)  # while locked, so nobody else can have created a new one
         os.close(self._file)
         self._file = None
         _HELD.discard(self)

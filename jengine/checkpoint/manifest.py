@@ -46,7 +46,7 @@ def claim(directory: Path, run: str) -> None:
     Raises:
       FileExistsError: it has files and no manifest.
     """
-    remove(directory)
+    remove(directory)  # of an interrupted save
     directory.mkdir(exist_ok=True)
     _write(directory, Manifest(run))
 
@@ -56,7 +56,7 @@ def seal(directory: Path, *, run: str, is_latest: bool, iteration: int | None, c
     listed = [name for path in directory.glob("manifest.*.json") for name in _read_part(path)]
     names = set(map(str, (path.relative_to(directory) for path in _files(directory)))) - set(listed)
     files = _sync_files(directory, names, checksums)
-    for path in [directory / STATE, *(directory / STATE).glob("*/")]:
+    for path in [directory / STATE, *(directory / STATE).glob("*/")]:  # directories too, which hold the names
         sync(path)
     _write(directory, Manifest(run, True, is_latest, iteration, files))
     sync(directory)
@@ -204,9 +204,9 @@ def write_synced(path: Path, text: str) -> None:
     """Replace the file at `path` atomically, and flush it and its directory to disk."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(text)
-    sync(temporary)
+    sync(temporary)  # before the rename, or a power failure could leave an empty file
     temporary.replace(path)
-    sync(path.parent)
+    sync(path.parent)  # the rename itself
 
 
 def _validate_meta(directory: Path, manifest: Manifest) -> str | None:
@@ -263,10 +263,10 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb", buffering=0) as file:  # the reads are large already
         while data := file.read(_READ_SIZE):
             digest.update(data)
-            report_progress()
+            report_progress()  # the others wait for as long as this works
     return digest.hexdigest()
 
 

@@ -89,7 +89,7 @@ def match(
     for parameter in parameters:
         found, shown = find(parameter), parameter.shown
         if found is not None:
-            used.add(found[0])
+            used.add(found[0])  # also if it is excluded: it is not unexpected
         if matches(parameter.path, *exclude):
             excluded.append(shown)
         elif found is None:
@@ -135,7 +135,7 @@ def _build_index(keys: Mapping[str, Key]) -> Callable[[_Parameter], Found | None
         aliases[alias] = None if alias in aliases else name
 
     def find(parameter: _Parameter) -> Found | None:
-        scopes = (parameter.item, None)
+        scopes = (parameter.item, None)  # None: the source does not tell parameters from state
         for scope in scopes:
             for path in (parameter.path, f"{parameter.path}.value"):  # Orbax has the levels of Flax's wrappers
                 if (scope, path) in exact:

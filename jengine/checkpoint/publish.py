@@ -52,7 +52,7 @@ def publish(path: str | os.PathLike[str], keys: Iterable[str], name: str | None 
     arrays.write_from_process(incoming / STATE, state)
     (incoming / META).write_text(encode_meta({key: x for key, x in checkpoint.meta.items() if key in selected}))
     seal(incoming, run=manifest.run, is_latest=False, iteration=None)
-    remove(copy)
+    remove(copy)  # an earlier copy with the same name
     incoming.rename(copy)
     return str(copy), sorted({*checkpoint.state, *checkpoint.meta} - selected)
 

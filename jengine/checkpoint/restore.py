@@ -121,7 +121,7 @@ def restore_verified(
     """Restore a checkpoint that `find_checkpoint` has already verified; see `restore`."""
     directory = Path(path)
     expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
-    items, ignored = set(map(str, target)), tuple(f"{prefix}." for prefix in ignore)
+    items, ignored = set(map(str, target)), tuple(f"{prefix}." for prefix in ignore)  # whole segments
     stored = {
         name: leaf
         for name, leaf in list_arrays(directory).items()

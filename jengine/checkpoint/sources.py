@@ -233,7 +233,7 @@ def _open_memory(weights: Any) -> WeightSource:
 
 def _flatten_memory(weights: Any) -> dict[str, Any]:
     """Return arrays by name; NNX variables are below `params` or `model_state`, by type."""
-    if "flax.nnx" not in sys.modules:
+    if "flax.nnx" not in sys.modules:  # then no object can be one of its types
         return flatten(weights)
     from flax import nnx
     from flax.core.meta import AxisMetadata
@@ -241,7 +241,7 @@ def _flatten_memory(weights: Any) -> dict[str, Any]:
     def is_wrapper(node: Any) -> bool:
         return isinstance(node, nnx.Variable | AxisMetadata)
 
-    tree = nnx.state(weights) if _is_module(weights) else weights
+    tree = nnx.state(weights) if _is_module(weights) else weights  # a module's arrays are in its state
     leaves: dict[str, Any] = {}
     for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_wrapper)[0]:
         if isinstance(node, nnx.RngState):

@@ -115,9 +115,9 @@ def write_config(cfg: Any, path: str | os.PathLike[str]) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, target)
+        os.replace(temporary, target)  # atomic
     finally:
-        temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)  # after an error
 
 
 _MODULES = """

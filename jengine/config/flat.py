@@ -105,7 +105,7 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
         raise ConfigError(f"a config file must not inherit from itself, got {' -> '.join(map(str, [*heirs, file]))}")
     tree = ast.parse(_substitute(file.read_text(encoding="utf-8"), file), str(file))
     result = FlatConfig()
-    _pop_named_only(tree, module)
+    _pop_named_only(tree, module)  # first: these packages may not be installed
     for base in _pop_bases(tree, file):
         inherited = _load_base(base, [*heirs, file])
         if duplicates := sorted(inherited.values.keys() & result.values.keys()):
@@ -120,7 +120,7 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
     tree = ast.fix_missing_locations(_BaseVariables(result.values).visit(tree))
     read = set(_names_read(tree))
     imported = dict(vars(module))
-    vars(module)["_base_"] = result.values
+    vars(module)["_base_"] = result.values  # expressions such as `_base_.train_cfg` read it
     exec(compile(tree, str(file), "exec"), module.__dict__)
     own = {
         key: value

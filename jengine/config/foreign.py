@@ -30,7 +30,7 @@ def only_known_classes(source: str | None) -> Iterator[None]:
     try:
         yield
     finally:
-        _source.reset(token)
+        _source.reset(token)  # also after an error
 
 
 def is_restricted() -> bool:

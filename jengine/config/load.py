@@ -57,7 +57,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
         raise FileNotFoundError(f"the config file {str(file)!r} does not exist{_files_like(file)}")
     if file.suffix != ".py":
         raise ConfigError(f"a config must be a Python file, got {str(file)!r}")
-    file = file.resolve()
+    file = file.resolve()  # the same file through a link has the same modules
     with importable(file.parent):
         try:
             with _explain_dotted_keys():

@@ -29,7 +29,7 @@ def merge(base: C, override: Any) -> C:
     >>> merge({"optimizer": {"type": "SGD", "lr": 0.1}}, {"optimizer": {"lr": 0.2}})
     {'optimizer': {'type': 'SGD', 'lr': 0.2}}
     """
-    changes = resolve(override)
+    changes = resolve(override)  # references of the other config would point out of this one
     if not is_mapping(base):
         raise TypeError(f"a config must be a ConfigDict or a dict, got {type(base).__name__}: {base!r}")
     if replaces(changes):

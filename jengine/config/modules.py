@@ -35,7 +35,7 @@ def importable(directory: pathlib.Path) -> Iterator[None]:
     with _first_on_path(str(directory)):
         yield
     if str(directory) not in sys.path:
-        sys.path.append(str(directory))
+        sys.path.append(str(directory))  # last, so it shadows nothing
 
 
 def add_config_module(file: pathlib.Path, module: types.ModuleType) -> None:
@@ -131,10 +131,10 @@ def _first_on_path(directory: str) -> Iterator[None]:
                 and (top.is_dir() or top.with_suffix(".py").is_file())
             ):
                 del sys.modules[name]
-    sys.modules.update(siblings)
+    sys.modules.update(siblings)  # so a module that registers classes does not run again
     before = set(sys.modules)
     sys.path.insert(0, directory)
-    importlib.invalidate_caches()
+    importlib.invalidate_caches()  # the directory may have new files since the last import
     try:
         yield
     finally:

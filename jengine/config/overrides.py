@@ -42,7 +42,7 @@ def apply_overrides(cfg: Any, overrides: Iterable[str]) -> ConfigDict:
     """
     if isinstance(overrides, str):
         raise TypeError(f"`overrides` must be a list of strings, got one string: {overrides!r}")
-    result = to_config_dict(cfg)
+    result = to_config_dict(cfg)  # a copy
     for override in overrides:
         path, equals, text = override.partition("=")
         path = path.strip()
@@ -60,7 +60,7 @@ def apply_overrides(cfg: Any, overrides: Iterable[str]) -> ConfigDict:
 
 def _split_path(path: str) -> list[str | int]:
     parts: list[str | int] = []
-    position = 0
+    position = 0  # `_PART` must match without gaps, which `findall` would skip
     while position < len(path):
         match = _PART.match(path, position)
         if match is None:

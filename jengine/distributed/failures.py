@@ -104,7 +104,7 @@ class FailureWatch:
             self._client.wait_at_barrier(_BARRIER, int(1000 * (_GRACE + 1)))
         if self._index == 0:  # the service ends with this process: let the others end first
             threading.Event().wait(0.5)
-        logging.shutdown()
+        logging.shutdown()  # `os._exit` runs no handlers
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

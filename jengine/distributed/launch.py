@@ -64,7 +64,7 @@ def launch(
     if settings is None:
         return
     waiting = threading.Timer(_PATIENCE, _report_waiting, [settings, timeout])
-    waiting.daemon = True
+    waiting.daemon = True  # an error must not wait for the timer
     waiting.start()
     try:
         jax.distributed.initialize(
@@ -162,7 +162,7 @@ def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> LaunchSe
                 "--launcher mpi: this MPI does not provide the host of process 0; give --coordinator HOST:PORT with a "
                 "port that is free on that host"
             )
-        method = "ompi"
+        method = "ompi"  # JAX reads the host from the environment
     return LaunchSettings(
         coordinator=given["coordinator"],
         num_processes=int(environ[count]) if given["num_processes"] is None else given["num_processes"],

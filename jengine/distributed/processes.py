@@ -83,7 +83,7 @@ class Processes:
           ProcessError: the processes exchange different things.
         """
         data = pickle.dumps(value)
-        sizes = self._exchange_sizes(name, len(data))
+        sizes = self._exchange_sizes(name, len(data))  # arrays in a collective must have equal shapes
         rows = _exchange(multihost_utils.process_allgather, data, max(sizes))
         return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
@@ -135,7 +135,7 @@ def get_processes() -> SingleProcess | Processes:
 @functools.cache
 def _connect(client: Any) -> Processes:
     watch = FailureWatch(client, jax.process_index())
-    watch.start()
+    watch.start()  # once per connection: this function is cached
     return Processes(watch, jax.process_index(), jax.process_count())
 
 

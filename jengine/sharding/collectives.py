@@ -58,7 +58,7 @@ def find_collectives(program: str | Program) -> list[Collective]:
         if kind != operation.code and kind in _WITH_OPERANDS:
             sizes = sizes[len(sizes) // 2 :] if kind == "all-gather" else sizes[1:2]
         if kind == "reduce-scatter":
-            sizes = program.operand_sizes(operation) or sizes
+            sizes = program.operand_sizes(operation) or sizes  # the result is only a part
         scattered = _find_scattered(program, operation) if kind == "all-reduce" else [False] * len(sizes)
         executions = program.count_executions(operation.computation)
         for effective_kind, flag in (("reduce-scatter", True), (kind, False)):
@@ -107,7 +107,7 @@ def _is_only_sliced(program: Program, name: str) -> bool:
 def _depends_on_device(program: Program, names: Sequence[str]) -> bool:
     """Return whether the values depend on the device index."""
     seen: set[str] = set()
-    pending = list(names)
+    pending = list(names)  # a loop, since chains of operations are deeper than Python's stack
     while pending:
         name = pending.pop()
         operation = program.operations.get(name)

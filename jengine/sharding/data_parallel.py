@@ -93,7 +93,7 @@ class DataParallel(MeshStrategy):
                 f"{', '.join(explicit)}: within a mapped program, JAX cannot leave explicit axes (`auto_axes`), as "
                 "`nnx.Embed` does; use Pjit, or Auto axes"
             )
-        self._gathers_tables = sum(built.shape[name] > 1 for name in inner_axes) > 1
+        self._gathers_tables = sum(built.shape[name] > 1 for name in inner_axes) > 1  # see `gather_tables`
         super().__init__(
             Placement(
                 built,

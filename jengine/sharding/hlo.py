@@ -77,7 +77,7 @@ class Program:
         self._iterations: Mapping[str, int | None] = {loop.name: self._count_iterations(loop) for loop in loops}
         self.unknown_loops = sum(count is None for count in self._iterations.values())
         self.repeats = any(count != 1 for count in self._iterations.values())
-        self._executions: dict[str, int] = {}
+        self._executions: dict[str, int] = {}  # by computation; filled on demand
 
     def _add(self, operation: Operation, is_root: bool) -> None:
         self.operations[operation.name] = operation
@@ -112,7 +112,7 @@ class Program:
         followed from the first value, by the step, to the limit in the condition.
         """
         if loop.number is not None:
-            return loop.number
+            return loop.number  # from `known_trip_count`
         condition, body = loop.called
         test, state, result = self.roots.get(condition), self.operations.get(loop.operands[0]), self.roots.get(body)
         if not test or not state or not result or (test.code, state.code, result.code) != ("compare", "tuple", "tuple"):

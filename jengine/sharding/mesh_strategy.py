@@ -45,7 +45,7 @@ class MeshStrategy(Strategy):
     def __init__(self, placement: Placement, batch_axes: Sequence[str] | None = None) -> None:
         self.mesh: Mesh = placement.mesh
         self.batch_axes = choose_batch_axes(self.mesh.axis_names, batch_axes)
-        check_context(list(self.mesh.devices.flat))
+        check_context(list(self.mesh.devices.flat))  # JAX would only fail at the first step
         source = " of jax.set_mesh" if self.mesh == context_mesh() else ""
         self.mesh_description = f"{describe_mesh(self.mesh)}{source}"
         self._placement = placement
@@ -90,7 +90,7 @@ class MeshStrategy(Strategy):
         """
         for arg in args:
             if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)):  # the example batch
-                self.check_batch(arg)
+                self.check_batch(arg)  # before anything is compiled
         shapes = jax.eval_shape(make, *args)
         if not hasattr(shapes, "params"):
             return jit_init(make, self.platform, self.shardings(shapes, under="hook_state."))
@@ -176,7 +176,7 @@ class MeshStrategy(Strategy):
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
         parts = path.split(".")
-        for start in range(len(parts)):
+        for start in range(len(parts)):  # from the whole path to its last segment
             param_shape, spec = self._specs.get(".".join(parts[start:]), (None, None))
             if spec is not None and param_shape == tuple(shape):
                 return spec

@@ -73,7 +73,7 @@ class Placement:
         self._tables_along_one_axis = tables_along_one_axis
         with config_path("rules"):
             self._rules = [self._build_rule(rule) for rule in rules]
-        self._rules.sort(key=lambda rule: (-len(rule.key), rule.key))
+        self._rules.sort(key=lambda rule: (-len(rule.key), rule.key))  # the longest key is the most specific
         self._logical = dict(logical_axes or {})
         with config_path("logical_axes"):
             for axis in self._logical.values():
@@ -109,7 +109,7 @@ class Placement:
     def _place_one(self, path: str, shape: tuple[int, ...], names: Sequence[Axis] | None, used: set[str]) -> Placed:
         rule = next((rule for rule in self._rules if _matches(rule.key, path)), None)
         if rule is not None:
-            used.add(rule.key)
+            used.add(rule.key)  # for the check in `place`
             return Placed(self._spec(path, shape, rule.axes, f"the rule {rule.key!r}"), rule.key)
         if names is not None:
             axes = tuple(self._logical_axis(name) for name in names)

@@ -84,11 +84,11 @@ def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -
         value = np.asarray(leaf)
         if before is not None:
             if _is_share(path):
-                value = np.asarray(value.sum(axis=0))
+                value = np.asarray(value.sum(axis=0))  # each replica holds a share
             elif jax.numpy.issubdtype(value.dtype, np.floating):
                 value = np.asarray(value.mean(axis=0, dtype=np.float32)).astype(value.dtype)
             else:
-                value = np.asarray(value[0])
+                value = np.asarray(value[0])  # a mean of counters would not be one
         if after is None:
             return value
         return np.broadcast_to(value / np.float32(after) if _is_share(path) else value, (after, *value.shape))
