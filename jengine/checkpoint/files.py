@@ -2,7 +2,7 @@
 
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def list_safetensors(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeSt
     return structs
 
 
-def read_safetensors(path: str | os.PathLike[str], names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+def read_safetensors(path: str | os.PathLike[str], names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield tensors from a safetensors file by name, one at a time."""
     with _open_safetensors(path) as file:
         for name in names:
@@ -84,7 +84,7 @@ def list_npz(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
         raise ValueError(f"{path} is not a complete .npz file of arrays: {error}") from error
 
 
-def read_npz(path: Path, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+def read_npz(path: Path, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield arrays from an .npz file by name, one at a time; pickled objects are refused."""
     with np.load(path, allow_pickle=False) as file:
         for name in names:

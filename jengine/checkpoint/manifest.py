@@ -231,9 +231,10 @@ def _read(directory: Path) -> Manifest:
         raise ValueError("its SHA-256 is not that of its content")
     files = _parse_files(stored)
     try:
-        return Manifest(*(stored[name] for name in _FIELDS[:-1]), files)
+        run, complete, latest, iteration = (stored[name] for name in _FIELDS[:-1])
     except KeyError as error:
         raise ValueError(f"it has another structure: {error!r}") from error
+    return Manifest(run, complete, latest, iteration, files)
 
 
 def _read_part(path: Path) -> Files:

@@ -10,11 +10,10 @@
 """
 
 import dataclasses
-import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from jengine.checkpoint.restore import list_arrays
 from jengine.paths import dotted, flatten
 
 Structs = Mapping[str, jax.ShapeDtypeStruct]
+Entry = tuple[Path, str, jax.ShapeDtypeStruct]  # the file or directory, the name in it, shape and dtype
 
 FORMATS = (
     "a checkpoint or work dir of jengine, a .safetensors file or its .safetensors.index.json, an .npz file, "
@@ -111,15 +111,21 @@ def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False, ve
         return _open_memory(weights)
     path = Path(weights if verified else locate_weights(weights))
     if path.suffix == ".npz":
-        structs = files.list_npz(path)
-        names = {name.replace("/", "."): name for name in structs}
-        return _renamed(str(path), structs, lambda wanted: files.read_npz(path, tuple(wanted)), names)
+        entries = {name.replace("/", "."): (path, name, struct) for name, struct in files.list_npz(path).items()}
+        return _make_source(path, entries, files.read_npz)
     if path.name.endswith(".safetensors"):
-        return WeightSource(str(path), files.list_safetensors(path), lambda s: files.read_safetensors(path, tuple(s)))
+        entries = {name: (path, name, struct) for name, struct in files.list_safetensors(path).items()}
+        return _make_source(path, entries, files.read_safetensors)
     if path.name.endswith(_INDEX):
-        return _open_shards(path)
+        return _make_source(path, _list_shards(path), files.read_safetensors)
     if items := _find_orbax(path):
-        return _open_orbax(path, items)
+        prefixes = {"" if len(items) == 1 else f"{item}.": directory for item, directory in items.items()}
+        entries = {
+            prefix + name: (directory, name, struct)
+            for prefix, directory in prefixes.items()
+            for name, struct in flatten(arrays.read_structs(directory)).items()
+        }
+        return _make_source(path, entries, _read_orbax)
     return _open_checkpoint(path, "exchanged" if raw else "evaluated" if evaluated else "")
 
 
@@ -131,21 +137,15 @@ def is_pytree_of_arrays(value: Any) -> bool:
     return bool(leaves) and leaves[0] is not value and any(hasattr(leaf, "shape") for leaf in leaves)
 
 
-def _open_shards(path: Path) -> WeightSource:
-    shards = files.read_index(path)
-    structs: dict[str, jax.ShapeDtypeStruct] = {}
-    for file, names in shards.items():
-        stored = files.list_safetensors(path.parent / file)
+def _list_shards(path: Path) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
+    for file, names in files.read_index(path).items():
+        shard = path.parent / file
+        stored = files.list_safetensors(shard)
         if missing := [name for name in names if name not in stored]:
             raise ValueError(f"{path} lists {missing[0]!r} in {file}, which does not have it")
-        structs.update({name: stored[name] for name in names})
-
-    def read(structs: Structs) -> Iterator[tuple[str, Any]]:
-        for file, names in shards.items():
-            if wanted := [name for name in names if name in structs]:
-                yield from files.read_safetensors(path.parent / file, wanted)
-
-    return WeightSource(str(path), structs, read)
+        entries |= {name: (shard, name, stored[name]) for name in names}
+    return entries
 
 
 def _find_orbax(path: Path, with_steps: bool = True) -> dict[str, Path]:
@@ -165,24 +165,8 @@ def _find_orbax(path: Path, with_steps: bool = True) -> dict[str, Path]:
     return next((items for _, step in sorted(steps, reverse=True) if (items := _find_orbax(step, False))), {})
 
 
-def _open_orbax(path: Path, items: Mapping[str, Path]) -> WeightSource:
-    prefixes = {"" if len(items) == 1 else f"{item}.": directory for item, directory in items.items()}
-    structs = {
-        prefix + name: struct
-        for prefix, directory in prefixes.items()
-        for name, struct in flatten(arrays.read_structs(directory)).items()
-    }
-
-    def read(structs: Structs) -> Iterator[tuple[str, Any]]:
-        for prefix, directory in prefixes.items():
-            wanted = {name.removeprefix(prefix): x for name, x in structs.items() if name.startswith(prefix)}
-            yield from ((prefix + name, array) for name, array in _read_orbax(directory, wanted))
-
-    return WeightSource(str(path), structs, read)
-
-
-def _read_orbax(directory: Path, structs: Structs) -> Iterator[tuple[str, Any]]:
-    return iter(arrays.read_flat(directory, structs).items() if structs else ())
+def _read_orbax(directory: Path, structs: Structs) -> Iterable[tuple[str, Any]]:
+    return arrays.read_flat(directory, structs).items()
 
 
 def _open_checkpoint(path: Path, moved: str) -> WeightSource:
@@ -192,24 +176,28 @@ def _open_checkpoint(path: Path, moved: str) -> WeightSource:
     for item, trained in meta.get(moved, {}).items():
         names = {name: stored for name, stored in names.items() if not f"{name}.".startswith(f"{item}.")}
         names |= {item + name.removeprefix(trained): name for name in structs if f"{name}.".startswith(f"{trained}.")}
-    return _renamed(str(path), structs, functools.partial(_read_orbax, path / STATE), names, meta)
+    entries = {name: (path / STATE, stored, structs[stored]) for name, stored in names.items()}
+    return _make_source(path, entries, _read_orbax, meta)
 
 
-def _renamed(
-    label: str,
-    structs: Structs,
-    read: Callable[[Structs], Iterator[tuple[str, Any]]],
-    names: Mapping[str, str],
+def _make_source(
+    path: Path,
+    entries: Mapping[str, Entry],
+    read: Callable[[Path, Structs], Iterable[tuple[str, Any]]],
     meta: Mapping[str, Any] | None = None,
 ) -> WeightSource:
-    """Return a source for stored arrays under new names; `names` has the stored name by new name."""
-    new_names = {stored: name for name, stored in names.items()}
+    """Return a source for weights on disk; `read` yields stored names and arrays from one file or directory."""
 
-    def read_renamed(wanted: Structs) -> Iterator[tuple[str, Any]]:
-        for stored, array in read({names[name]: struct for name, struct in wanted.items()}):
-            yield new_names[stored], array
+    def read_entries(wanted: Structs) -> Iterator[tuple[str, Any]]:
+        groups: dict[Path, dict[str, str]] = {}
+        for name in wanted:
+            place, stored, _ = entries[name]
+            groups.setdefault(place, {})[stored] = name
+        for place, names in groups.items():
+            for stored, array in read(place, {stored: wanted[name] for stored, name in names.items()}):
+                yield names[stored], array
 
-    return WeightSource(label, {name: structs[stored] for name, stored in names.items()}, read_renamed, meta or {})
+    return WeightSource(str(path), {name: struct for name, (*_, struct) in entries.items()}, read_entries, meta or {})
 
 
 def _open_memory(weights: Any) -> WeightSource:
