@@ -50,7 +50,7 @@ def encode(state: Any) -> Any:
 
 
 def check_storable(state: Any) -> None:
-    """Check paths, shapes and dtypes before a run starts, so that its first save will not fail.
+    """Check paths, shapes and dtypes before a run starts, so the first save will not fail.
 
     Args:
       state: pytree with arrays, `jax.ShapeDtypeStruct`s, typed PRNG keys and numbers.
@@ -95,7 +95,7 @@ def _encode_leaf(path: str, leaf: Any) -> Any:
             )
         leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf  # TensorStore has no PRNG keys
         if jax.process_count() > 1 and leaf.is_fully_addressable:
-            leaf = np.asarray(leaf)  # each process has an equal copy; Orbax writes that of the first
+            leaf = np.asarray(leaf)  # each process has an equal copy; Orbax writes the first one's
     elif isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
         leaf = np.asarray(leaf)
     else:
@@ -137,7 +137,7 @@ def put_like(array: Any, like: Any) -> Any:
         placed = np.asarray(array)
     elif struct.sharding.is_fully_addressable or isinstance(array, jax.Array):
         placed = jax.device_put(array, struct.sharding)
-    else:  # each process has the whole array and supplies its own parts
+    else:  # each process has the whole array and supplies the local parts
         placed = jax.make_array_from_callback(array.shape, struct.sharding, lambda index: array[index])
     return decode_leaf(placed, like)
 
@@ -203,7 +203,7 @@ class BackgroundWriter:
           A function that finishes the write and raises any error; call it once, in any thread.
         """
         if _in_host_memory(state):
-            # `pop` takes the last reference, so that the copy is freed when the write is done. This path also imports
+            # `pop` takes the last reference, so the copy is freed when the write is done. This path also imports
             # Orbax in the background.
             copies = [state]
             return lambda: write_from_process(directory, copies.pop())

@@ -37,7 +37,7 @@ class Checkpointer:
     older checkpoints. Each step is on disk before the next begins, so a complete checkpoint is left whenever the
     process is killed or the power fails. Directories without a manifest are never replaced or removed.
 
-    With several processes, all should call every method. Each writes, hashes and syncs its own arrays; the first one
+    With several processes, all should call every method. Each writes, hashes and syncs the local arrays; the first one
     does the rest.
 
     Args:
@@ -90,7 +90,7 @@ class Checkpointer:
         """
         path = Path(path).absolute()
         text = encode_meta(meta)  # a wrong entry fails here, before anything is written
-        self.wait()  # first, so that only one copy of the state is in memory
+        self.wait()  # first, so only one copy of the state is in memory
         storable = arrays.encode(state)  # the copy, if the state is in host memory
         incoming = path.with_name(path.name + INCOMING)
         self._pending_path = path  # for the error message

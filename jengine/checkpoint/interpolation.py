@@ -54,9 +54,6 @@ def resize_positions(array: np.ndarray, shape: tuple[int, ...], method: Method) 
 
     Raises:
       ValueError: the shapes do not belong to two grids.
-
-    >>> resize_positions(np.ones((5, 8), np.float32), (17, 8), "bicubic").shape
-    (17, 8)
     """
     grids = find_grids(array.shape, shape)
     if grids is None:

@@ -80,7 +80,7 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 
 def has_manifest(directory: Path) -> bool:
-    """Return whether `directory` has a manifest, so that jengine made it; False for a symbolic link."""
+    """Return whether `directory` was made by jengine: it has a manifest; False for a symbolic link."""
     return not directory.is_symlink() and (directory / MANIFEST).is_file()
 
 
@@ -141,7 +141,7 @@ def _select(files: Files, index: int, count: int) -> Files:
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory that has a manifest, the manifest last, so that an interrupted removal is recognized.
+    """Remove a directory that has a manifest, the manifest last, so an interrupted removal is recognized.
 
     Raises:
       FileExistsError: it has files and no manifest.

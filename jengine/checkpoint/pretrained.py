@@ -51,7 +51,7 @@ def load_pretrained(
         expressions. Matching names in the weights are ignored.
       interpolate: paths of position embeddings that are resized if their grid differs.
       interpolation: how they are resized.
-      item: dotted path to the weights in their tree, if it is not that of the parameters: `state.model`.
+      item: dotted path to the weights, if they are not at the top or under `params`: `state.model`.
       raw: whether to take the trained values from a checkpoint that has averages.
 
     Returns:

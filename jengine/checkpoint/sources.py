@@ -130,7 +130,11 @@ def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False, ve
 
 
 def is_pytree_of_arrays(value: Any) -> bool:
-    """Return whether `value` is an `nnx.Module` or a pytree with at least one level and one array."""
+    """Return whether `value` is an `nnx.Module` or a pytree with at least one level and one array.
+
+    >>> is_pytree_of_arrays({"bias": np.zeros(3)}), is_pytree_of_arrays(np.zeros(3))
+    (True, False)
+    """
     if _is_module(value):
         return True
     leaves = jax.tree.leaves(value)

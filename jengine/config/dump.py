@@ -78,6 +78,9 @@ def parse_config(text: str) -> dict[str, Any]:
 
     Raises:
       ConfigError: the text has another form.
+
+    >>> parse_config(dump_config({"train_cfg": {"max_epochs": 3}}))
+    {'train_cfg': {'max_epochs': 3}}
     """
     try:
         (returned,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Return))

@@ -87,7 +87,7 @@ class FlatConfig:
 def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[pathlib.Path] = ()) -> FlatConfig:
     """Run a flat config file, after the files that it inherits from.
 
-    A file inherits by `_base_ = [...]`, whose keys are merged with its own, or by imports within `with read_base():`.
+    A file inherits by `_base_ = [...]`, whose keys are merged, or by imports within `with read_base():`.
     It may contain `{{ fileDirname }}`, `{{ fileBasename }}`, `{{ fileBasenameNoExtension }}`, `{{ fileExtname }}`,
     `{{ $VARIABLE:default }}` and `{{ _base_.key }}`. An import from a package with PyTorch code gives a name, which is
     looked up in the registries.

@@ -22,7 +22,7 @@ from jengine.config.shipped import list_shipped
 from jengine.errors import ConfigError, closest
 
 logger = logging.getLogger("jengine")
-MODULE_PREFIX = "_jengine_config_"  # of config files whose own name is that of another module: not importable
+MODULE_PREFIX = "_jengine_config_"  # for config files that share a name with another module: not importable
 
 
 def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ConfigDict:

@@ -12,7 +12,7 @@ def merge(base: C, override: Any) -> C:
     """Return a config that inherits from `base`.
 
     Dicts merge key by key at every level. A dict with `_delete_=True` replaces the dict of `base` instead of merging
-    with it. Lists, tuples and all other values of `override` replace those of `base`.
+    with it. Lists, tuples and all other values of `override` replace the old ones.
 
     Args:
       base: a dict or a ConfigDict; it is not modified. References are kept, so a later override of a value will also

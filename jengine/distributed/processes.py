@@ -120,7 +120,7 @@ class Processes:
         return multihost_utils.reached_preemption_sync_point(self._rounds)
 
     def fail(self, error: BaseException) -> None:
-        """Report that this process ends with an error, so that the others end too."""
+        """Report that this process ends with an error, so the others end too."""
         if not isinstance(error, ProcessError | ProcessMismatchError):  # those are raised on all processes
             self._watch.fail(error)
 

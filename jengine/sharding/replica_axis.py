@@ -14,7 +14,7 @@ from jengine import paths
 PyTree = Any
 
 AXIS = "data"  # the mapped axis of a step of `DataParallel`, by default
-_axis = contextvars.ContextVar("axis", default=AXIS)  # that of the step which is traced
+_axis = contextvars.ContextVar("axis", default=AXIS)  # in the step that is traced
 
 
 @contextlib.contextmanager
@@ -74,6 +74,9 @@ def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -
 
     Returns:
       `state` itself if both are equal; otherwise with NumPy arrays for the per-replica leaves.
+
+    >>> convert_replica_axis({"model_state": {"mean": np.array([[1.0], [3.0]])}}, before=2, after=None)
+    {'model_state': {'mean': array([2.])}}
     """
     if before == after:
         return state
