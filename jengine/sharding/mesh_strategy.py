@@ -4,7 +4,7 @@ import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -44,6 +44,8 @@ class MeshStrategy(Strategy):
 
     def __init__(self, placement: Placement, batch_axes: Sequence[str] | None = None) -> None:
         self.mesh: Mesh = placement.mesh
+        self.mesh_shape = dict(self.mesh.shape)
+        self.platform = self.mesh.devices.flat[0].platform
         self.batch_axes = choose_batch_axes(self.mesh.axis_names, batch_axes)
         check_context(list(self.mesh.devices.flat))  # JAX would only fail at the first step
         source = " of jax.set_mesh" if self.mesh == context_mesh() else ""
@@ -54,11 +56,6 @@ class MeshStrategy(Strategy):
         self.max_in_flight = 1 if self.platform == "cpu" and self.mesh.size > 1 else 2  # CPU devices hang with more
 
     @property
-    def platform(self) -> str:
-        """Kind of device: 'cpu', 'gpu' or 'tpu'."""
-        return self.mesh.devices.flat[0].platform
-
-    @property
     def batch_multiple(self) -> int:
         """Number of local devices over which this process's batch is divided."""
         return math.prod(self.mesh.shape[name] for name in self.batch_axes) // self.data_shard.count
@@ -67,11 +64,6 @@ class MeshStrategy(Strategy):
     def data_shard(self) -> DataShard:
         """Rows of each global batch that this process supplies."""
         return find_data_shard(self.mesh, jax.process_index(), self.batch_axes)
-
-    @property
-    def mesh_shape(self) -> Mapping[str, int]:
-        """Number of devices along each mesh axis."""
-        return dict(self.mesh.shape)
 
     def batch_sharding(self, chunked: bool = False) -> NamedSharding:
         """Return the sharding for each array in a batch, or in the stacked batches of a chunk."""

@@ -23,21 +23,17 @@ class Strategy(Protocol):
       axis_name: the mapped axis of the step, or None.
       replicas: number of state replicas; None without a replica axis.
       max_in_flight: number of dispatched steps that may be unfinished; at more, the host waits.
+      mesh_shape: number of devices along each mesh axis; empty for a single device.
       mesh_description: the mesh for the log; empty for a single device.
+      platform: 'cpu', 'gpu' or 'tpu'.
     """
 
     axis_name: str | None = None
     replicas: int | None = None
     max_in_flight: int
+    mesh_shape: Mapping[str, int]
     mesh_description: str
-
-    @property
-    def mesh_shape(self) -> Mapping[str, int]:
-        """Number of devices along each mesh axis; empty for a single device."""
-
-    @property
-    def platform(self) -> str:
-        """Kind of device: 'cpu', 'gpu' or 'tpu'."""
+    platform: str
 
     @property
     def batch_multiple(self) -> int:
@@ -126,15 +122,11 @@ class SingleDevice(Strategy):
         if not 0 <= device < len(devices):
             raise ValueError(f"SingleDevice: device must be an index of the {len(devices)} local devices, got {device}")
         self.device = devices[device]
+        self.platform = self.device.platform
         check_context([self.device])
         # On CPU a compiled step reads host arrays directly, without the cost of `device_put`
         self._takes_host_batches = self.platform == "cpu"
         self.max_in_flight = 8 if self.platform == "cpu" else 2  # on an accelerator each holds a batch in device memory
-
-    @property
-    def platform(self) -> str:
-        """Kind of device: 'cpu', 'gpu' or 'tpu'."""
-        return self.device.platform
 
     def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
         """Start the transfer of a host batch to the device; see `Strategy`."""
