@@ -9,7 +9,12 @@ import jax
 import numpy as np
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.files import SAFETENSORS_DTYPES, list_safetensors, read_safetensors
+from jengine.checkpoint.files import (
+    SAFETENSORS_DTYPES,
+    check_safetensors_installed,
+    list_safetensors,
+    read_safetensors,
+)
 from jengine.checkpoint.layout import INCOMING, STATE, find_checkpoint, read_meta
 from jengine.checkpoint.report import CheckpointMismatchError, compare
 from jengine.checkpoint.restore import list_item_arrays
@@ -22,7 +27,6 @@ from jengine.checkpoint.torch_layout import (
     shape_of,
     statistic_layouts,
 )
-from jengine.errors import require_extra
 from jengine.model.lora import add_updates, has_updates
 from jengine.paths import flatten
 
@@ -52,8 +56,8 @@ def export_params(
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist or is incomplete.
       ImportError: safetensors is not installed.
     """
-    with require_extra("safetensors", "safetensors files require safetensors"):
-        from safetensors.numpy import save_file
+    check_safetensors_installed()
+    from safetensors.numpy import save_file
 
     params, statistics = _read_source(source, item, batch_stats)
     pairs = [*zip(params.items(), param_layouts(params).values(), strict=True)]

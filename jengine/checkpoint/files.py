@@ -1,5 +1,6 @@
 """Readers for safetensors and .npz files, which never load the whole file."""
 
+import importlib.util
 import os
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from jengine.errors import require_extra
+from jengine.errors import MissingPackageError
 from jengine.json_codec import decode
 
 SAFETENSORS_DTYPES: dict[str, DTypeLike] = {
@@ -21,6 +22,12 @@ SAFETENSORS_DTYPES: dict[str, DTypeLike] = {
 }  # fmt: skip
 _VERSIONS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _BFLOAT16 = np.dtype("V2")  # what NumPy stores for an array of ml_dtypes' bfloat16
+
+
+def check_safetensors_installed() -> None:
+    """Raise ImportError if the package safetensors is missing."""
+    if importlib.util.find_spec("safetensors") is None:
+        raise MissingPackageError("safetensors files require safetensors: pip install 'jengine[safetensors]'")
 
 
 def list_safetensors(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -93,8 +100,8 @@ def read_npz(path: Path, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray
 
 
 def _open_safetensors(path: str | os.PathLike[str]) -> Any:
-    with require_extra("safetensors", "safetensors files require safetensors"):
-        import safetensors
+    check_safetensors_installed()
+    import safetensors
 
     try:
         return safetensors.safe_open(path, framework="np")
