@@ -125,11 +125,7 @@ def check_context(devices: Sequence[Any]) -> None:
 
 
 def choose_batch_axes(names: Sequence[str], batch_axes: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the axes over which the batch is sharded: those given, or `data` and `fsdp`, if the mesh has them.
-
-    Args:
-      names: the mesh axes.
-      batch_axes: see `build_mesh`.
+    """Return the axes over which the batch is sharded: those given, or `data` and `fsdp`, if they are in `names`.
 
     Raises:
       ConfigError: axes that the mesh does not have, or no axis.
@@ -167,13 +163,7 @@ def find_data_shard(
     batch_axes: Sequence[str] | None = None,
     process_of: Mapping[Any, int] | None = None,
 ) -> DataShard:
-    """Return the rows that a process must supply, from the batch sharding.
-
-    Args:
-      mesh: the mesh for all processes.
-      process: the process index.
-      batch_axes: the axes over which the batch is sharded, see `choose_batch_axes`.
-      process_of: process index by device; by default JAX's.
+    """Return the rows that a process must supply; `process_of` has the process index by device, by default JAX's.
 
     Raises:
       ConfigError: the process has no device in the mesh, or the rows of two processes overlap in part.

@@ -29,10 +29,7 @@ class Pjit(MeshStrategy):
       mesh: number of devices along `data`, `fsdp` and `tensor`; -1 for the remaining ones; see `build_mesh`. Or a
         `jax.sharding.Mesh`, with explicit or automatic axes. By default the mesh set with `jax.set_mesh`, or all
         devices along `data`.
-      rules: `(part of a name, axes)` pairs, see `Placement`.
-      logical_axes: mesh axis by logical axis, for Flax models.
-      fsdp_min_size: minimum number of elements for sharding a parameter over `fsdp` without a rule.
-      strict: whether a rule that matches nothing is an error instead of a warning.
+      rules, logical_axes, fsdp_min_size, strict: how parameters are sharded; see `Placement`.
       devices: number of devices to use; None for all.
       batch_axes: the mesh axes over which the batch is sharded, by default `data` and `fsdp`. With it the axes may
         have any names.

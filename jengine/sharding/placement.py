@@ -17,13 +17,6 @@ Axis = str | tuple[str, ...] | None
 Rules = Sequence[tuple[str, Sequence[Axis] | PartitionSpec]]
 
 
-class ShardingRule(NamedTuple):
-    """Sharding rule for the parameters that match it."""
-
-    key: str  # a part of the name
-    axes: tuple[Axis, ...]  # for each axis of the array, an axis of the mesh, several of them, or None
-
-
 class Placed(NamedTuple):
     """Sharding of one parameter, and the reason."""
 
@@ -73,7 +66,7 @@ class Placement:
         self._tables_along_one_axis = tables_along_one_axis
         with config_path("rules"):
             self._rules = [self._build_rule(rule) for rule in rules]
-        self._rules.sort(key=lambda rule: (-len(rule.key), rule.key))  # the longest key is the most specific
+        self._rules.sort(key=lambda rule: (-len(rule[0]), rule[0]))  # the longest key is the most specific
         self._logical = dict(logical_axes or {})
         with config_path("logical_axes"):
             for axis in self._logical.values():
@@ -98,19 +91,19 @@ class Placement:
             path: self._place_one(path, leaf.shape, (logical_axes or {}).get(path), used)
             for path, leaf in leaves.items()
         }
-        for rule in self._rules:
-            if rule.key not in used and not any(_matches(rule.key, path) for path in leaves):
-                message = f"rules: {rule.key!r} matches no parameter{paths.closest_paths(rule.key, leaves)}"
+        for key, _ in self._rules:
+            if key not in used and not any(_matches(key, path) for path in leaves):
+                message = f"rules: {key!r} matches no parameter{paths.closest_paths(key, leaves)}"
                 if self._strict:
                     raise ConfigError(message)
                 logger.warning(message)
         return placed
 
     def _place_one(self, path: str, shape: tuple[int, ...], names: Sequence[Axis] | None, used: set[str]) -> Placed:
-        rule = next((rule for rule in self._rules if _matches(rule.key, path)), None)
-        if rule is not None:
-            used.add(rule.key)  # for the check in `place`
-            return Placed(self._spec(path, shape, rule.axes, f"the rule {rule.key!r}"), rule.key)
+        for key, rule_axes in self._rules:
+            if _matches(key, path):
+                used.add(key)  # for the check in `place`
+                return Placed(self._spec(path, shape, rule_axes, f"the rule {key!r}"), key)
         if names is not None:
             axes = tuple(self._logical_axis(name) for name in names)
             return Placed(self._spec(path, shape, axes, f"its logical axes {tuple(names)}"), "logical axes")
@@ -150,7 +143,7 @@ class Placement:
             )
         return PartitionSpec(*axes)
 
-    def _build_rule(self, rule: Any) -> ShardingRule:
+    def _build_rule(self, rule: Any) -> tuple[str, tuple[Axis, ...]]:
         if not isinstance(rule, Sequence) or isinstance(rule, str) or len(rule) != 2 or not isinstance(rule[0], str):
             raise ConfigError(
                 f"a rule must be a pair of a part of a name and axes, ('kernel', (None, 'tensor')), got {rule!r}"
@@ -162,7 +155,7 @@ class Placement:
             raise ConfigError(f"the axes of the rule {key!r} must be axes of the mesh or None, got {axes!r}")
         for axis in axes:
             self._check_axis(axis)
-        return ShardingRule(key, tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes))
+        return key, tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes)
 
     def _check_axis(self, axis: Axis) -> None:
         for name in axis_names(axis):
