@@ -122,7 +122,10 @@ def _read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, An
         params = _read_item(source, item)
         state = _read_item(source, "model_state" if batch_stats is True else batch_stats) if with_statistics else {}
         if has_updates(params):
-            params = _merge_updates(source, params)
+            frozen, scales = (_read_item(source, f"model_state.{name}") for name in ("frozen", "scale"))
+            if read_meta(source).get("replicas") is not None:  # each replica has the same values
+                frozen, scales = ({path: leaf[0] for path, leaf in leaves.items()} for leaves in (frozen, scales))
+            params = {path: np.asarray(leaf) for path, leaf in add_updates(params, frozen, scales).items()}
             state = {path.removeprefix("state."): leaf for path, leaf in state.items() if path.startswith("state.")}
     elif batch_stats is True:
         raise TypeError("`batch_stats` must be the model state when `source` is a pytree, got True")
@@ -133,14 +136,6 @@ def _read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, An
     if with_statistics and not statistics:
         raise ValueError("the model state has no running statistics (mean, var); leave batch_stats out")
     return params, statistics
-
-
-def _merge_updates(source: str | os.PathLike[str], params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters by path with the low-rank updates added."""
-    frozen, scales = (_read_item(source, f"model_state.{name}") for name in ("frozen", "scale"))
-    if read_meta(source).get("replicas") is not None:  # each replica has the same values
-        frozen, scales = ({path: leaf[0] for path, leaf in leaves.items()} for leaves in (frozen, scales))
-    return {path: np.asarray(leaf) for path, leaf in add_updates(params, frozen, scales).items()}
 
 
 def _read_item(source: str | os.PathLike[str], item: str) -> dict[str, np.ndarray]:

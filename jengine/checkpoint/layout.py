@@ -48,13 +48,8 @@ class CorruptCheckpointError(ValueError):
 class ProcessGroup(Protocol):
     """Processes that look for a checkpoint together; see `jengine.distributed.get_processes`."""
 
-    @property
-    def index(self) -> int:
-        """Index of this process."""
-
-    @property
-    def count(self) -> int:
-        """Number of processes."""
+    index: int  # of this process
+    count: int
 
     def all_gather(self, name: str, value: Any) -> list[Any]:
         """Return the values of all processes."""

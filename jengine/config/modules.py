@@ -63,7 +63,7 @@ def find_directory(module: str) -> str | None:
 
 
 def import_attribute(path: str) -> Any:
-    """Import a class or function by its dotted path, `package.module.Class` or `package.module.Class.method`.
+    """Import a class or function by dotted path, `package.module.Class` or `package.module.Class.method`.
 
     Raises:
       ConfigError: the config is from elsewhere, see `only_known_classes`, and may not name it.
@@ -87,12 +87,9 @@ def import_attribute(path: str) -> Any:
 
 
 def import_listed(listed: Mapping[str, Sequence[str]], file: pathlib.Path) -> None:
-    """Import the modules that a config file lists as `CONFIG_MODULES`.
+    """Import the modules that the config file lists by directory as `CONFIG_MODULES`; '' for those on `sys.path`.
 
-    Args:
-      listed: module names by directory, which is relative to the file or to a directory above it, so a copy of the
-        file in a subdirectory works too; '' for modules on `sys.path`.
-      file: absolute path to the config file.
+    A directory is relative to the file or to a directory above it, so a copy in a subdirectory works too.
 
     Raises:
       ConfigError: not in that form, or there is no such directory with these modules.

@@ -29,12 +29,9 @@ def resolve(cfg: Any) -> dict[str, Any]:
 
 
 def check_keys(cfg: Iterable[str], known: Iterable[str], hint: str = "") -> None:
-    """Raise ConfigError for unknown keys; the message names the closest legal one for each.
+    """Raise ConfigError for keys in `cfg` that are not `known`; the message names the closest legal one for each.
 
-    Args:
-      cfg: the keys of one level, such as a dict or a ConfigDict.
-      known: the legal keys.
-      hint: a few words to add to the message, such as where the user's values belong.
+    `hint` adds a few words to the message, such as where the user's values belong.
     """
     names = set(known)
     unknown = [key for key in cfg if key not in names]
