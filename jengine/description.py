@@ -10,7 +10,6 @@ import fractions
 import functools
 import hashlib
 import inspect
-import json
 import math
 import os
 import re
@@ -22,6 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from jengine.json_codec import encode
 
 _MAX_DEPTH = 24
 _MAX_ITEMS = 64  # of a list; a longer one is described by as many of its items and a hash
@@ -158,7 +159,7 @@ class _Describer:
             return [self.describe(item) for item in items]
         chosen = np.linspace(0, len(items) - 1, _MAX_ITEMS).astype(int)
         sample = [self.describe(items[i]) for i in chosen]
-        return {"length": len(items), "hash": hash_text(json.dumps(sample, sort_keys=True))}
+        return {"length": len(items), "hash": hash_text(encode(sample, sort_keys=True))}
 
     def _describe_function(self, function: types.FunctionType) -> Any:
         described: dict[str, Any] = {"function": _name(function)}

@@ -1,9 +1,9 @@
-"""Write checkpoints in the background while training continues."""
+"""Checkpoint writer that works in the background while training continues."""
 
 import concurrent.futures
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +27,36 @@ from jengine.checkpoint.progress import wait_for_processes
 
 
 class CheckpointSaveError(OSError):
-    """Signal that a checkpoint could not be written. Earlier checkpoints are intact."""
+    """Error of a save that failed. Earlier checkpoints are intact."""
 
 
 class Checkpointer:
-    """Save one checkpoint at a time, in the background.
+    """Checkpoint manager that saves one checkpoint at a time, in the background.
 
     A save has four steps: write the files into a temporary directory, rename it, update `last_checkpoint`, and remove
-    older checkpoints. Each step is on disk before the next begins, so that a complete checkpoint is left whenever the
+    older checkpoints. Each step is on disk before the next begins, so a complete checkpoint is left whenever the
     process is killed or the power fails. Directories without a manifest are never replaced or removed.
 
-    With several processes, all of them call every method. Each writes, hashes and syncs its own arrays; the first one
+    With several processes, all should call every method. Each writes, hashes and syncs the local arrays; the first one
     does the rest.
 
     Args:
-      work_dir: the directory of the text file `last_checkpoint`.
-      run: the identifier of the run. Only checkpoints with the same one are replaced or evicted.
+      work_dir: where the text file `last_checkpoint` is.
+      run: the run identifier. Only checkpoints with the same one are replaced or evicted.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     checkpointer = Checkpointer(directory)
+    ...     path = checkpointer.save(f"{directory}/iter_1", {"x": jax.numpy.ones(2)}, {"meta": {"iter": 1}})
+    ...     checkpointer.close()
+    ...     sorted(os.listdir(directory))
+    ['iter_1', 'last_checkpoint']
     """
 
     def __init__(self, work_dir: str | os.PathLike[str], run: str = "") -> None:
         self._work_dir = Path(work_dir).absolute()
         self._run = run
-        self._writer: arrays.BackgroundWriter | None = None
-        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
+        self._writer = arrays.BackgroundWriter()
         self._pending: concurrent.futures.Future[None] | None = None
         self._pending_path: Path | None = None
 
@@ -66,13 +73,13 @@ class Checkpointer:
         """Wait for the previous save, then start a new one.
 
         Args:
-          path: the checkpoint's directory; an existing one of this run is replaced once the new one is complete.
-          state: pytree of arrays, typed PRNG keys included. It may be donated as soon as this returns.
+          path: the directory to write; this run's checkpoint there is replaced once the new one is complete.
+          state: pytree with arrays and typed PRNG keys. It may be donated as soon as this returns.
           meta: everything else, in types that JSON can store; the search for the latest checkpoint compares
             `meta["meta"]["iter"]`.
           latest: whether to point `last_checkpoint` to it.
-          evict: names of checkpoints of this run, in the same directory, to remove once this one is complete.
-          checksums: whether to store the SHA-256 of each file, about a second per gigabyte in the background.
+          evict: names in the same directory to remove once this checkpoint is complete, if this run wrote them.
+          checksums: whether to store SHA-256 hashes, about a second per gigabyte in the background.
 
         Returns:
           The absolute path.
@@ -82,28 +89,25 @@ class Checkpointer:
           TypeError, ValueError: something in `state` or `meta` cannot be stored; nothing was written.
         """
         path = Path(path).absolute()
-        text = encode_meta(meta)
-        self.wait()  # first, so that only one copy of the state is in memory
-        storable = arrays.encode(state)
+        text = encode_meta(meta)  # a wrong entry fails here, before anything is written
+        self.wait()  # first, so only one copy of the state is in memory
+        storable = arrays.encode(state)  # the copy, if the state is in host memory
         incoming = path.with_name(path.name + INCOMING)
-        self._pending_path = path
+        self._pending_path = path  # for the error message
         try:
             if _is_primary():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _clean_up(path.parent)
+                _clean_up(path.parent)  # a killed run may have left a save or a removal unfinished
                 if path.exists() and not self._is_own(path):
                     raise FileExistsError(f"{path} exists and is not a checkpoint of this run; move it elsewhere")
                 claim(incoming, self._run)
-            if self._writer is None:
-                self._writer = arrays.BackgroundWriter()
-                self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jengine-checkpoint")
             finish_write = self._writer.start(incoming / STATE, storable)
         except Exception as error:
             raise self._save_error(error) from error
-        assert self._executor is not None
-        self._pending = self._executor.submit(
-            self._commit, path, finish_write, text, meta["meta"]["iter"], latest, tuple(evict), checksums
-        )
+        thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jengine-checkpoint")
+        sealing = dict(run=self._run, is_latest=latest, iteration=meta["meta"]["iter"], checksums=checksums)
+        self._pending = thread.submit(self._commit, path, finish_write, text, tuple(evict), sealing)
+        thread.shutdown(wait=False)  # it ends after this save
         return str(path)
 
     def wait(self) -> None:
@@ -123,7 +127,7 @@ class Checkpointer:
                 self._pending = None
 
     def delete(self, path: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint of any run if it exists, after the save in progress.
+        """Remove a checkpoint, whichever run wrote it, after the save in progress.
 
         Raises:
           FileExistsError: the directory is not a checkpoint.
@@ -133,52 +137,37 @@ class Checkpointer:
             _delete_checkpoint(Path(path).absolute())
 
     def evict(self, directory: str | os.PathLike[str], names: Iterable[str]) -> None:
-        """Remove checkpoints of this run, after the save in progress; others are left alone.
-
-        Args:
-          directory: the directory of the checkpoints.
-          names: names of directories in it; those that do not exist are skipped.
-        """
+        """Remove checkpoints that this run wrote, after the save in progress; skip all other names in `directory`."""
         self.wait()
         if _is_primary():
             self._evict(Path(directory).absolute(), names)
 
     def close(self) -> None:
-        """Wait for the last save and stop the background threads. A second call does nothing."""
+        """Wait for the last save and stop the background threads."""
         try:
             self.wait()
         finally:
-            if self._writer is not None and self._executor is not None:
-                self._executor.shutdown()
-                self._writer.close()
-                self._writer = self._executor = None
+            self._writer.close()
 
     def _commit(
-        self,
-        path: Path,
-        finish_write: Callable[[], None],
-        meta: str,
-        iteration: int | None,
-        latest: bool,
-        evict: tuple[str, ...],
-        checksums: bool,
+        self, path: Path, finish_write: Callable[[], None], meta: str, evict: Sequence[str], sealing: Mapping[str, Any]
     ) -> None:
         """Finish writing the arrays, then complete and rename the checkpoint; runs in the background thread."""
         finish_write()
         incoming = path.with_name(path.name + INCOMING)
         if jax.process_count() > 1:
-            seal_part(incoming, jax.process_index(), checksums=checksums)
+            seal_part(incoming, jax.process_index(), checksums=sealing["checksums"])
             wait_for_processes("hashes of a save")
         if _is_primary():
             (incoming / META).write_text(meta)
-            seal(incoming, run=self._run, is_latest=latest, iteration=iteration, checksums=checksums)
+            seal(incoming, **sealing)
             outgoing = path.with_name(path.name + OUTGOING)
             if path.exists():
                 remove(outgoing)
                 path.rename(outgoing)
             incoming.rename(path)
-            sync(path.parent)
-            if latest:
+            sync(path.parent)  # the rename is on disk before anything older is removed
+            if sealing["is_latest"]:
                 write_pointer(self._work_dir, str(path))
             remove(outgoing)
             self._evict(path.parent, evict)

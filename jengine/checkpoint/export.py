@@ -1,4 +1,4 @@
-"""Export parameters to PyTorch and import them back, as safetensors files."""
+"""Parameter exchange with PyTorch, as safetensors files."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -40,11 +40,11 @@ def export_params(
 
     Args:
       source: a checkpoint, or a work dir for its newest one; or parameters as a pytree of arrays. The low-rank updates
-        in a checkpoint of `LoRA` are added to the kernels.
+        in a `LoRA` checkpoint are added to the kernels.
       path: the file to write; an existing one is replaced once the new one is complete.
-      item: the dotted path of the parameters in a checkpoint.
-      batch_stats: whether to export the running statistics of batch norms too. With a checkpoint: True, or the dotted
-        path of a model state other than `model_state`. With a pytree as `source`: the model state itself.
+      item: the dotted path to the parameters in a checkpoint.
+      batch_stats: whether to export batch-norm statistics too. With a checkpoint: True, or the dotted path to a model
+        state other than `model_state`. With a pytree as `source`: the model state itself.
 
     Returns:
       The tensors in the file by name.
@@ -57,61 +57,75 @@ def export_params(
       ImportError: safetensors is not installed.
     """
     check_safetensors_installed()
+    from safetensors.numpy import save_file
+
     params, statistics = _read_source(source, item, batch_stats)
     pairs = [*zip(params.items(), param_layouts(params).values(), strict=True)]
     pairs += zip(statistics.items(), statistic_layouts(statistics).values(), strict=True)
     check_unique((path, layout) for (path, _), layout in pairs)
-    tensors = {layout.name: layout.to_torch(_to_host(path, leaf)) for (path, leaf), layout in pairs}
-    _write_file(Path(path), tensors)
+    tensors = {}
+    for (name, leaf), layout in pairs:
+        array = leaf if arrays.is_key(leaf) else np.asarray(leaf)
+        if array.dtype not in _WRITABLE:
+            raise ValueError(f"`{name}` must have a dtype that safetensors supports, got {array.dtype}")
+        tensors[layout.name] = layout.to_torch(array)
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    incoming = target.with_name(target.name + INCOMING)
+    incoming.touch()
+    mode = incoming.stat().st_mode  # safetensors would write a file that only its owner can read
+    save_file(tensors, incoming, metadata={"format": "pt"})
+    incoming.chmod(mode)
+    incoming.replace(target)  # atomic: an interrupted export leaves the old file
     return tensors
 
 
 def import_params(path: str | os.PathLike[str], target: Any, *, rename: Sequence[tuple[str, str]] = ()) -> Any:
-    """Read parameters from a safetensors file of `export_params` or of a PyTorch model with the same structure.
+    """Read parameters from a safetensors file that `export_params` or PyTorch wrote for the same model structure.
 
     Running statistics in the file are ignored; `import_batch_stats` reads them.
 
     Args:
       path: the file.
-      target: the model's parameters, as a pytree of arrays or ShapeDtypeStructs.
-      rename: (old, new) prefixes of whole segments of the names in the file; the first match is applied.
+      target: the model parameters, as a pytree of arrays or ShapeDtypeStructs.
+      rename: (old, new) prefixes of the names in the file, in whole segments; the first match is applied.
 
     Returns:
-      A pytree with the structure, dtypes and placement of `target`; float dtypes are cast if they differ.
+      A pytree like `target`, with the same dtypes and placement; float dtypes are cast if they differ.
 
     Raises:
       CheckpointMismatchError: names, shapes or dtypes do not match; nothing was read. ValueError: not a safetensors
         file, or two parameters of `target` have the same name in PyTorch. ImportError: safetensors is not installed.
     """
-    return _read_file(path, target, param_layouts(flatten(target)), rename, lambda name: not _is_buffer(name))
+    buffers = (*STATISTICS.values(), "num_batches_tracked")
+    return _read_file(path, target, param_layouts(flatten(target)), rename, lambda kind: kind not in buffers)
 
 
 def import_batch_stats(path: str | os.PathLike[str], target: Any, *, rename: Sequence[tuple[str, str]] = ()) -> Any:
-    """Read the running statistics of batch norms from a safetensors file into a model state.
+    """Read batch-norm statistics from a safetensors file into a model state.
 
     Args:
-      path: the file.
-      target: the model's state; everything but `mean` and `var` keeps its value.
-      rename: as in `import_params`.
-
-    Returns:
-      The model state with the statistics of the file.
+      path, rename: as in `import_params`.
+      target: the model state; everything but `mean` and `var` is kept.
 
     Raises:
       CheckpointMismatchError: as for `import_params`.
     """
     statistics = {name: leaf for name, leaf in flatten(target).items() if is_statistic(name)}
-    return _read_file(path, target, statistic_layouts(statistics), rename, _is_torch_statistic)
+    return _read_file(path, target, statistic_layouts(statistics), rename, lambda kind: kind in STATISTICS.values())
 
 
 def _read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the parameters and the running statistics to export, by path; arguments as in `export_params`."""
+    """Return the parameters and the running statistics to export, by path."""
     with_statistics, state = batch_stats is not False, {}
     if isinstance(source, str | os.PathLike):
         params = _read_item(source, item)
         state = _read_item(source, "model_state" if batch_stats is True else batch_stats) if with_statistics else {}
         if has_updates(params):
-            params = _merge_updates(source, params)
+            frozen, scales = (_read_item(source, f"model_state.{name}") for name in ("frozen", "scale"))
+            if read_meta(source).get("replicas") is not None:  # each replica has the same values
+                frozen, scales = ({path: leaf[0] for path, leaf in leaves.items()} for leaves in (frozen, scales))
+            params = {path: np.asarray(leaf) for path, leaf in add_updates(params, frozen, scales).items()}
             state = {path.removeprefix("state."): leaf for path, leaf in state.items() if path.startswith("state.")}
     elif batch_stats is True:
         raise TypeError("`batch_stats` must be the model state when `source` is a pytree, got True")
@@ -124,40 +138,12 @@ def _read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, An
     return params, statistics
 
 
-def _merge_updates(source: str | os.PathLike[str], params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of the model inside a `LoRA`, whose parameters are `params`, by path."""
-    frozen, scales = (_read_item(source, f"model_state.{name}") for name in ("frozen", "scale"))
-    if read_meta(source).get("replicas") is not None:  # each replica has the same values
-        frozen, scales = ({path: leaf[0] for path, leaf in leaves.items()} for leaves in (frozen, scales))
-    return {path: np.asarray(leaf) for path, leaf in add_updates(params, frozen, scales).items()}
-
-
 def _read_item(source: str | os.PathLike[str], item: str) -> dict[str, np.ndarray]:
-    """Return the arrays of one item of a checkpoint by their path in the item."""
+    """Return the arrays of a checkpoint item by path below it."""
     directory = Path(find_checkpoint(source))
     structs = {f"{item}.{name}": leaf for name, leaf in list_item_arrays(directory, item).items()}
     loaded = arrays.read_flat(directory / STATE, structs)
     return {name.removeprefix(f"{item}."): array for name, array in loaded.items()}
-
-
-def _to_host(path: str, leaf: Any) -> np.ndarray:
-    array = leaf if arrays.is_key(leaf) else np.asarray(leaf)
-    if array.dtype not in _WRITABLE:
-        raise ValueError(f"`{path}` must have a dtype that safetensors supports, got {array.dtype}")
-    return array
-
-
-def _write_file(target: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write the file under a temporary name and rename it."""
-    from safetensors.numpy import save_file
-
-    target.parent.mkdir(parents=True, exist_ok=True)
-    incoming = target.with_name(target.name + INCOMING)
-    incoming.touch()
-    mode = incoming.stat().st_mode  # safetensors would write a file that only its owner can read
-    save_file(tensors, incoming, metadata={"format": "pt"})
-    incoming.chmod(mode)
-    incoming.replace(target)
 
 
 def _read_file(
@@ -167,36 +153,19 @@ def _read_file(
     rename: Sequence[tuple[str, str]],
     is_relevant: Callable[[str], bool],
 ) -> Any:
-    """Return `target` with the tensors of `layouts`; these must be all tensors of the file that are relevant."""
+    """Return `target` with the tensors in `layouts`; the file must have no others whose last segment is relevant."""
     check_unique(layouts.items())
     leaves = flatten(target)
     expected = {layout.name: jax.ShapeDtypeStruct(layout.shape, leaves[name].dtype) for name, layout in layouts.items()}
     tensors = list_safetensors(path)
-    stored = {name: tensor for name, tensor in tensors.items() if is_relevant(name) or name in expected}
+    stored = {name: x for name, x in tensors.items() if name in expected or is_relevant(name.rpartition(".")[2])}
     report = compare(stored, expected, rename=rename, cast=True)
     if not report.fits:
         raise CheckpointMismatchError(
             str(path), report, "Names and shapes are PyTorch's; rename=[(old, new)] replaces prefixes of names."
         )
     users = {report.matched[layout.name]: name for name, layout in layouts.items()}
-    loaded = {
-        users[name]: layouts[users[name]].to_flax(tensor, shape_of(leaves[users[name]]))
-        for name, tensor in read_safetensors(path, tuple(users))
-    }
-    result = [_put_like(loaded[name], leaf) if name in loaded else leaf for name, leaf in leaves.items()]
-    return jax.tree.unflatten(jax.tree.structure(target), result)
-
-
-def _is_torch_statistic(name: str) -> bool:
-    return name.rpartition(".")[2] in STATISTICS.values()
-
-
-def _is_buffer(name: str) -> bool:
-    return _is_torch_statistic(name) or name.rpartition(".")[2] == "num_batches_tracked"
-
-
-def _put_like(array: np.ndarray, like: Any) -> Any:
-    """Return `array` with the dtype of `like` and on its devices; a NumPy array if `like` has no sharding."""
-    array = array.astype(like.dtype, copy=False)
-    sharding = getattr(like, "sharding", None)
-    return array if sharding is None else jax.device_put(array, sharding)
+    for stored_name, tensor in read_safetensors(path, tuple(users)):
+        name = users[stored_name]
+        leaves[name] = arrays.put_like(layouts[name].to_flax(tensor, shape_of(leaves[name])), leaves[name])
+    return jax.tree.unflatten(jax.tree.structure(target), list(leaves.values()))

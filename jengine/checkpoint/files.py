@@ -1,10 +1,9 @@
-"""Read arrays from safetensors and .npz files, without loading the whole file."""
+"""Readers for safetensors and .npz files, which never load the whole file."""
 
 import importlib.util
-import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from jengine.errors import MissingPackageError
+from jengine.json_codec import decode
 
 SAFETENSORS_DTYPES: dict[str, DTypeLike] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,
@@ -31,30 +31,36 @@ def check_safetensors_installed() -> None:
 
 
 def list_safetensors(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shape and dtype of each tensor of a safetensors file by name.
+    """Return the shape and dtype of each tensor in a safetensors file by name.
 
     Raises:
       ValueError: not a safetensors file, or a dtype that NumPy does not have. ImportError: safetensors is missing.
     """
+    structs = {}
     with _open_safetensors(path) as file:
-        return {name: _read_struct(name, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            tensor = file.get_slice(name)
+            if (dtype := tensor.get_dtype()) not in SAFETENSORS_DTYPES:
+                raise ValueError(f"`{name}` must have one of the dtypes {', '.join(SAFETENSORS_DTYPES)}, got {dtype}")
+            structs[name] = jax.ShapeDtypeStruct(tuple(tensor.get_shape()), SAFETENSORS_DTYPES[dtype])
+    return structs
 
 
-def read_safetensors(path: str | os.PathLike[str], names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the named tensors of a safetensors file, one at a time."""
+def read_safetensors(path: str | os.PathLike[str], names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield tensors from a safetensors file by name, one at a time."""
     with _open_safetensors(path) as file:
         for name in names:
             yield name, file.get_tensor(name)
 
 
 def read_index(path: Path) -> dict[str, list[str]]:
-    """Return the names of the tensors in each shard of a `model.safetensors.index.json`, by the shard's file name.
+    """Return the tensor names in each shard that a `model.safetensors.index.json` lists, by file name.
 
     Raises:
       ValueError: the file is not such an index, or a shard is missing or not next to it.
     """
     try:
-        weight_map = json.loads(path.read_text())["weight_map"]
+        weight_map = decode(path.read_text())["weight_map"]
         shards: dict[str, list[str]] = {}
         for name, file in weight_map.items():
             shards.setdefault(str(file), []).append(name)
@@ -67,20 +73,26 @@ def read_index(path: Path) -> dict[str, list[str]]:
 
 
 def list_npz(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shape and dtype of each array of an .npz file by name, from the headers.
+    """Return the shape and dtype of each array in an .npz file by name, from the headers.
 
     Raises:
       ValueError: not an .npz file.
     """
     try:
+        structs = {}
         with zipfile.ZipFile(path) as archive:
-            return {name.removesuffix(".npy"): _read_header(archive, name) for name in archive.namelist()}
+            for name in archive.namelist():
+                with archive.open(name) as file:
+                    shape, _, dtype = _VERSIONS[np.lib.format.read_magic(file)](file)
+                struct = jax.ShapeDtypeStruct(shape, jnp.bfloat16 if dtype == _BFLOAT16 else dtype)
+                structs[name.removesuffix(".npy")] = struct
+        return structs
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise ValueError(f"{path} is not a complete .npz file of arrays: {error}") from error
 
 
-def read_npz(path: Path, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the named arrays of an .npz file, one at a time; pickled objects are refused."""
+def read_npz(path: Path, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield arrays from an .npz file by name, one at a time; pickled objects are refused."""
     with np.load(path, allow_pickle=False) as file:
         for name in names:
             array = file[name]
@@ -95,23 +107,3 @@ def _open_safetensors(path: str | os.PathLike[str]) -> Any:
         return safetensors.safe_open(path, framework="np")
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
-
-
-def _read_struct(name: str, tensor: Any) -> jax.ShapeDtypeStruct:
-    dtype = tensor.get_dtype()
-    if dtype not in SAFETENSORS_DTYPES:
-        raise ValueError(f"`{name}` must have one of the dtypes {', '.join(SAFETENSORS_DTYPES)}, got {dtype}")
-    return jax.ShapeDtypeStruct(tuple(tensor.get_shape()), SAFETENSORS_DTYPES[dtype])
-
-
-def _read_header(archive: zipfile.ZipFile, name: str) -> jax.ShapeDtypeStruct:
-    with archive.open(name) as file:
-        shape, _, dtype = _VERSIONS[np.lib.format.read_magic(file)](file)
-    return jax.ShapeDtypeStruct(shape, jnp.bfloat16 if dtype == _BFLOAT16 else dtype)
-
-
-def group_by_shard(shards: Mapping[str, Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return those of `names` that each shard has, without the shards that have none."""
-    wanted = set(names)
-    groups = {file: [name for name in members if name in wanted] for file, members in shards.items()}
-    return {file: members for file, members in groups.items() if members}

@@ -1,4 +1,4 @@
-"""Resize position embeddings of a grid of tokens for another number of tokens."""
+"""Interpolation that fits position embeddings for a token grid to another number of tokens."""
 
 import math
 from typing import Literal, NamedTuple
@@ -13,12 +13,7 @@ _MAX_EXTRA = 16  # class and register tokens
 
 
 class Grid(NamedTuple):
-    """Describe the tokens of a position embedding.
-
-    Attributes:
-      extra: number of leading tokens that are not part of the grid, such as a class token.
-      height, width: number of tokens along each side.
-    """
+    """Tokens of a position embedding: leading tokens outside the grid (`extra`), then `height` x `width`."""
 
     extra: int
     height: int
@@ -28,18 +23,24 @@ class Grid(NamedTuple):
 def find_grids(stored: tuple[int, ...], expected: tuple[int, ...]) -> tuple[Grid, Grid] | None:
     """Return the grids of two position embeddings; None if they cannot be resized into each other.
 
-    Both have the same number of extra tokens. A grid whose sides are merged into one axis is taken as square.
+    Both should have the same number of extra tokens. One axis with all tokens is taken as a square grid.
 
     Args:
       stored, expected: shapes (tokens, width) or (height, width of the grid, width), with or without leading ones.
+
+    >>> find_grids((1, 197, 768), (577, 768))
+    (Grid(extra=1, height=14, width=14), Grid(extra=1, height=24, width=24))
     """
-    shapes = [_drop_leading_ones(shape) for shape in (stored, expected)]
+    shapes = [stored, expected]
+    for i in range(2):
+        while len(shapes[i]) > 2 and shapes[i][0] == 1:
+            shapes[i] = shapes[i][1:]
     if any(len(shape) not in (2, 3) for shape in shapes) or shapes[0][-1] != shapes[1][-1]:
         return None
     for extra in range(_MAX_EXTRA + 1):
-        grids = [_find_grid(shape, extra) for shape in shapes]
-        if grids[0] is not None and grids[1] is not None:
-            return grids[0], grids[1]
+        before, after = (_find_grid(shape, extra) for shape in shapes)
+        if before is not None and after is not None:
+            return before, after
     return None
 
 
@@ -49,13 +50,10 @@ def resize_positions(array: np.ndarray, shape: tuple[int, ...], method: Method) 
     Args:
       array: real[..., tokens, D], see `find_grids`.
       shape: the new shape.
-      method: the interpolation; both reduce aliasing when they make the grid smaller.
-
-    Returns:
-      The embedding with the dtype of `array`.
+      method: both methods reduce aliasing when they make the grid smaller.
 
     Raises:
-      ValueError: the shapes are not those of two grids.
+      ValueError: the shapes do not belong to two grids.
     """
     grids = find_grids(array.shape, shape)
     if grids is None:
@@ -66,12 +64,6 @@ def resize_positions(array: np.ndarray, shape: tuple[int, ...], method: Method) 
     resized = jax.image.resize(grid, (after.height, after.width, shape[-1]), method)
     tokens = jnp.concatenate([tokens[: before.extra], resized.reshape(-1, shape[-1])])
     return np.asarray(tokens).reshape(shape).astype(array.dtype)
-
-
-def _drop_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    while len(shape) > 2 and shape[0] == 1:
-        shape = shape[1:]
-    return shape
 
 
 def _find_grid(shape: tuple[int, ...], extra: int) -> Grid | None:

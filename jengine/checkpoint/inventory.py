@@ -1,4 +1,4 @@
-"""List the checkpoints of a run with the reason for keeping each, and remove some by hand."""
+"""Checkpoint listing with the reason for keeping each, and removal by hand."""
 
 import dataclasses
 import os
@@ -10,7 +10,6 @@ from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.layout import (
     INCOMING,
     POINTER,
-    decode_meta,
     find_latest,
     list_checkpoints,
     read_pointer,
@@ -19,41 +18,32 @@ from jengine.checkpoint.layout import (
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.manifest import MANIFEST, META, read_manifest, validate_checkpoint
 from jengine.errors import closest
+from jengine.json_codec import decode
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointEntry:
-    """Describe one checkpoint of a run.
-
-    Attributes:
-      path: its directory.
-      size: bytes on disk.
-      problem: why it is corrupt; None if it is complete.
-      latest: whether a resumed run would start from it.
-      reason: the reason for keeping it, from the newest checkpoint of the run; empty if unknown.
-      meta: its `meta` entry (iter, epoch, time, …); empty if it has none.
-      metrics: the validation metrics at its iteration.
-    """
+    """One checkpoint in a run's work dir."""
 
     path: str
-    size: int
-    problem: str | None
-    latest: bool
-    reason: str
-    meta: Mapping[str, Any]
-    metrics: Mapping[str, float]
+    size: int  # bytes on disk
+    problem: str | None  # why it is corrupt; None if it is complete
+    latest: bool  # whether a resumed run would start from it
+    reason: str  # for keeping it, as the newest checkpoint tells; empty if unknown
+    meta: Mapping[str, Any]  # iter, epoch, time, …; may be empty
+    metrics: Mapping[str, float]  # of the validation at this iteration
 
     @property
     def name(self) -> str:
-        """The name of its directory."""
+        """Name of the directory."""
         return os.path.basename(self.path)
 
 
 def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[CheckpointEntry]:
-    """Return all checkpoints of a run, including corrupt ones, sorted by iteration, then by name.
+    """Return all checkpoints, including corrupt ones, sorted by iteration, then by name.
 
     Args:
-      work_dir: the run's directory. If it has no checkpoints, those next to the target of `last_checkpoint` are listed.
+      work_dir: the run's directory; if it has no checkpoints, those next to the `last_checkpoint` target are listed.
 
     Raises:
       FileNotFoundError: the directory does not exist.
@@ -65,21 +55,23 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
     names = list_checkpoints(root) or ([] if pointer is None else list_checkpoints(pointer.parent))
     paths = [Path(path) for path in names]
     problems = {path: validate_checkpoint(path) for path in paths}
-    metadata = {path: decode_meta((path / META).read_text()) for path in paths if problems[path] is None}
+    metadata = {path: decode((path / META).read_text()) for path in paths if problems[path] is None}
     # Compare names: `last_checkpoint` of a copied work dir, or of one behind a link, has another path.
     latest = Path(find_latest(root) or "").name if metadata else ""
     reasons, metrics = _collect_reasons(metadata), _collect_metrics(metadata)
     entries = []
     for path in paths:
         meta = metadata.get(path, {}).get("meta", {})
-        is_latest = path.name == latest
+        is_latest, manifest = path.name == latest, read_manifest(path)
+        is_published = manifest is not None and manifest.iteration is None
+        reason = reasons.get(path.name) or ("published" if is_published else "the latest" if is_latest else "")
         entries.append(
             CheckpointEntry(
                 path=str(path),
                 size=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
                 problem=problems[path],
                 latest=is_latest,
-                reason="" if path not in metadata else reasons.get(path.name) or _default_reason(path, is_latest),
+                reason=reason if path in metadata else "",
                 meta=meta,
                 metrics=metrics.get(meta.get("iter"), {}),
             )
@@ -90,19 +82,16 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
 def remove_checkpoints(
     work_dir: str | os.PathLike[str], names: Iterable[str], *, force: bool = False
 ) -> list[CheckpointEntry]:
-    """Remove checkpoints of a run.
+    """Remove checkpoints by name, and return them.
 
     Args:
       work_dir: the run's directory.
-      names: names of the checkpoints.
+      names: the checkpoint names.
       force: whether to remove the latest too; `last_checkpoint` then points to the newest remaining one.
 
-    Returns:
-      The removed checkpoints.
-
     Raises:
-      FileNotFoundError: the run has no checkpoint of that name. ValueError: the latest, without `force`; or one that
-        is being saved. Nothing was removed.
+      FileNotFoundError: there is no such checkpoint. ValueError: the latest, without `force`; or one that is being
+        saved. Nothing was removed.
     """
     root = Path(work_dir).absolute()
     by_name = {entry.name: entry for entry in list_checkpoint_entries(root)}
@@ -121,16 +110,10 @@ def remove_checkpoints(
     for entry in removed:
         checkpointer.delete(entry.path)
     if pointer is not None and pointer.name in {entry.name for entry in removed}:
-        _update_pointer(root, Path(removed[0].path).parent)
+        (root / POINTER).unlink()
+        if (latest := find_latest(Path(removed[0].path).parent)) is not None:
+            write_pointer(root, latest)
     return removed
-
-
-def _update_pointer(root: Path, directory: Path) -> None:
-    """Point `last_checkpoint` to the newest checkpoint left in `directory`; remove it if there is none."""
-    (root / POINTER).unlink()
-    latest = find_latest(directory)
-    if latest is not None:
-        write_pointer(root, latest)
 
 
 def _collect_reasons(metadata: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
@@ -138,7 +121,11 @@ def _collect_reasons(metadata: Mapping[Path, Mapping[str, Any]]) -> dict[str, st
     candidates = {path: content for path, content in metadata.items() if _checkpoint_hook_states(content)}
     if not candidates:
         return {}
-    newest = max(candidates, key=lambda path: (candidates[path].get("meta", {}).get("time", ""), _manifest_time(path)))
+
+    def age(path: Path) -> tuple[str, int]:
+        return candidates[path].get("meta", {}).get("time", ""), (path / MANIFEST).stat().st_mtime_ns
+
+    newest = max(candidates, key=age)
     states = _checkpoint_hook_states(candidates[newest])
     return {name: reason for state in states for name, reason in state["reasons"].items()}
 
@@ -158,17 +145,6 @@ def _collect_metrics(metadata: Mapping[Path, Mapping[str, Any]]) -> dict[int, di
 
 
 def _checkpoint_hook_states(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the states of the CheckpointHooks; a run may have several under different names."""
+    """Return the CheckpointHook states; a run may have several under different names."""
     hooks = content.get("hooks", {}).values()
     return [state for state in hooks if isinstance(state, Mapping) and "reasons" in state]
-
-
-def _manifest_time(path: Path) -> int:
-    return (path / MANIFEST).stat().st_mtime_ns
-
-
-def _default_reason(path: Path, latest: bool) -> str:
-    manifest = read_manifest(path)
-    if manifest is not None and manifest.iteration is None:
-        return "published"
-    return "the latest" if latest else ""

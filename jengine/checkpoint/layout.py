@@ -1,22 +1,20 @@
-"""Define the files of a checkpoint, find checkpoints, and check that they are complete.
+"""Checkpoint files: where they are, how a checkpoint is found, and whether it is complete.
 
     work_dir/
-      current_run           the identifier of the run that trains here; checkpoints of other runs are not resumed from
+      current_run           the run that trains here; checkpoints of other runs are not resumed from
       last_checkpoint       the path of the newest regular checkpoint, as text
       epoch_5/
         state/              the arrays, in Orbax's format
         meta.json           everything else: `meta` (iter, epoch, seed, config), schedules, hook states, message hub
         manifest.json       completed last: the size and SHA-256 of every other file
-        manifest.3.json     of several processes: the same for the files that process 3 wrote
+        manifest.3.json     with several processes: the same for the files that process 3 wrote
 
-A checkpoint is written to `epoch_5.incoming` and renamed once its manifest is complete. To remove it, it is renamed to
+A checkpoint is written to `epoch_5.incoming` and renamed once the manifest is complete. To remove it, it is renamed to
 `epoch_5.outgoing` first. So a directory with a checkpoint's final name is complete whenever the process is killed, and
 the manifest reveals files that were lost or damaged later.
 """
 
-import json
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -33,6 +31,7 @@ from jengine.checkpoint.manifest import (
     write_synced,
 )
 from jengine.checkpoint.progress import wait_for_processes
+from jengine.json_codec import decode, encode
 
 POINTER = "last_checkpoint"
 CURRENT_RUN = "current_run"
@@ -40,24 +39,17 @@ INCOMING = ".incoming"
 OUTGOING = ".outgoing"
 
 _LOGGER = logging.getLogger("jengine")
-_FLOAT = "$float"  # the key of the objects that stand for NaN and infinities
-_JSON_SCALARS = frozenset({type(None), str, bool, int, float})
 
 
 class CorruptCheckpointError(ValueError):
-    """Signal a checkpoint with a missing or truncated file."""
+    """Error of a checkpoint with a missing or truncated file."""
 
 
-class Processes(Protocol):
-    """Describe the processes that look for a checkpoint together; see `jengine.distributed.get_processes`."""
+class ProcessGroup(Protocol):
+    """Processes that look for a checkpoint together; see `jengine.distributed.get_processes`."""
 
-    @property
-    def index(self) -> int:
-        """Index of this process."""
-
-    @property
-    def count(self) -> int:
-        """Number of processes."""
+    index: int  # of this process
+    count: int
 
     def all_gather(self, name: str, value: Any) -> list[Any]:
         """Return the values of all processes."""
@@ -104,78 +96,62 @@ def write_current_run(work_dir: Path, run: str) -> None:
 
 
 def find_latest(
-    work_dir: str | os.PathLike[str], *, checksums: bool = False, processes: Processes = ALONE
+    work_dir: str | os.PathLike[str], *, checksums: bool = False, processes: ProcessGroup = ALONE
 ) -> str | None:
-    """Return the newest complete checkpoint of a run.
+    """Return the newest complete checkpoint in a work dir as an absolute path; None if there is none.
 
-    This is the target of `last_checkpoint` if it is complete. Otherwise the result is the checkpoint with the most
-    iterations in the work dir or next to that target; regular ones come before best ones. A warning is logged for each
-    that is skipped. Checkpoints of other runs than the one that trains in the work dir do not count.
+    This is the `last_checkpoint` target if it is complete. Otherwise it is the checkpoint with the most iterations in
+    the work dir or next to that target; regular ones come before best ones. A warning is logged for each that is
+    skipped. Checkpoints count only if the run that trains in the work dir wrote them.
 
     Args:
       work_dir: the run's directory; it may be missing.
-      checksums: whether to skip checkpoints whose files do not match their checksums, or whose arrays are unreadable.
-      processes: those that look for it together: the first one finds it, and each verifies a share of its files.
-
-    Returns:
-      Its absolute path, or None if there is no complete checkpoint.
+      checksums: whether to skip checkpoints whose files do not match the checksums, or whose arrays are unreadable.
+      processes: those that look for it together: the first one finds it, and each verifies a share of the files.
     """
     candidates = _iter_candidates(Path(work_dir).absolute()) if processes.index == 0 else iter(())
     while (path := processes.all_gather("the checkpoint to resume from", next(candidates, None))[0]) is not None:
-        if (problem := _verify(path, checksums, processes, _check_readable)) is None:
+        if (problem := _verify(path, checksums, processes, readable=True)) is None:
             return str(path)
         _LOGGER.warning("skipped checkpoint %s: %s", path, problem)
     return None
 
 
 def _iter_candidates(root: Path) -> Iterator[Path]:
-    """Yield the checkpoints that a run in `root` may resume from, as far as their manifests say, the best first."""
+    """Yield the checkpoints that a run in `root` may resume from, judged by the manifests, the best first."""
     directories = [root]
     run = read_current_run(root)
-    target = read_pointer(root)
-    if target is not None:
-        if _belongs_to(run, target):
+    if (target := read_pointer(root)) is not None:
+        manifest = read_manifest(target)
+        if run is None or manifest is None or manifest.run == run:  # without a manifest it is reported as incomplete
             yield target
         if target.parent != root:
-            directories.append(target.parent)
+            directories.append(target.parent)  # the `out_dir` of a CheckpointHook
     candidates = []
     for path in (path for directory in directories for path in _iter_checkpoints(directory) if path != target):
         manifest = read_manifest(path)
         if manifest is None or not manifest.is_complete:
-            if path.suffix != INCOMING:
+            if path.suffix != INCOMING:  # an unfinished save is no news
                 _LOGGER.warning("skipped checkpoint %s: %s", path, validate_checkpoint(path))
         elif manifest.iteration is not None and run in (None, manifest.run):
             candidates.append((manifest.is_latest, manifest.iteration, path.stat().st_mtime_ns, path))
     yield from (path for *_, path in sorted(candidates, reverse=True))
 
 
-def _belongs_to(run: str | None, path: Path) -> bool:
-    manifest = read_manifest(path)
-    return run is None or manifest is None or manifest.run == run  # without a manifest it is reported as incomplete
+def _verify(path: Path, checksums: bool, processes: ProcessGroup, readable: bool = False) -> str | None:
+    """Return why a checkpoint is not complete, on all processes, whichever of them has found it; None if it is.
 
-
-def _check_readable(path: Path) -> str | None:
-    """Return why Orbax cannot read the structure of a checkpoint's arrays, or None if it can."""
-    try:
-        arrays.read_structs(path / STATE)
-    except Exception as error:  # of any type: from Orbax, from TensorStore, or from a file of another version
-        return f"its arrays are unreadable ({type(error).__name__}: {error})"
-    return None
-
-
-def _verify(
-    path: Path,
-    checksums: bool,
-    processes: Processes,
-    check_readable: Callable[[Path], str | None] = lambda path: None,
-) -> str | None:
-    """Return why a checkpoint is not complete, on all processes, whichever of them has found it; None if it is."""
+    With `readable` and `checksums`, Orbax must also be able to read the arrays' structure.
+    """
     try:
         problem = validate_checkpoint(path, checksums=checksums, share=(processes.index, processes.count))
-        if problem is None and checksums and processes.index == 0:
-            problem = check_readable(path)
     except (OSError, ValueError) as error:  # not a path at all, or not readable
         problem = str(error)
+    if problem is None and readable and checksums and processes.index == 0:
+        try:
+            arrays.read_structs(path / STATE)
+        except Exception as error:  # of any type: from Orbax, from TensorStore, or from a file of another version
+            problem = f"its arrays are unreadable ({type(error).__name__}: {error})"
     if processes.count > 1:
         wait_for_processes("verification")  # may take longer than devices wait for each other
     return next(filter(None, processes.all_gather(f"the verification of {path}", problem)), None)
@@ -186,23 +162,23 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> list[str]:
     return sorted(str(path) for path in _iter_checkpoints(Path(directory).absolute()))
 
 
-def find_checkpoint(path: str | os.PathLike[str], *, checksums: bool = False, processes: Processes = ALONE) -> str:
+def find_checkpoint(path: str | os.PathLike[str], *, checksums: bool = False, processes: ProcessGroup = ALONE) -> str:
     """Return the absolute path of a checkpoint, given the checkpoint or a work dir for its newest one.
 
     Args:
       path: a checkpoint or a work dir.
-      checksums: whether to compare the files with their checksums.
-      processes: those that verify it together, each a share of its files.
+      checksums: whether to verify the file checksums.
+      processes: those that verify it together, each a share of the files.
 
     Raises:
-      FileNotFoundError: the path does not exist, or the directory has no checkpoint; the message lists its contents.
+      FileNotFoundError: the path does not exist, or the directory has no checkpoint; the message lists the contents.
       CorruptCheckpointError: the checkpoint is incomplete or damaged.
     """
     return _locate(path, lambda found: _verify(found, checksums, processes), checksums, processes)
 
 
 def locate_checkpoint(path: str | os.PathLike[str]) -> str:
-    """Return the path of a checkpoint as `find_checkpoint`, by its manifest alone: its files are not looked at."""
+    """Return the path as `find_checkpoint`, by the manifest alone: the other files are not looked at."""
     return _locate(path, find_incomplete)
 
 
@@ -210,7 +186,7 @@ def _locate(
     path: str | os.PathLike[str],
     verify: Callable[[Path], str | None],
     checksums: bool = False,
-    processes: Processes = ALONE,
+    processes: ProcessGroup = ALONE,
 ) -> str:
     path = Path(path).absolute()
     replacement = path.with_name(path.name + INCOMING)
@@ -233,63 +209,29 @@ def _locate(
 
 
 def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read everything but the arrays of a checkpoint: `meta`, schedules, hook states, message hub.
+    """Read everything but the arrays from a checkpoint: `meta`, schedules, hook states, message hub.
 
     Raises:
       FileNotFoundError, CorruptCheckpointError: as `find_checkpoint`.
     """
-    return decode_meta((Path(locate_checkpoint(path)) / META).read_text())
+    return decode((Path(locate_checkpoint(path)) / META).read_text())
 
 
 def encode_meta(meta: Mapping[str, Any]) -> str:
-    """Return `meta` as JSON text; NumPy scalars and arrays become numbers and lists, tuples become lists.
-
-    JSON has no NaN and no infinity: they are written as `{"$float": "NaN"}`, which `decode_meta` reads.
+    """Return `meta` as JSON text with one line per entry.
 
     Raises:
-      TypeError: a value that JSON cannot represent; the message has its dotted path.
+      TypeError: a value that JSON cannot represent; the message has the dotted path.
+
+    >>> print(encode_meta({"meta": {"iter": 7}, "ids": (1, 2)}))
+    {
+     "meta": {"iter": 7},
+     "ids": [1, 2]
+    }
     """
-    # Write one line per entry. With `indent`, Python would not use its encoder in C.
-    lines = [f" {json.dumps(key)}: {_encode_entry(value)}" for key, value in _to_plain(meta, "checkpoint").items()]
+    # With `indent`, Python would not use its encoder in C.
+    lines = [f" {encode(key)}: {encode(value, f'checkpoint.{key}')}" for key, value in meta.items()]
     return "{\n" + ",\n".join(lines) + "\n}"
-
-
-def decode_meta(text: str) -> dict[str, Any]:
-    """Return what `encode_meta` was given, in JSON's types; a bare NaN of earlier versions is read too."""
-    return json.loads(text, object_hook=lambda entry: float(entry[_FLOAT]) if entry.keys() == {_FLOAT} else entry)
-
-
-def _encode_entry(value: Any) -> str:
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:  # rare, so that the usual entry is not searched
-        return json.dumps(_tag_nonfinite(value), allow_nan=False)
-
-
-def _tag_nonfinite(value: Any) -> Any:
-    """Return a value of JSON's types with each NaN and infinity as an object."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {_FLOAT: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
-    if isinstance(value, dict):
-        return {key: _tag_nonfinite(entry) for key, entry in value.items()}
-    return [_tag_nonfinite(entry) for entry in value] if isinstance(value, list) else value
-
-
-def _to_plain(value: Any, path: str) -> Any:
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, list | tuple) and _JSON_SCALARS.issuperset(map(type, value)):  # fast path: histories are long
-        return list(value)
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"the keys of `{path}` must be strings, got {key!r}")
-        return {key: _to_plain(entry, f"{path}.{key}") for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_plain(entry, f"{path}.{i}") for i, entry in enumerate(value)]
-    if hasattr(value, "tolist"):  # NumPy and JAX arrays and scalars
-        return value.tolist()
-    raise TypeError(f"`{path}` must be a number, a string, a list or a dict, got {type(value).__name__}")
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -297,19 +239,16 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _iter_checkpoints(directory: Path) -> Iterator[Path]:
-    if _is_directory(directory):
+    try:
+        exists = directory.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or not a name at all
+        return
+    if exists:
         yield from (p for p in directory.iterdir() if p.suffix != OUTGOING and p.is_dir() and _is_checkpoint(p))
 
 
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or not a name at all
-        return False
-
-
 def _list_contents(directory: Path) -> str:
-    """Return the contents of `directory` as the end of an error message."""
+    """Return what is in `directory`, as the end of an error message."""
     if not directory.is_dir():
         return f"the directory {directory} does not exist either"
     names = sorted(p.name + "/" * p.is_dir() for p in directory.iterdir())

@@ -1,16 +1,15 @@
-"""Prevent two runs from training in the same work dir.
+"""Lock that prevents two runs from training in the same work dir.
 
 The lock is `flock` on a file in the work dir. The kernel releases it however the process ends, so a killed run never
-blocks its own resume, and network file systems support it across hosts. Unlike a POSIX record lock it belongs to the
-open file: code that opens and closes `run.lock`, such as a copy of the work dir, does not release it. Forked processes
-share the open file, so each closes its copy, or a worker that outlives the run would keep the lock. The contents of the
-file are used only in messages: which process holds the lock, and whether a run ended without releasing it.
+blocks a resume, and network file systems support it across hosts. Unlike a POSIX record lock it belongs to the open
+file: code that opens and closes `run.lock`, such as a copy of the work dir, does not release it. Forked processes share
+the open file, so each closes it, or a worker that outlives the run would keep the lock. The file's contents are for
+messages only: which process holds the lock, and whether a run ended without releasing it.
 """
 
 import atexit
 import errno
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -21,6 +20,7 @@ from typing import Any
 import jax
 
 from jengine.errors import ConfigError
+from jengine.json_codec import decode, encode
 
 LOCK = "run.lock"
 
@@ -31,11 +31,10 @@ _UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class WorkDirLockedError(ConfigError):
-    """Signal that another run is training in the work dir.
+    """Error of a run whose work dir another run trains in.
 
     Attributes:
-      pid: its process ID; None if unknown.
-      host: its host; None if unknown.
+      pid, host: where that run is; None if unknown.
     """
 
     def __init__(self, work_dir: Path, holder: dict[str, Any]) -> None:
@@ -48,13 +47,21 @@ class WorkDirLockedError(ConfigError):
 
 
 class WorkDirLock:
-    """Give one run exclusive access to a work dir.
+    """Exclusive access to a work dir, from `acquire` to `release` or to the end of the process.
 
-    The lock is held from `acquire` to `release` or to the end of the process. With several processes, the first one
-    holds it for all. On a file system that does not support locks, `acquire` warns and does nothing.
+    With several processes, the first one holds the lock for all. On a file system that does not support locks,
+    `acquire` warns and does nothing.
 
     Args:
       work_dir: the directory; created if it does not exist.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     lock = WorkDirLock(directory)
+    ...     lock.acquire()
+    ...     print(is_locked(directory))
+    ...     lock.release()
+    True
     """
 
     def __init__(self, work_dir: str | os.PathLike[str]) -> None:
@@ -63,12 +70,10 @@ class WorkDirLock:
         self._file: int | None = None
 
     def acquire(self) -> None:
-        """Acquire the lock; do nothing if this object holds it already.
-
-        A lock left behind by a run that was killed is taken over with a warning.
+        """Acquire the lock if this object does not hold it; take over the lock of a killed run with a warning.
 
         Raises:
-          WorkDirLockedError: another run holds it; the message names its process and host.
+          WorkDirLockedError: another run holds it; the message names the process and host.
         """
         if self._file is not None or jax.process_index() != 0:
             return
@@ -81,30 +86,25 @@ class WorkDirLock:
                 "%s: the previous run (%s) ended without releasing its lock; taking over",
                 self._work_dir, _describe(previous),
             )  # fmt: skip
-        os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(_current_holder()).encode(), 0)
+        os.ftruncate(file, 0)  # the previous holder's text may be longer
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        os.pwrite(file, encode(holder).encode(), 0)
         self._file = file
         _HELD.add(self)
-        atexit.register(self.release)
+        atexit.register(self.release)  # a normal end leaves no file behind
 
     def release(self) -> None:
         """Release the lock and remove its file; do nothing if this object does not hold it."""
         if self._file is None:
             return
-        self._path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)  # while locked, so nobody else can have created a new one
         os.close(self._file)
         self._file = None
         _HELD.discard(self)
         atexit.unregister(self.release)
 
-    def forget(self) -> None:
-        """Close the copy of the lock's file in a forked process, which does not hold the lock."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
     def _open_locked(self) -> int | None:
-        """Open and lock the file; return its descriptor, or None if the file system does not support locks."""
+        """Return the locked file's descriptor; None if the file system does not support locks."""
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
@@ -144,21 +144,20 @@ def is_locked(work_dir: str | os.PathLike[str]) -> bool:
 
 
 def _forget_all() -> None:
-    while _HELD:
-        _HELD.pop().forget()
+    while _HELD:  # in a forked process, which does not hold the lock
+        lock = _HELD.pop()
+        if lock._file is not None:
+            os.close(lock._file)
+            lock._file = None
 
 
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def _current_holder() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-
-
 def _read_holder(file: int) -> dict[str, Any]:
-    """Read the holder's process and host; {} if they are missing or incomplete."""
+    """Return the process and host that hold the lock; {} if they are missing or incomplete."""
     try:
-        holder = json.loads(os.pread(file, 4096, 0))
+        holder = decode(os.pread(file, 4096, 0))
     except ValueError:
         return {}
     return holder if isinstance(holder, dict) else {}

@@ -1,15 +1,13 @@
-"""Seal a checkpoint with a manifest, and verify it: the size and SHA-256 of each file, all of it synced to disk.
+"""Manifest that seals a checkpoint: the size and SHA-256 of each file, all of it synced to disk.
 
-Of several processes, each hashes and syncs the files that it wrote, and lists them in its part of the manifest,
-`manifest.3.json`; the manifest has the size and SHA-256 of the parts and of all other files. Verification is shared in
-the same way.
+With several processes, each hashes and syncs the files that it wrote, and lists them in one part of the manifest,
+`manifest.3.json`; the manifest itself lists the parts and all other files. Verification is shared in the same way.
 
-A directory belongs to jengine only if it has a manifest. A save claims its directory with an incomplete manifest before
-anything else is written, so that an interrupted save is recognized, and a directory of the user is never touched.
+A directory belongs to jengine only if it has a manifest. A save claims a directory with an incomplete manifest before
+anything else is written, so an interrupted save is recognized, and user directories are never touched.
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -20,32 +18,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jengine.checkpoint.progress import report_progress
+from jengine.json_codec import decode, encode
 
 MANIFEST = "manifest.json"
 META = "meta.json"
 STATE = "state"
 _FORMAT = 2
+_FIELDS = ("run", "complete", "latest", "iter", "files")  # as in `Manifest`
 _READ_SIZE = 2**22  # bytes
 _PART = re.compile(r"manifest\.(\d+)\.json")
 Files = Mapping[str, tuple[int, str | None]]
 
 
 class Manifest(NamedTuple):
-    """Describe a checkpoint.
+    """Contents of a manifest."""
 
-    Attributes:
-      run: the identifier of the run that wrote it.
-      is_complete: whether all files were written.
-      is_latest: whether a resumed run prefers it to others.
-      iteration: the number of training iterations; None keeps it out of the search for a checkpoint to resume from.
-      files: size in bytes and SHA-256 (None without checksums) by the name of the file.
-    """
-
-    run: str
-    is_complete: bool = False
-    is_latest: bool = False
-    iteration: int | None = None
-    files: Files = types.MappingProxyType({})
+    run: str  # the identifier of the run that wrote it
+    is_complete: bool = False  # whether all files were written
+    is_latest: bool = False  # whether a resumed run prefers it to others
+    iteration: int | None = None  # None keeps it out of the search for a checkpoint to resume from
+    files: Files = types.MappingProxyType({})  # size in bytes and SHA-256 (None without checksums) by name
 
 
 def claim(directory: Path, run: str) -> None:
@@ -54,45 +46,33 @@ def claim(directory: Path, run: str) -> None:
     Raises:
       FileExistsError: it has files and no manifest.
     """
-    remove(directory)
+    remove(directory)  # of an interrupted save
     directory.mkdir(exist_ok=True)
     _write(directory, Manifest(run))
 
 
 def seal(directory: Path, *, run: str, is_latest: bool, iteration: int | None, checksums: bool = True) -> None:
-    """Sync all files of `directory` to disk, then complete its manifest.
-
-    Args:
-      directory: holds `state/` and `meta.json`.
-      run, is_latest, iteration: see `Manifest`.
-      checksums: whether to compute the SHA-256 of each file, about a second per gigabyte.
-    """
+    """Sync all files in `directory` to disk, then complete the manifest; for the arguments, see `Manifest`."""
     listed = [name for path in directory.glob("manifest.*.json") for name in _read_part(path)]
     names = set(map(str, (path.relative_to(directory) for path in _files(directory)))) - set(listed)
     files = _sync_files(directory, names, checksums)
-    for path in [directory / STATE, *(directory / STATE).glob("*/")]:
+    for path in [directory / STATE, *(directory / STATE).glob("*/")]:  # directories too, which hold the names
         sync(path)
     _write(directory, Manifest(run, True, is_latest, iteration, files))
     sync(directory)
 
 
 def seal_part(directory: Path, process: int, *, checksums: bool = True) -> None:
-    """Sync the files that a process wrote to disk, and list them in its part of the manifest; before `seal`.
-
-    Args:
-      directory: the checkpoint.
-      process: index of the process.
-      checksums: as for `seal`.
-    """
+    """Sync the files that a process wrote to disk, and write its part of the manifest; call it before `seal`."""
     own = directory / STATE / f"ocdbt.process_{process}"  # where Orbax writes the files of this process
     files = _sync_files(directory, [str(path.relative_to(directory)) for path in _files(own)], checksums)
     for path in own.rglob("*/"):
         sync(path)
-    write_synced(directory / f"manifest.{process}.json", json.dumps({"files": files}))
+    write_synced(directory / f"manifest.{process}.json", encode({"files": files}))
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """Return the manifest of `directory`; None if it has none, or an unreadable one."""
+    """Return the manifest in `directory`; None if there is none, or an unreadable one."""
     try:
         return _read(directory)
     except (OSError, ValueError):
@@ -100,7 +80,7 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 
 def has_manifest(directory: Path) -> bool:
-    """Return whether `directory` has a manifest, so that jengine made it; False for a symbolic link."""
+    """Return whether `directory` was made by jengine: it has a manifest; False for a symbolic link."""
     return not directory.is_symlink() and (directory / MANIFEST).is_file()
 
 
@@ -109,9 +89,9 @@ def validate_checkpoint(directory: Path, *, checksums: bool = False, share: tupl
 
     Args:
       directory: any path.
-      checksums: whether to compare the SHA-256 of each file, and the iterations of manifest and meta.
-      share: index of this process and number of processes that verify the checkpoint together: each reads the manifest
-        and its share of the files, whichever number of processes wrote them.
+      checksums: whether to compare SHA-256 hashes, and the iterations in manifest and meta.
+      share: (index, count) for processes that verify the checkpoint together: each reads the manifest and a share of
+        the files, whichever number of processes wrote them.
     """
     manifest, problem = _read_complete(directory)
     if problem is not None:
@@ -128,7 +108,7 @@ def find_incomplete(directory: Path) -> str | None:
 
 
 def _read_complete(directory: Path) -> tuple[Manifest, str | None]:
-    """Return the manifest of a checkpoint, and the reason why it is not complete; None if it is."""
+    """Return the manifest, and the reason why the checkpoint is not complete; None if it is."""
     manifest = Manifest("")
     if not directory.exists():
         return manifest, "it does not exist"
@@ -142,15 +122,9 @@ def _read_complete(directory: Path) -> tuple[Manifest, str | None]:
 
 
 def _list_share(directory: Path, files: Files, index: int, count: int) -> Iterator[Files]:
-    """Yield the files that a process verifies: a part of those in the manifest, then those in the parts of some others.
+    """Yield the files that one process verifies: a share of those in the manifest, then of those in some parts.
 
-    With more processes than parts, several divide the files of each part, after they have all verified the part itself.
-
-    Args:
-      directory: the checkpoint.
-      files: those in the manifest.
-      index: index of the process.
-      count: number of processes that verify.
+    With more processes than parts, several divide the files in each part, after they have all verified the part itself.
     """
     parts = sorted(name for name in files if _PART.fullmatch(name))
     yield _select({name: record for name, record in files.items() if name not in parts}, index, count)
@@ -161,19 +135,21 @@ def _list_share(directory: Path, files: Files, index: int, count: int) -> Iterat
 
 
 def _select(files: Files, index: int, count: int) -> Files:
-    """Return the files of one of `count` processes, by size, so that all have about as much to read."""
+    """Return the share of one process, by size, so all have about as much to read."""
     names = sorted(files, key=lambda name: (-files[name][0], name))
     return {name: files[name] for name in names[index::count]}
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory that has a manifest, the manifest last, so that an interrupted removal is recognized.
+    """Remove a directory that has a manifest, the manifest last, so an interrupted removal is recognized.
 
     Raises:
       FileExistsError: it has files and no manifest.
     """
-    if not directory.exists() or _is_empty(directory):
+    if not directory.exists():
         return
+    if directory.is_dir() and all(path.name == f"{MANIFEST}.new" for path in directory.iterdir()):
+        return  # a process was killed before it wrote the manifest, or after it removed it
     if not has_manifest(directory):
         raise FileExistsError(f"{directory} is not removed: it is not a checkpoint (it has no {MANIFEST})")
     for path in directory.iterdir():
@@ -202,7 +178,7 @@ def _validate_files(directory: Path, files: Files, checksums: bool) -> str | Non
 
 
 def _sync_files(directory: Path, names: Iterable[str], checksums: bool) -> dict[str, tuple[int, str | None]]:
-    """Sync files to disk and return their sizes and SHA-256, by name."""
+    """Sync files to disk and return sizes and SHA-256 by name."""
     files = {}
     for name in sorted(names):
         path = directory / name
@@ -210,11 +186,6 @@ def _sync_files(directory: Path, names: Iterable[str], checksums: bool) -> dict[
         has_digest = checksums or _PART.fullmatch(name)
         files[name] = (path.stat().st_size, _sha256(path) if has_digest else None)
     return files
-
-
-def _is_empty(directory: Path) -> bool:
-    """Return whether a process was killed before it wrote the manifest, or after it removed it."""
-    return directory.is_dir() and all(path.name == f"{MANIFEST}.new" for path in directory.iterdir())
 
 
 def sync(path: Path) -> None:
@@ -233,14 +204,14 @@ def write_synced(path: Path, text: str) -> None:
     """Replace the file at `path` atomically, and flush it and its directory to disk."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(text)
-    sync(temporary)
+    sync(temporary)  # before the rename, or a power failure could leave an empty file
     temporary.replace(path)
-    sync(path.parent)
+    sync(path.parent)  # the rename itself
 
 
 def _validate_meta(directory: Path, manifest: Manifest) -> str | None:
     try:
-        meta = json.loads((directory / META).read_text())
+        meta = decode((directory / META).read_text())
         if manifest.iteration is None:  # a published copy, which may have left out the iteration
             return None
         iteration = meta["meta"]["iter"]
@@ -252,7 +223,7 @@ def _validate_meta(directory: Path, manifest: Manifest) -> str | None:
 
 
 def _read(directory: Path) -> Manifest:
-    stored = json.loads((directory / MANIFEST).read_text())
+    stored = decode((directory / MANIFEST).read_text())
     if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
         found = stored.get("format") if isinstance(stored, dict) else stored
         raise ValueError(f"its format must be {_FORMAT}, got {found!r}")
@@ -260,18 +231,15 @@ def _read(directory: Path) -> Manifest:
         raise ValueError("its SHA-256 is not that of its content")
     files = _parse_files(stored)
     try:
-        return Manifest(stored["run"], stored["complete"], stored["latest"], stored["iter"], files)
+        run, complete, latest, iteration = (stored[name] for name in _FIELDS[:-1])
     except KeyError as error:
         raise ValueError(f"it has another structure: {error!r}") from error
+    return Manifest(run, complete, latest, iteration, files)
 
 
 def _read_part(path: Path) -> Files:
-    """Return the files in a process's part of the manifest.
-
-    Raises:
-      ValueError: the part is not readable.
-    """
-    return _parse_files(json.loads(path.read_text()))
+    """Return the files in one part of the manifest; raise ValueError if it is not readable."""
+    return _parse_files(decode(path.read_text()))
 
 
 def _parse_files(stored: Any) -> Files:
@@ -286,27 +254,20 @@ def _parse_files(stored: Any) -> Files:
 
 
 def _write(directory: Path, manifest: Manifest) -> None:
-    content: dict[str, Any] = {
-        "format": _FORMAT,
-        "run": manifest.run,
-        "complete": manifest.is_complete,
-        "latest": manifest.is_latest,
-        "iter": manifest.iteration,
-        "files": {name: list(record) for name, record in manifest.files.items()},
-    }
-    write_synced(directory / MANIFEST, json.dumps({**content, "sha256": _digest(content)}, indent=1))
+    content = {"format": _FORMAT, **dict(zip(_FIELDS, manifest, strict=True))}
+    write_synced(directory / MANIFEST, encode({**content, "sha256": _digest(content)}, indent=1))
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(encode(content, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb", buffering=0) as file:  # the reads are large already
         while data := file.read(_READ_SIZE):
             digest.update(data)
-            report_progress()
+            report_progress()  # the others wait for as long as this works
     return digest.hexdigest()
 
 

@@ -1,9 +1,9 @@
-"""Wait for the other processes of a save or a resume for as long as one of them makes progress.
+"""Barrier between processes that lasts as long as one of them makes progress.
 
-A barrier of JAX fails after a fixed time, but a process may hash or write for any time. So a wait is a series of
-barriers: where one has timed out, all processes enter the next, until all have arrived. A wait gives up when nothing
-has happened for a while: no process has reported that it read a part of a file, and the files of those that are missing
-have not grown, which is all that can be known about Orbax's writes.
+A JAX barrier fails after a fixed time, but a process may hash or write for any time. So a wait is a series of barriers:
+where one has timed out, all processes enter the next, until all have arrived. A wait gives up when nothing has happened
+for a while: no process has reported that it read something, and the files that the missing ones write have not grown,
+which is all that can be known about Orbax's writes.
 """
 
 import itertools
@@ -23,11 +23,11 @@ _last_report = -_LIMIT
 
 
 class StalledError(TimeoutError):
-    """Signal that processes for which this one waits make no progress."""
+    """Error of a wait for processes that make no progress."""
 
 
 def report_progress() -> None:
-    """Tell the processes that wait for this one that it works; cheap, since most calls do nothing."""
+    """Tell waiting processes that this one works; cheap, since most calls do nothing."""
     global _last_report
     now = time.monotonic()
     if now - _last_report >= _LIMIT / 10 and jax.distributed.is_initialized():
@@ -40,10 +40,10 @@ def wait_for_processes(name: str, directory: Path | None = None) -> None:
 
     Args:
       name: the point in the save or the resume.
-      directory: Orbax's directory of arrays, if they may be writing to it: `state`.
+      directory: `state`, if they may be writing arrays to it.
 
     Raises:
-      StalledError: none of them has made progress for the seconds in the environment variable JENGINE_STALL_TIMEOUT.
+      StalledError: no progress for the seconds in the environment variable JENGINE_STALL_TIMEOUT.
     """
     if jax.process_count() == 1:
         return
@@ -67,7 +67,7 @@ def wait_for_processes(name: str, directory: Path | None = None) -> None:
 
 
 def _count_bytes(directory: Path | None, processes: list[str]) -> int:
-    """Return the size of the files that some processes write; Orbax renames the directory once it is complete."""
+    """Return the bytes that processes have written; Orbax renames the directory once it is complete."""
     if directory is None:
         return 0
     patterns = [f"{directory.name}*/ocdbt.process_{process}/**/*" for process in processes]

@@ -1,4 +1,4 @@
-"""Write a copy of a checkpoint with only the parts to share."""
+"""Copies of checkpoints with only the parts to share."""
 
 import hashlib
 import os
@@ -17,20 +17,20 @@ from jengine.paths import flatten
 
 
 def publish(path: str | os.PathLike[str], keys: Iterable[str], name: str | None = None) -> tuple[str, list[str]]:
-    """Write a copy with only some keys of a checkpoint next to it, by default named after its content.
+    """Write a copy with only some keys next to a checkpoint, by default with a name that identifies the content.
 
     Args:
       path: the checkpoint.
-      keys: the keys to keep: items of the state (`params`, `model_state`, …), entries of the metadata (`meta`,
-        `message_hub`, …), and `state_dict` for `params` with `model_state`.
-      name: the name of the copy; by default `<checkpoint>-<first 8 hex digits of the SHA-256 of its arrays>`. An
-        existing copy is replaced.
+      keys: the keys to keep: state items (`params`, `model_state`, …), metadata (`meta`, `message_hub`, …), and
+        `state_dict` for `params` with `model_state`.
+      name: the copy's name; by default `<checkpoint>-<first 8 hex digits of the SHA-256 of its arrays>`. An existing
+        copy is replaced.
 
     Returns:
-      The copy's path, and the keys that were left out.
+      The new path, and the keys that were left out.
 
     Raises:
-      KeyError: the checkpoint does not have a key. ValueError: none of the keys is an item of the state.
+      KeyError: the checkpoint does not have a key. ValueError: none of the keys is a state item.
     """
     source = Path(find_checkpoint(path))
     checkpoint = load(source)
@@ -44,16 +44,15 @@ def publish(path: str | os.PathLike[str], keys: Iterable[str], name: str | None 
     if not flatten(state):
         items = ", ".join(checkpoint.state)
         raise ValueError(f"`keys` must include an item of the state ({items}) of {source}, got {sorted(selected)}")
-    meta = {key: value for key, value in checkpoint.meta.items() if key in selected}
     copy = source.with_name(name or f"{source.name}-{_digest(state)}")
     incoming = copy.with_name(copy.name + INCOMING)
     manifest = read_manifest(source)
     assert manifest is not None  # `find_checkpoint` has read it
     claim(incoming, manifest.run)
     arrays.write_from_process(incoming / STATE, state)
-    (incoming / META).write_text(encode_meta(meta))
+    (incoming / META).write_text(encode_meta({key: x for key, x in checkpoint.meta.items() if key in selected}))
     seal(incoming, run=manifest.run, is_latest=False, iteration=None)
-    remove(copy)
+    remove(copy)  # an earlier copy with the same name
     incoming.rename(copy)
     return str(copy), sorted({*checkpoint.state, *checkpoint.meta} - selected)
 

@@ -1,23 +1,25 @@
-"""Compare the arrays of a checkpoint with the expected ones by path, before any array is read."""
+"""Comparison of stored and expected arrays by path, before any array is read."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from jengine.checkpoint.rules import rename_paths
-from jengine.errors import closest
+from jengine.errors import did_you_mean
 from jengine.logging import format_table
 
 _MAX_ROWS = 20
 _MAX_NAMES = 2  # in a row of the summary
 _ALWAYS_SHOWN = ("loaded", "renamed", "reshaped", "missing", "unexpected")  # also without names
+K = TypeVar("K")
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """Report how stored arrays match the expected ones, by dotted path.
+    """Report on how stored arrays match the expected ones, by dotted path.
 
     Attributes:
       matched: expected path to stored path, for all arrays to load.
@@ -27,8 +29,8 @@ class LoadReport:
       cast: like `mismatched`, for arrays that are loaded with another dtype.
       reshaped: path to (stored, expected) shape, for arrays that are transposed, split or resized.
       excluded: expected, but left as they are on request.
-      ignored: stored, but not weights: the state of an optimizer, counters.
-      resizable: those of `mismatched` that `interpolate` would resize.
+      ignored: stored, but not weights: optimizer state, counters.
+      resizable: those in `mismatched` that `interpolate` would resize.
     """
 
     matched: dict[str, str]
@@ -43,7 +45,7 @@ class LoadReport:
 
     @property
     def renamed(self) -> dict[str, str]:
-        """The part of `matched` in which the paths differ."""
+        """Entries in `matched` whose paths differ."""
         return {path: stored for path, stored in self.matched.items() if path != stored}
 
     @property
@@ -53,11 +55,17 @@ class LoadReport:
 
     def table(self) -> str:
         """Return one line for each path that does not match or is cast, at most twenty of each kind."""
+        kinds = {
+            "missing": [(path, did_you_mean(path, self.unexpected).removeprefix("; ")) for path in self.missing],
+            "unexpected": [(path, "") for path in self.unexpected],
+            "mismatch": [(path, self._describe_mismatch(path)) for path in self.mismatched],
+            "cast": [(path, f"{stored} to {expected}") for path, (stored, expected) in self.cast.items()],
+        }
         rows: list[tuple[str, str, str]] = []
-        rows += _limit_rows("missing", [(path, hint_closest(path, self.unexpected)) for path in self.missing])
-        rows += _limit_rows("unexpected", [(path, "") for path in self.unexpected])
-        rows += _limit_rows("mismatch", [(path, self._describe_mismatch(path)) for path in self.mismatched])
-        rows += _limit_rows("cast", [(p, f"{s} to {e}") for p, (s, e) in self.cast.items()])
+        for kind, entries in kinds.items():
+            rows += [(kind, path, note) for path, note in entries[:_MAX_ROWS]]
+            if len(entries) > _MAX_ROWS:
+                rows.append((kind, f"… and {len(entries) - _MAX_ROWS} more", ""))
         width = max((len(path) for _, path, _ in rows), default=0)
         return "\n".join(f"  {kind:<10}  {path:<{width}}  {note}".rstrip() for kind, path, note in rows)
 
@@ -74,8 +82,11 @@ class LoadReport:
             "excluded": list(self.excluded),
             "ignored": list(self.ignored),
         }
-        shown = {kind: names for kind, names in kinds.items() if names or kind in _ALWAYS_SHOWN}
-        rows = [[kind, len(names), _shorten(names)] for kind, names in shown.items()]
+        rows = []
+        for kind, names in kinds.items():
+            if names or kind in _ALWAYS_SHOWN:
+                more = [f"… and {len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
+                rows.append([kind, len(names), ", ".join([*names[:_MAX_NAMES], *more])])
         return format_table(["parameters", "count", "names"], rows, align=["left", "right", "left"])
 
     def _describe_mismatch(self, path: str) -> str:
@@ -92,7 +103,7 @@ class LoadReport:
 
 
 class CheckpointMismatchError(ValueError):
-    """Signal that the arrays of a checkpoint differ from the expected ones; see `report`."""
+    """Error of a checkpoint whose arrays differ from the expected ones; see `report`."""
 
     def __init__(self, path: str, report: LoadReport, advice: str) -> None:
         super().__init__(f"checkpoint {path} does not fit: {report}\n{advice}")
@@ -106,19 +117,21 @@ def compare(
     rename: Sequence[tuple[str, str]] = (),
     cast: bool = False,
 ) -> LoadReport:
-    """Compare stored arrays with the expected ones.
+    """Compare stored arrays with the expected ones, both by dotted path.
 
     Args:
-      stored: by dotted path.
-      expected: by dotted path.
-      rename: (old, new) prefixes of whole path segments, or regular expressions of them; the first that matches a
-        stored path is applied to it.
+      stored, expected: shapes and dtypes.
+      rename: rules for stored paths, see `rename_paths`.
       cast: whether a float array may be cast to another float dtype.
 
     Raises:
       ValueError: a rename rule matches no stored path, or two stored paths become equal.
+
+    >>> array = jax.ShapeDtypeStruct((3,), jnp.float32)
+    >>> print(compare({"fc.bias": array}, {"head.bias": array}, rename=[("fc", "head")]))
+    1 match, 0 missing, 0 unexpected, 0 mismatched
     """
-    renamed = _invert(rename_paths(tuple(stored), rename))
+    renamed = invert(rename_paths(tuple(stored), rename))
     matched, mismatched, casts = {}, {}, {}
     for path, target in expected.items():
         if path not in renamed:
@@ -132,13 +145,9 @@ def compare(
         matched[path] = renamed[path]
         if source.dtype != target.dtype:
             casts[path] = types
-    return LoadReport(
-        matched=matched,
-        missing=tuple(path for path in expected if path not in renamed),
-        unexpected=tuple(path for path in renamed if path not in expected),
-        mismatched=mismatched,
-        cast=casts,
-    )
+    missing = tuple(path for path in expected if path not in renamed)
+    unexpected = tuple(path for path in renamed if path not in expected)
+    return LoadReport(matched, missing, unexpected, mismatched, casts)
 
 
 def describe(leaf: jax.ShapeDtypeStruct) -> str:
@@ -146,27 +155,16 @@ def describe(leaf: jax.ShapeDtypeStruct) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
-def hint_closest(path: str, candidates: Sequence[str]) -> str:
-    """Return 'did you mean …' if one of `candidates` is close, else an empty string."""
-    hint = closest(path, candidates)
-    return hint.removeprefix("; ") if "did you mean" in hint else ""
+def invert(renamed: Mapping[str, K]) -> dict[K, str]:
+    """Return the old name by new key: a path, or a tuple that ends with it.
 
-
-def _invert(renamed: Mapping[str, str]) -> dict[str, str]:
-    """Return stored paths by their new path."""
-    inverse: dict[str, str] = {}
-    for path, new in renamed.items():
-        if new in inverse:
-            raise ValueError(f"`rename` must keep paths distinct, got {new!r} for both {inverse[new]!r} and {path!r}")
-        inverse[new] = path
+    Raises:
+      ValueError: two names have the same key.
+    """
+    inverse: dict[K, str] = {}
+    for name, key in renamed.items():
+        if key in inverse:
+            path = key[-1] if isinstance(key, tuple) else key
+            raise ValueError(f"`rename` must keep paths distinct, got {path!r} for both {inverse[key]!r} and {name!r}")
+        inverse[key] = name
     return inverse
-
-
-def _limit_rows(kind: str, entries: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    rows = [(kind, path, note) for path, note in entries[:_MAX_ROWS]]
-    return [*rows, (kind, f"… and {len(entries) - _MAX_ROWS} more", "")] if len(entries) > _MAX_ROWS else rows
-
-
-def _shorten(names: Sequence[str]) -> str:
-    more = [f"… and {len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
-    return ", ".join([*names[:_MAX_NAMES], *more])

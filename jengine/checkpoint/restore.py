@@ -1,4 +1,4 @@
-"""Read checkpoints: the full state to resume a run, parameters for another model, or everything as NumPy arrays."""
+"""Checkpoint reading: a full state to resume a run, parameters for another model, or everything as NumPy arrays."""
 
 import dataclasses
 import os
@@ -21,12 +21,12 @@ _MAX_RATIO = 1000  # bytes of arrays for each byte of their files
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """Hold a checkpoint in memory.
+    """Checkpoint in memory.
 
     Attributes:
       path: the directory that it was read from.
-      state: nested dicts and lists of NumPy arrays: `step`, `params`, `model_state`, `opt_state`, `hook_state`, `rng`
-        (the data of a PRNG key, uint32).
+      state: nested dicts and lists with NumPy arrays: `step`, `params`, `model_state`, `opt_state`, `hook_state`, `rng`
+        (the PRNG key's data, uint32).
       meta: everything else: `meta` (iter, epoch, seed, config), schedules, hook states, message hub.
     """
 
@@ -45,25 +45,28 @@ def load(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
 
     Args:
       path: a checkpoint, or a work dir for its newest one.
-      checksums: whether to compare the files with their checksums first.
+      checksums: whether to verify the file checksums first.
 
     Raises:
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist, or is incomplete or damaged.
     """
     directory = Path(find_checkpoint(path, checksums=checksums))
     structs = flatten(arrays.read_structs(directory / STATE))
-    _check_claims(directory, structs)
+    claimed = sum(leaf.size * leaf.dtype.itemsize for leaf in structs.values())
+    actual = sum(path.stat().st_size for path in (directory / STATE).rglob("*") if path.is_file())
+    if claimed > _MAX_RATIO * actual:  # before memory is allocated: files may be compressed, but not that much
+        raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {actual} bytes claim to be {claimed}")
     state = arrays.read(directory / STATE, structs)
     return Checkpoint(path=str(directory), state=state, meta=read_meta(directory))
 
 
 def list_arrays(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shape and dtype of each array of a checkpoint by dotted path, without reading the arrays."""
+    """Return shapes and dtypes by dotted path, without reading the arrays."""
     return flatten(arrays.read_structs(Path(locate_checkpoint(path)) / STATE))
 
 
 def list_item_arrays(path: str | os.PathLike[str], item: str) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the arrays of `list_arrays` under the dotted path `item`, by their path in the item.
+    """Return shapes and dtypes under the dotted path `item`, by path below it.
 
     Raises:
       KeyError: the checkpoint does not have the item; the message names the closest one.
@@ -90,16 +93,16 @@ def restore(
 
     Args:
       path: a checkpoint, or a work dir for its newest one.
-      target: a dict of the items to restore (`params`, `opt_state`, …) with arrays or ShapeDtypeStructs. A JAX array
+      target: a dict with the items to restore (`params`, `opt_state`, …) as arrays or ShapeDtypeStructs. A JAX array
         or a struct with a sharding gives a JAX array with that sharding, on any number of devices; others give NumPy
-        arrays. Other items of the checkpoint are ignored.
+        arrays. Other items in the checkpoint are ignored.
       rename: (stored, target) path prefixes in whole segments; the first match is applied.
       ignore: stored path prefixes to ignore, matched before `rename`.
       cast: whether a float array may be cast to another float dtype.
-      checksums: whether to compare the files with their checksums first.
+      checksums: whether to verify the file checksums first.
 
     Returns:
-      The state with the structure of `target`, and the metadata.
+      The state in the structure of `target`, and the metadata.
 
     Raises:
       CheckpointMismatchError: paths, shapes or dtypes differ; nothing was read.
@@ -115,10 +118,10 @@ def restore_verified(
     ignore: Sequence[str] = (),
     cast: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
-    """Restore a checkpoint that `find_checkpoint` has returned, without looking at its files again; as `restore`."""
+    """Restore a checkpoint that `find_checkpoint` has already verified; see `restore`."""
     directory = Path(path)
     expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
-    items, ignored = set(map(str, target)), tuple(f"{prefix}." for prefix in ignore)
+    items, ignored = set(map(str, target)), tuple(f"{prefix}." for prefix in ignore)  # whole segments
     stored = {
         name: leaf
         for name, leaf in list_arrays(directory).items()
@@ -149,18 +152,16 @@ def load_params(
 
     Args:
       path: a checkpoint, or a work dir for its newest one.
-      target: the model's parameters as a pytree of arrays; ShapeDtypeStructs are allowed for those that are stored.
+      target: the model parameters as a pytree of arrays; stored ones may be ShapeDtypeStructs.
       strict: False keeps the target's value if the checkpoint has none or one with another shape, and ignores stored
         parameters that the target does not have; the report lists them.
-      rename: (old, new) path prefixes in whole segments: `("encoder", "backbone")`. An empty `old` adds a prefix, an
-        empty `new` removes one. `old` may be a regular expression, whose groups `new` may use. The first match is
-        applied.
-      item: the dotted path of the parameters: `params`, `model_state`, or `hook_state.EMAHook.params`, the raw
+      rename: (old, new) prefixes, as for `load_pretrained`.
+      item: the dotted path to the parameters: `params`, `model_state`, or `hook_state.EMAHook.params`, the raw
         parameters if averages were saved as `params`.
-      checksums: whether to compare the files with their checksums first.
+      checksums: whether to verify the file checksums first.
 
     Returns:
-      Parameters with the structure, dtypes and placement of `target`, and the report.
+      Parameters in the structure, dtypes and placement of `target`, and the report.
 
     Raises:
       CheckpointMismatchError: `strict`, and something does not match; nothing was read.
@@ -180,32 +181,16 @@ def load_params(
     return _read_matched(directory, target, expected, report, f"{item}."), report
 
 
-def _check_claims(directory: Path, structs: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-    """Check that arrays can be as large as they claim to be, before memory is allocated for them.
-
-    Files may be compressed, but states do not compress a thousand times.
-
-    Raises:
-      CorruptCheckpointError: they claim a thousand times the size of the files.
-    """
-    claimed = sum(leaf.size * leaf.dtype.itemsize for leaf in structs.values())
-    actual = sum(path.stat().st_size for path in (directory / STATE).rglob("*") if path.is_file())
-    if claimed > _MAX_RATIO * actual:
-        raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {actual} bytes claim to be {claimed}")
-
-
 def _read_matched(
     directory: Path, target: Any, expected: Mapping[str, jax.ShapeDtypeStruct], report: LoadReport, prefix: str = ""
 ) -> Any:
-    """Return `target` with its matched arrays read from disk."""
+    """Return `target` with the matched arrays from disk."""
     structs = {prefix + stored: expected[name] for name, stored in report.matched.items()}
     loaded = arrays.read_flat(directory / STATE, structs)
     leaves = flatten(target)
     for name, leaf in leaves.items():
-        if name not in report.matched and isinstance(leaf, jax.ShapeDtypeStruct):
+        if name in report.matched:
+            leaves[name] = arrays.decode_leaf(loaded[prefix + report.matched[name]], leaf)
+        elif isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError(f"`{name}` must be an array, got a ShapeDtypeStruct: the checkpoint has no value for it")
-    result = [
-        arrays.decode_leaf(loaded[prefix + report.matched[name]], leaf) if name in report.matched else leaf
-        for name, leaf in leaves.items()
-    ]
-    return jax.tree.unflatten(jax.tree.structure(target), result)
+    return jax.tree.unflatten(jax.tree.structure(target), list(leaves.values()))

@@ -1,9 +1,7 @@
-"""Select the checkpoints to keep: by interval, by recency and by the best value of a metric."""
+"""Rules for which checkpoints to keep: by interval, by recency and by the best value of a metric."""
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
 
 from jengine.errors import UnknownNameError, closest
 
@@ -16,70 +14,69 @@ def keep_regular(numbers: Sequence[int], *, latest: int, every: int = -1, unit: 
     """Select the regular checkpoints to keep.
 
     Args:
-      numbers: the epochs or iterations of the checkpoints, oldest save first.
+      numbers: the epoch or iteration of each checkpoint, oldest save first.
       latest: how many of the newest to keep; -1 for all.
       every: keep multiples of this number for good; -1 for none.
-      unit: the unit of `numbers`, for the reasons.
+      unit: 'epochs' or 'iterations', for the reasons.
 
     Returns:
       The numbers to keep, in the same order, with the reasons. The newest is always among them.
+
+    >>> keep_regular([2, 3, 4, 5], latest=2, every=2)
+    {2: 'every 2 epochs', 4: 'one of the latest 2, every 2 epochs', 5: 'the latest'}
     """
     if latest == -1:
         return dict.fromkeys(numbers, "all are kept")
-    from orbax.checkpoint import checkpoint_managers as managers
-
-    policies: list[tuple[Any, str]] = [(managers.LatestN(n=latest), f"one of the latest {latest}")]
-    if every != -1:
-        policies.append((managers.EveryNSteps(interval_steps=every), f"every {every} {unit}"))
-    saved = [_SavedCheckpoint(step=number) for number in numbers]
-    reasons: dict[int, list[str]] = {number: [] for number in numbers}
-    for policy, reason in policies:
-        for number, keep in zip(numbers, _apply_policy(policy, saved), strict=True):
-            if keep:
-                reasons[number].append(reason)
-    if numbers:
-        reasons[numbers[-1]][0] = "the latest"
-    return {number: ", ".join(texts) for number, texts in reasons.items() if texts}
+    reasons = {}
+    for age, number in zip(range(len(numbers) - 1, -1, -1), numbers, strict=True):
+        texts = ["the latest" if age == 0 else f"one of the latest {latest}"] if age < latest else []
+        if every != -1 and number % every == 0:
+            texts.append(f"every {every} {unit}")
+        if texts:
+            reasons[number] = ", ".join(texts)
+    return reasons
 
 
 def keep_best(scores: Sequence[float], *, count: int, rule: str) -> list[int]:
     """Select the best checkpoints to keep.
 
     Args:
-      scores: one per checkpoint, without NaN; of equal scores the later one is kept.
+      scores: one per checkpoint, without NaN; among equal scores the later one is better.
       count: how many to keep.
       rule: 'greater' or 'less': which score is better.
 
     Returns:
-      The positions in `scores` of the checkpoints to keep, the best first.
-    """
-    from orbax.checkpoint import checkpoint_managers as managers
+      Positions in `scores`, the best first.
 
-    policy = managers.BestN(get_metric_fn=float, reverse=rule == "less", n=count)
-    saved = [_SavedCheckpoint(step=i, metrics=score) for i, score in enumerate(scores)]
-    kept = [i for i, keep in enumerate(_apply_policy(policy, saved)) if keep]
+    >>> keep_best([0.5, 0.7, 0.5], count=2, rule="less")
+    [2, 0]
+    """
     sign = -1 if rule == "greater" else 1
-    return sorted(kept, key=lambda i: (sign * scores[i], -i))
+    return sorted(range(len(scores)), key=lambda i: (sign * scores[i], -i))[:count]
 
 
 def is_better(rule: str, value: float, best: float | None) -> bool:
-    """Return whether `value` is strictly better than `best`. NaN never is; any number is better than None."""
+    """Return whether `value` is strictly better than `best`. NaN never is; any number is better than None.
+
+    >>> is_better("less", 0.1, 0.2), is_better("greater", 0.1, 0.2), is_better("greater", 0.1, None)
+    (True, False, True)
+    """
     if math.isnan(value):
         return False
     return best is None or (value > best if rule == "greater" else value < best)
 
 
 def infer_rule(key: str, greater_keys: Sequence[str] = GREATER_KEYS, less_keys: Sequence[str] = LESS_KEYS) -> str:
-    """Infer from the name of a metric whether greater or less is better.
+    """Infer from a metric name whether 'greater' or 'less' is better.
 
     The first match counts, ignoring case: equal to one of `greater_keys`, equal to one of `less_keys`, contains one of
     `greater_keys`, contains one of `less_keys`.
 
-    Returns:
-      'greater' or 'less'.
-
     Raises:
       ValueError: no match.
+
+    >>> infer_rule("val/accuracy"), infer_rule("loss")
+    ('greater', 'less')
     """
     name = key.lower()
     lists = (("greater", [k.lower() for k in greater_keys]), ("less", [k.lower() for k in less_keys]))
@@ -96,11 +93,7 @@ def infer_rule(key: str, greater_keys: Sequence[str] = GREATER_KEYS, less_keys: 
 
 
 def check_rule(rule: str) -> str:
-    """Return `rule` unchanged.
-
-    Raises:
-      KeyError: it is neither 'greater' nor 'less'.
-    """
+    """Return `rule`; raise KeyError if it is neither 'greater' nor 'less'."""
     if rule not in RULES:
         raise UnknownNameError(f"`rule` must be 'greater' or 'less', got {rule!r}{closest(str(rule), RULES)}")
     return rule
@@ -111,6 +104,9 @@ def pick_metric(metrics: Mapping[str, object], key: str) -> float | None:
 
     Raises:
       KeyError: it is not in `metrics`; the message lists the available metrics. TypeError: it is not a number.
+
+    >>> pick_metric({"acc": 0.5}, "acc")
+    0.5
     """
     if key not in metrics:
         names = ", ".join(map(str, metrics))
@@ -122,17 +118,3 @@ def pick_metric(metrics: Mapping[str, object], key: str) -> float | None:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise TypeError(f"the metric {key!r} must be a number, got {value!r}") from None
-
-
-class _SavedCheckpoint(NamedTuple):
-    """Hold the attributes of a checkpoint that Orbax's policies read."""
-
-    step: int
-    metrics: float | None = None
-    time: datetime = datetime.fromtimestamp(0, UTC)  # not used by the policies here
-
-
-def _apply_policy(policy: Any, checkpoints: Sequence[_SavedCheckpoint]) -> Sequence[bool]:
-    from orbax.checkpoint import checkpoint_managers
-
-    return policy.should_preserve(checkpoints, context=checkpoint_managers.preservation_policy.PreservationContext())

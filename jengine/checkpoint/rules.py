@@ -1,4 +1,4 @@
-"""Match dotted paths with patterns: a prefix of whole segments, or a regular expression that matches one."""
+"""Patterns for dotted paths: a prefix in whole segments, or a regular expression that matches one."""
 
 import functools
 import re
@@ -9,25 +9,45 @@ from jengine.errors import closest
 _SYNTAX = re.compile(r"[\\^$*+?{}\[\]|()]")  # characters that make a pattern a regular expression; a dot does not
 
 
-def matches(path: str, pattern: str) -> bool:
-    """Return whether `path` starts with the segments that `pattern` describes."""
-    return _compile(pattern).match(path) is not None
+def matches(path: str, *patterns: str) -> bool:
+    """Return whether `path` starts with the segments that one of the patterns describes.
+
+    >>> matches("head.fc.bias", "head"), matches("header.bias", "head"), matches("layers.3.bias", r"layers\\.[0-3]")
+    (True, False, True)
+    """
+    return any(_compile(pattern).match(path) for pattern in patterns)
 
 
-def replace_prefix(path: str, old: str, new: str) -> str | None:
-    """Replace the first segments of a path.
+def rename_paths(paths: Sequence[str], rules: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the new path by old path; the first rule that matches a path is applied to it.
 
     Args:
-      path: a dotted path.
-      old: the pattern of the segments to replace; an empty one adds `new` in front.
-      new: the new segments, with the groups of a regular expression as `\\1`; an empty one removes the old ones.
-
-    Returns:
-      The new path; None if `path` does not start with `old`.
+      paths: dotted paths.
+      rules: (old, new) pairs. An empty `old` adds `new` in front, an empty `new` removes the old segments; `new` may
+        have groups of a regular expression as `\\\\1`.
 
     Raises:
-      ValueError: `old` is not a regular expression, or `new` has a group that `old` does not have.
+      ValueError: a rule matches no path, is no regular expression, or has a group that `old` does not have.
+
+    >>> rename_paths(["encoder.conv.bias"], [("encoder", "backbone")])
+    {'encoder.conv.bias': 'backbone.conv.bias'}
     """
+    renamed, used = {}, set()
+    for path in paths:
+        renamed[path] = path
+        for old, new in rules:
+            if (result := _replace_prefix(path, old, new)) is not None:
+                renamed[path] = result
+                used.add(old)
+                break
+    for old, new in rules:
+        if old not in used:
+            hint = closest(old, list_prefixes(paths))
+            raise ValueError(f"`rename` must start with a prefix of a stored path, got ({old!r}, {new!r}){hint}")
+    return renamed
+
+
+def _replace_prefix(path: str, old: str, new: str) -> str | None:
     if not old:
         return ".".join(filter(None, (new, path)))
     match = _compile(old).match(path)
@@ -40,30 +60,8 @@ def replace_prefix(path: str, old: str, new: str) -> str | None:
     return ".".join(filter(None, (replacement, path[match.end() :].removeprefix("."))))
 
 
-def rename_paths(paths: Sequence[str], rules: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the new path of each of `paths`, to which the first rule that matches is applied.
-
-    Raises:
-      ValueError: a rule matches no path.
-    """
-    renamed, used = {}, set()
-    for path in paths:
-        renamed[path] = path
-        for old, new in rules:
-            result = replace_prefix(path, old, new)
-            if result is not None:
-                renamed[path] = result
-                used.add(old)
-                break
-    for old, new in rules:
-        if old not in used:
-            hint = closest(old, list_prefixes(paths))
-            raise ValueError(f"`rename` must start with a prefix of a stored path, got ({old!r}, {new!r}){hint}")
-    return renamed
-
-
 def check_patterns(name: str, patterns: Sequence[str], paths: Iterable[str]) -> None:
-    """Raise ValueError if one of the `patterns` of the argument `name` matches none of `paths`."""
+    """Raise ValueError if one of the `patterns` for the argument `name` matches none of `paths`."""
     known = tuple(paths)
     for pattern in patterns:
         if not any(matches(path, pattern) for path in known):

@@ -1,4 +1,4 @@
-"""Find and open pretrained weights: in which format they are, the arrays that they have, and how to read these.
+"""Pretrained weights on disk or in memory: which format they have, which arrays, and how to read these.
 
 | weights | names of the arrays |
 |---|---|
@@ -10,11 +10,10 @@
 """
 
 import dataclasses
-import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.checkpoint import arrays, files
-from jengine.checkpoint.layout import ALONE, STATE, Processes, find_checkpoint, read_meta
+from jengine.checkpoint.layout import ALONE, STATE, ProcessGroup, find_checkpoint, read_meta
 from jengine.checkpoint.manifest import MANIFEST, META
 from jengine.checkpoint.restore import list_arrays
 from jengine.paths import dotted, flatten
 
 Structs = Mapping[str, jax.ShapeDtypeStruct]
+Entry = tuple[Path, str, jax.ShapeDtypeStruct]  # the file or directory, the name in it, shape and dtype
 
 FORMATS = (
     "a checkpoint or work dir of jengine, a .safetensors file or its .safetensors.index.json, an .npz file, "
@@ -36,20 +36,21 @@ FORMATS = (
 )
 _INDEX = ".safetensors.index.json"
 _HUB_FILES = ("model.safetensors.index.json", "model.safetensors")  # as on the Hugging Face Hub
+_METADATA = "_METADATA"  # the file that Orbax writes next to the arrays of a pytree
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _STEP = re.compile(r"(?:.*\D)?(\d+)")  # names of the steps of a CheckpointManager
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """Give access to named arrays, of which only those that are needed are read.
+class WeightSource:
+    """Named arrays that are read on demand.
 
     Attributes:
-      label: the path, or a description of an object, for messages.
-      structs: the shape and dtype of each array by name.
-      read: yields pairs of name and array for some of `structs`. If a struct has a sharding or another dtype, the array
-        may, but need not, have these already.
-      meta: the metadata of a checkpoint of jengine; {} for others.
+      label: the path or the kind of object, for messages.
+      structs: shape and dtype by name.
+      read: yields pairs of name and array for some `structs`. If a struct has a sharding or another dtype, the array
+        may have these already.
+      meta: the metadata from a jengine checkpoint; {} for other weights.
     """
 
     label: str
@@ -58,17 +59,16 @@ class Source:
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, processes: Processes = ALONE) -> str:
-    """Return the absolute path of the weights at `path`, which may be the directory of several.
+def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, processes: ProcessGroup = ALONE) -> str:
+    """Return the absolute path to weights.
 
     Args:
-      path: see the table of this module.
-      checksums: whether to compare the files of a checkpoint of jengine with their checksums.
-      processes: those that verify a checkpoint of jengine together, each a share of its files.
+      path: see the table above.
+      checksums, processes: see `find_checkpoint`, for jengine checkpoints.
 
     Raises:
-      FileNotFoundError: nothing is there. ValueError: a file of another format. CorruptCheckpointError: a checkpoint of
-        jengine is incomplete or damaged.
+      FileNotFoundError: nothing is there. ValueError: another file format. CorruptCheckpointError: the checkpoint is
+        incomplete or damaged.
     """
     absolute = Path(path).absolute()
     if absolute.is_file():
@@ -92,142 +92,124 @@ def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, pro
         raise FileNotFoundError(f"{error}; weights must be {FORMATS}") from None
 
 
-def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False, verified: bool = False) -> Source:
+def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False, verified: bool = False) -> WeightSource:
     """Open weights on disk or in memory.
 
     Args:
       weights: a path, or an object in memory.
-      raw: whether to take the trained values from a checkpoint of a run that saved averages.
-      evaluated: whether to take the values that the run of a checkpoint has validated; not with `raw`.
-      verified: whether `weights` is a path that `locate_weights` has returned, so that its files are not looked at.
+      raw: whether to take the trained values from a checkpoint that has averages.
+      evaluated: whether to take the values that a checkpoint's run has validated; not with `raw`.
+      verified: whether `locate_weights` has returned the path, so the files will not be looked at again.
 
     Raises:
-      As `locate_weights`. TypeError: an object in memory that is not a pytree of arrays.
+      TypeError: an object in memory that is not a pytree of arrays. Other errors: see `locate_weights`.
+
+    >>> open_weights({"fc": {"bias": np.zeros(3)}}).structs["fc.bias"].shape
+    (3,)
     """
     if not isinstance(weights, str | os.PathLike):
         return _open_memory(weights)
     path = Path(weights if verified else locate_weights(weights))
     if path.suffix == ".npz":
-        structs = files.list_npz(path)
-        names = {name.replace("/", "."): name for name in structs}
-        return _renamed(str(path), structs, functools.partial(_read_npz, path), names)
+        entries = {name.replace("/", "."): (path, name, struct) for name, struct in files.list_npz(path).items()}
+        return _make_source(path, entries, files.read_npz)
     if path.name.endswith(".safetensors"):
-        return Source(str(path), files.list_safetensors(path), lambda s: files.read_safetensors(path, tuple(s)))
+        entries = {name: (path, name, struct) for name, struct in files.list_safetensors(path).items()}
+        return _make_source(path, entries, files.read_safetensors)
     if path.name.endswith(_INDEX):
-        return _open_shards(path)
+        return _make_source(path, _list_shards(path), files.read_safetensors)
     if items := _find_orbax(path):
-        return _open_orbax(path, items)
+        prefixes = {"" if len(items) == 1 else f"{item}.": directory for item, directory in items.items()}
+        entries = {
+            prefix + name: (directory, name, struct)
+            for prefix, directory in prefixes.items()
+            for name, struct in flatten(arrays.read_structs(directory)).items()
+        }
+        return _make_source(path, entries, _read_orbax)
     return _open_checkpoint(path, "exchanged" if raw else "evaluated" if evaluated else "")
 
 
 def is_pytree_of_arrays(value: Any) -> bool:
-    """Return whether `value` is an `nnx.Module` or a pytree with at least one level and one array."""
+    """Return whether `value` is an `nnx.Module` or a pytree with at least one level and one array.
+
+    >>> is_pytree_of_arrays({"bias": np.zeros(3)}), is_pytree_of_arrays(np.zeros(3))
+    (True, False)
+    """
     if _is_module(value):
         return True
     leaves = jax.tree.leaves(value)
     return bool(leaves) and leaves[0] is not value and any(hasattr(leaf, "shape") for leaf in leaves)
 
 
-def _read_npz(path: Path, structs: Structs) -> Iterator[tuple[str, Any]]:
-    return files.read_npz(path, tuple(structs))
-
-
-def _open_shards(path: Path) -> Source:
-    shards = files.read_index(path)
-    structs: dict[str, jax.ShapeDtypeStruct] = {}
-    for file, names in shards.items():
-        stored = files.list_safetensors(path.parent / file)
+def _list_shards(path: Path) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
+    for file, names in files.read_index(path).items():
+        shard = path.parent / file
+        stored = files.list_safetensors(shard)
         if missing := [name for name in names if name not in stored]:
             raise ValueError(f"{path} lists {missing[0]!r} in {file}, which does not have it")
-        structs.update({name: stored[name] for name in names})
-
-    def read(structs: Structs) -> Iterator[tuple[str, Any]]:
-        for file, names in files.group_by_shard(shards, tuple(structs)).items():
-            yield from files.read_safetensors(path.parent / file, names)
-
-    return Source(str(path), structs, read)
+        entries |= {name: (shard, name, stored[name]) for name in names}
+    return entries
 
 
 def _find_orbax(path: Path, with_steps: bool = True) -> dict[str, Path]:
-    """Return the directories of the items of an Orbax checkpoint by name ('' if it has none); {} for anything else.
+    """Return the item directories in an Orbax checkpoint by name ('' without items); {} for anything else.
 
-    Args:
-      path: any path.
-      with_steps: whether it may be a directory of steps, for the newest of them.
+    With `with_steps`, `path` may also be a directory with steps, of which the newest counts.
     """
     if not path.is_dir() or (path / MANIFEST).exists() or (path / META).exists():
         return {}
-    if _has_arrays(path):
+    if (path / _METADATA).is_file():
         return {"": path}
     children = sorted(child for child in path.iterdir() if child.is_dir())
-    if items := {child.name: child for child in children if _has_arrays(child) and not _STEP.fullmatch(child.name)}:
+    with_arrays = (child for child in children if (child / _METADATA).is_file())
+    if items := {child.name: child for child in with_arrays if not _STEP.fullmatch(child.name)}:
         return items
     steps = [(int(match[1]), child) for child in children if with_steps and (match := _STEP.fullmatch(child.name))]
     return next((items for _, step in sorted(steps, reverse=True) if (items := _find_orbax(step, False))), {})
 
 
-def _has_arrays(path: Path) -> bool:
-    return (path / "_METADATA").is_file()  # the file that Orbax writes next to the arrays of a pytree
+def _read_orbax(directory: Path, structs: Structs) -> Iterable[tuple[str, Any]]:
+    return arrays.read_flat(directory, structs).items()
 
 
-def _open_orbax(path: Path, items: Mapping[str, Path]) -> Source:
-    if len(items) == 1:
-        (directory,) = items.values()
-        return Source(str(path), flatten(arrays.read_structs(directory)), functools.partial(_read_orbax, directory))
-    structs = {
-        f"{item}.{name}": struct
-        for item, directory in items.items()
-        for name, struct in flatten(arrays.read_structs(directory)).items()
-    }
-
-    def read(structs: Structs) -> Iterator[tuple[str, Any]]:
-        for item, directory in items.items():
-            prefix = f"{item}."
-            wanted = {name.removeprefix(prefix): x for name, x in structs.items() if name.startswith(prefix)}
-            yield from ((prefix + name, array) for name, array in _read_orbax(directory, wanted))
-
-    return Source(str(path), structs, read)
-
-
-def _read_orbax(directory: Path, structs: Structs) -> Iterator[tuple[str, Any]]:
-    return iter(arrays.read_flat(directory, structs).items() if structs else ())
-
-
-def _open_checkpoint(path: Path, moved: str) -> Source:
-    """Open a checkpoint of jengine; its metadata under `moved` has the items to read from other paths."""
+def _open_checkpoint(path: Path, moved: str) -> WeightSource:
+    """Open a jengine checkpoint, where `moved` names the metadata with the items to read from other paths."""
     meta, structs = read_meta(path), list_arrays(path)
     names = {name: name for name in structs}
     for item, trained in meta.get(moved, {}).items():
-        names = {name: stored for name, stored in names.items() if not _is_below(name, item)}
-        names |= {item + name.removeprefix(trained): name for name in structs if _is_below(name, trained)}
-    return _renamed(str(path), structs, functools.partial(_read_orbax, path / STATE), names, meta)
+        names = {name: stored for name, stored in names.items() if not f"{name}.".startswith(f"{item}.")}
+        names |= {item + name.removeprefix(trained): name for name in structs if f"{name}.".startswith(f"{trained}.")}
+    entries = {name: (path / STATE, stored, structs[stored]) for name, stored in names.items()}
+    return _make_source(path, entries, _read_orbax, meta)
 
 
-def _is_below(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(f"{prefix}.")
-
-
-def _renamed(
-    label: str,
-    structs: Structs,
-    read: Callable[[Structs], Iterator[tuple[str, Any]]],
-    names: Mapping[str, str],
+def _make_source(
+    path: Path,
+    entries: Mapping[str, Entry],
+    read: Callable[[Path, Structs], Iterable[tuple[str, Any]]],
     meta: Mapping[str, Any] | None = None,
-) -> Source:
-    """Return a source whose names are the keys of `names`, for the stored names that are its values."""
-    new_names = {stored: name for name, stored in names.items()}
+) -> WeightSource:
+    """Return a source for weights on disk; `read` yields stored names and arrays from one file or directory."""
 
-    def read_renamed(wanted: Structs) -> Iterator[tuple[str, Any]]:
-        for stored, array in read({names[name]: struct for name, struct in wanted.items()}):
-            yield new_names[stored], array
+    def read_entries(wanted: Structs) -> Iterator[tuple[str, Any]]:
+        groups: dict[Path, dict[str, str]] = {}
+        for name in wanted:
+            place, stored, _ = entries[name]
+            groups.setdefault(place, {})[stored] = name
+        for place, names in groups.items():
+            for stored, array in read(place, {stored: wanted[name] for stored, name in names.items()}):
+                yield names[stored], array
 
-    return Source(label, {name: structs[stored] for name, stored in names.items()}, read_renamed, meta or {})
+    return WeightSource(str(path), {name: struct for name, (*_, struct) in entries.items()}, read_entries, meta or {})
 
 
-def _open_memory(weights: Any) -> Source:
+def _open_memory(weights: Any) -> WeightSource:
     leaves = _flatten_memory(weights)
     label = f"the {type(weights).__name__} in memory"
     for name, leaf in leaves.items():
+        if not isinstance(leaf, jax.Array | np.ndarray) and hasattr(leaf, "__array__"):
+            leaf = leaves[name] = np.asarray(leaf)  # from another library, such as PyTorch on a CPU
         if not hasattr(leaf, "dtype"):
             raise TypeError(f"weights must be {FORMATS}; got {label} with {type(leaf).__name__} at `{name}`")
 
@@ -238,29 +220,29 @@ def _open_memory(weights: Any) -> Source:
             # A copy, because the first step donates what it is given.
             yield name, jnp.copy(leaf) if isinstance(leaf, jax.Array) else np.array(leaf)
 
-    return Source(label, {name: arrays.to_struct(leaf) for name, leaf in leaves.items()}, read)
+    return WeightSource(label, {name: arrays.to_struct(leaf) for name, leaf in leaves.items()}, read)
 
 
 def _flatten_memory(weights: Any) -> dict[str, Any]:
-    """Return the arrays of an object by name; variables of NNX are below `params` or `model_state`, by their type."""
-    if "flax.nnx" not in sys.modules:
-        return {name: _to_array(leaf) for name, leaf in flatten(weights).items()}
+    """Return arrays by name; NNX variables are below `params` or `model_state`, by type."""
+    if "flax.nnx" not in sys.modules:  # then no object can be one of its types
+        return flatten(weights)
     from flax import nnx
     from flax.core.meta import AxisMetadata
 
     def is_wrapper(node: Any) -> bool:
         return isinstance(node, nnx.Variable | AxisMetadata)
 
-    tree = nnx.state(weights) if _is_module(weights) else weights
+    tree = nnx.state(weights) if _is_module(weights) else weights  # a module's arrays are in its state
     leaves: dict[str, Any] = {}
     for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_wrapper)[0]:
         if isinstance(node, nnx.RngState):
-            continue  # streams of random numbers follow the seed of the run
+            continue  # random streams follow the seed of the run
         item = ""
         if isinstance(node, nnx.Variable):
             item = "params" if isinstance(node, nnx.Param) else "model_state"
         leaves |= {".".join(filter(None, (item, dotted(path), name))): x for name, x in flatten(node).items()}
-    return {name: _to_array(leaf) for name, leaf in leaves.items()}
+    return leaves
 
 
 def _is_module(value: Any) -> bool:
@@ -269,10 +251,3 @@ def _is_module(value: Any) -> bool:
     from flax import nnx
 
     return isinstance(value, nnx.Module)
-
-
-def _to_array(leaf: Any) -> Any:
-    """Return a leaf as an array of JAX or NumPy if it is one of another library, such as PyTorch on a CPU."""
-    if isinstance(leaf, jax.Array | np.ndarray) or not hasattr(leaf, "__array__"):
-        return leaf
-    return np.asarray(leaf)

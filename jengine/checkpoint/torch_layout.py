@@ -1,4 +1,4 @@
-"""Map Flax parameters to PyTorch's names and axis orders.
+"""PyTorch names and axis orders for Flax parameters.
 
 | Flax | PyTorch |
 |---|---|
@@ -9,8 +9,8 @@
 | norm `scale`, Embed `embedding` | `weight`, unchanged |
 | batch norm `mean`, `var` in the model state | `running_mean`, `running_var` |
 
-Everything else keeps its name and its layout. Neither a checkpoint nor a pytree stores module types, so the type of a
-kernel is inferred from its rank and its neighbors.
+Everything else keeps name and layout. Neither a checkpoint nor a pytree stores module types, so the kernel type is
+inferred from the rank and the neighbors.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ STATISTICS = {"mean": "running_mean", "var": "running_var"}
 
 
 class TorchLayout(NamedTuple):
-    """Describe the name and the axis order of a tensor in PyTorch."""
+    """Name and axis order of a tensor in PyTorch."""
 
     name: str
     merged: tuple[int, ...]  # the shape in Flax, with attention heads merged with their size
@@ -45,10 +45,11 @@ class TorchLayout(NamedTuple):
 
 
 def param_layouts(params: Mapping[str, Any]) -> dict[str, TorchLayout]:
-    """Return the layout of each parameter.
+    """Return the layout of each parameter; `params` has arrays or ShapeDtypeStructs by dotted path.
 
-    Args:
-      params: arrays or ShapeDtypeStructs by dotted path.
+    >>> layout = param_layouts({"fc.kernel": np.zeros((3, 10))})["fc.kernel"]
+    >>> layout.name, layout.shape
+    ('fc.weight', (10, 3))
     """
     shapes = {path: shape_of(leaf) for path, leaf in params.items()}
     attentions = {_split_path(path)[0] for path in shapes if _is_attention_query(path, shapes)}
@@ -56,11 +57,7 @@ def param_layouts(params: Mapping[str, Any]) -> dict[str, TorchLayout]:
 
 
 def statistic_layouts(statistics: Mapping[str, Any]) -> dict[str, TorchLayout]:
-    """Return the layout of each running statistic.
-
-    Args:
-      statistics: arrays or ShapeDtypeStructs by dotted path in the model state.
-    """
+    """Return the layout of each running statistic, given by dotted path in the model state."""
     layouts = {}
     for path, leaf in statistics.items():
         module, _, kind = torch_alias(path.removeprefix("batch_stats.")).rpartition(".")
@@ -71,17 +68,15 @@ def statistic_layouts(statistics: Mapping[str, Any]) -> dict[str, TorchLayout]:
 
 
 def check_unique(layouts: Iterable[tuple[str, TorchLayout]]) -> None:
-    """Raise ValueError if two of `layouts`, given as pairs of path and layout, have the same name."""
+    """Raise ValueError if two pairs of path and layout have the same name."""
     paths: dict[str, str] = {}
     for path, layout in layouts:
-        name = layout.name
-        if name in paths:
-            raise ValueError(f"{paths[name]!r} and {path!r} are both named {name!r} in PyTorch; rename one of them")
-        paths[name] = path
+        if (other := paths.setdefault(layout.name, path)) is not path:
+            raise ValueError(f"{other!r} and {path!r} are both named {layout.name!r} in PyTorch; rename one of them")
 
 
 def is_statistic(path: str) -> bool:
-    """Return whether `path` in a model state is a running statistic of a batch norm."""
+    """Return whether `path` in a model state is a batch-norm statistic."""
     return path.rpartition(".")[2] in STATISTICS
 
 
@@ -106,7 +101,7 @@ def _param_layout(path: str, shape: tuple[int, ...], attentions: set[str]) -> To
 
 
 def _is_attention_query(path: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether `path` is the query kernel of an attention, with key, value and output kernels next to it."""
+    """Return whether `path` is an attention's query kernel, with key, value and output kernels next to it."""
     if _split_path(path)[1:] != ("query", "kernel") or len(shapes[path]) != 3:
         return False
     parent = path.removesuffix("query.kernel")
@@ -115,6 +110,6 @@ def _is_attention_query(path: str, shapes: Mapping[str, tuple[int, ...]]) -> boo
 
 
 def _split_path(path: str) -> tuple[str, str, str]:
-    """Return the path of the parent module, the name of the module, and the name of its parameter."""
+    """Return the path of the parent module, the module name, and the parameter name."""
     *parent, module, leaf = ("", *path.split("."))
     return ".".join(parent), module, leaf

@@ -1,13 +1,13 @@
 """Run `jengine plan`: compile the programs of a config for many devices and print their memory, traffic and time."""
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.cli.topologies import Topology, check_compiler, parse_topology
 from jengine.errors import ConfigError
+from jengine.json_codec import encode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         found = (_plan_on_cpus if args.topology is None else _plan_on_chips)(args, overrides, mesh)
         fits = found["fits"]
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(encode(found, indent=1))
     else:
         from jengine.cli.plan_report import format_plan, format_search
 

@@ -1,4 +1,4 @@
-"""Load config files, apply command-line overrides, merge and resolve configs, and write them to files."""
+"""Config files: loading, command-line overrides, merging, resolving and writing."""
 
 from jengine.config.dump import dump_config as dump_config
 from jengine.config.dump import format_config as format_config

@@ -1,7 +1,7 @@
-"""Hold a config in memory: ConfigDicts and plain dicts, lists, tuples and references between values.
+"""Configs in memory: ConfigDicts and plain dicts, lists, tuples and references between values.
 
-These functions make up for limits of ml_collections: its ConfigDicts lose `allow_dotted_keys` when they are copied,
-sort their keys, and do not convert dicts in lists.
+These functions make up for limits in ml_collections: ConfigDicts lose `allow_dotted_keys` when they are copied, sort
+the keys, and do not convert dicts in lists.
 """
 
 import copy
@@ -12,26 +12,22 @@ from ml_collections import ConfigDict, FieldReference
 
 
 def is_mapping(value: Any) -> bool:
-    """Return whether `value` is a level of a config. Other mappings (a FrozenDict of parameters, say) are values."""
+    """Return whether `value` is a config level. Other mappings (a parameter FrozenDict, say) are values."""
     return isinstance(value, dict | ConfigDict)
 
 
 def iter_items(mapping: Any) -> Iterable[tuple[Any, Any]]:
-    """Iterate over the keys and values of a level, without resolving references."""
+    """Iterate over keys and values, without resolving references."""
     if isinstance(mapping, ConfigDict):
         return mapping.iteritems(preserve_field_references=True)
     return mapping.items()
 
 
 def to_config_dict(mapping: Any, memo: dict[int, Any] | None = None) -> ConfigDict:
-    """Convert `mapping` to a ConfigDict, at every level.
+    """Convert a dict or a ConfigDict to a ConfigDict, at every level.
 
-    Keys keep their order and may have dots, and a value may be replaced by one of another type. References keep
-    referring to each other. Containers are copied; all other values are shared with `mapping`.
-
-    Args:
-      mapping: a dict or a ConfigDict.
-      memo: copies by the id of their originals, as in `copy.deepcopy`.
+    Keys stay in order and may have dots, and a value may be replaced by one with another type. References keep
+    referring to each other. Containers are copied; all other values are shared. `memo` is as in `copy.deepcopy`.
     """
     memo = {} if memo is None else memo
     if id(mapping) in memo:
@@ -45,7 +41,7 @@ def to_config_dict(mapping: Any, memo: dict[int, Any] | None = None) -> ConfigDi
 
 
 def copy_containers(value: Any, memo: dict[int, Any] | None = None) -> Any:
-    """Copy the containers and references of `value`; everything else is shared."""
+    """Copy the containers and references in `value`; everything else is shared."""
     memo = {} if memo is None else memo
     if isinstance(value, FieldReference):
         return copy.deepcopy(value, memo)
@@ -69,10 +65,7 @@ def get_value(mapping: Any, key: Any) -> Any:
 
 
 def assign(mapping: Any, key: Any, value: Any) -> None:
-    """Set `mapping[key]`, or the target of the reference stored there.
-
-    In a ConfigDict, a dict is converted to a ConfigDict that allows keys with dots.
-    """
+    """Set `mapping[key]`, or the reference stored there; dicts in a ConfigDict become ConfigDicts."""
     if isinstance(mapping, ConfigDict):
         mapping[key] = to_config_dict(value) if isinstance(value, dict) else value
     elif isinstance(mapping.get(key), FieldReference):

@@ -1,4 +1,4 @@
-"""Write configs as Python files that can be loaded again."""
+"""Config writing, as Python files that can be loaded again."""
 
 import ast
 import importlib
@@ -28,13 +28,21 @@ _NO_PATH = (MODULE_PREFIX, "__main__", "__mp_main__")  # beginnings of module na
 def dump_config(cfg: Any, path: str | os.PathLike[str] | None = None) -> str:
     """Return the text of a Python file whose `get_config()` returns the config.
 
-    `load_config` reads an equal config from it, and imports the modules of the user's classes. Classes and functions
-    are written as their dotted import path, which every registry resolves. A value that cannot be written (an array, an
-    object, a function in a function) is replaced by its repr, with a warning.
+    `load_config` reads an equal config from it, and imports the modules that define the user's classes. Classes and
+    functions are written as dotted import paths, which every registry resolves. A value that cannot be written (an
+    array, an object, a function in a function) becomes a repr, with a warning.
 
     Args:
       cfg: a dict or a ConfigDict.
-      path: the file that will have the text, to which the directories of modules are relative; absolute by default.
+      path: the file that will have the text, to which module directories are relative; absolute by default.
+
+    >>> print(dump_config({"train_cfg": {"max_epochs": 3}}))
+    \"\"\"The resolved config of a run.\"\"\"
+    <BLANKLINE>
+    <BLANKLINE>
+    def get_config() -> dict:
+        return {'train_cfg': {'max_epochs': 3}}
+    <BLANKLINE>
     """
     text, problems = format_config(cfg, path)
     for problem in problems:
@@ -43,7 +51,7 @@ def dump_config(cfg: Any, path: str | os.PathLike[str] | None = None) -> str:
 
 
 def format_config(cfg: Any, path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:
-    """Return the text of `dump_config`, and for each value that the file cannot reproduce a sentence with its path."""
+    """Return the text for `dump_config`, and a sentence for each value that the file cannot reproduce."""
     writer = _Writer()
     literal = writer.literal(resolve(cfg), indent=4, path="")
     modules = {}
@@ -58,21 +66,21 @@ def format_config(cfg: Any, path: str | os.PathLike[str] | None = None) -> tuple
 
 
 def format_literal(cfg: Any, comments: Mapping[str, Sequence[str]], indent: int = 4) -> str:
-    """Return the source of a dict, with lines of comments above some of its keys.
+    """Return a config as a dict literal, with comment lines above keys, which are given by dotted path.
 
-    Args:
-      cfg: a dict or a ConfigDict.
-      comments: the lines by the dotted path of the key.
-      indent: columns before the closing brace.
+    `indent` is the number of columns before the closing brace.
     """
     return _Writer(comments).literal(resolve(cfg), indent, path="")
 
 
 def parse_config(text: str) -> dict[str, Any]:
-    """Return the config of a text that `dump_config` wrote, without running it.
+    """Return the config in a text that `dump_config` wrote, without running it.
 
     Raises:
       ConfigError: the text has another form.
+
+    >>> parse_config(dump_config({"train_cfg": {"max_epochs": 3}}))
+    {'train_cfg': {'max_epochs': 3}}
     """
     try:
         (returned,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Return))
@@ -85,7 +93,7 @@ def parse_config(text: str) -> dict[str, Any]:
 
 
 class _ReplaceNames(ast.NodeTransformer):
-    """Replace `float("inf")` and `Ellipsis`, which are not literals, by their values."""
+    """Transformer that evaluates `float("inf")` and `Ellipsis`, which are not literals."""
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         match node:
@@ -101,8 +109,8 @@ def write_config(cfg: Any, path: str | os.PathLike[str]) -> None:
     """Write a config file, atomically: an existing file is either replaced or, if writing fails, left unchanged.
 
     Args:
-      cfg: a dict, a ConfigDict, or the text of a config file as `dump_config` returns it.
-      path: the file; its directory is created if it does not exist.
+      cfg: a dict, a ConfigDict, or the text that `dump_config` returns.
+      path: the file; missing directories are created.
     """
     target = pathlib.Path(path)
     text = cfg if isinstance(cfg, str) else dump_config(cfg, target)
@@ -110,9 +118,9 @@ def write_config(cfg: Any, path: str | os.PathLike[str]) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, target)
+        os.replace(temporary, target)  # atomic
     finally:
-        temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)  # after an error
 
 
 _MODULES = """
@@ -122,14 +130,11 @@ CONFIG_MODULES = {}
 
 
 class _Writer:
-    """Write values as Python source.
-
-    Args:
-      comments: lines to write above keys, by their dotted path.
+    """Writer for values as Python source.
 
     Attributes:
       modules: the modules from which the values are imported, by directory; "" for those on `sys.path`.
-      problems: for each value that cannot be written a sentence with its path.
+      problems: a sentence for each value that cannot be written.
     """
 
     def __init__(self, comments: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -162,7 +167,7 @@ class _Writer:
         return "\n".join(lines)
 
     def _comment(self, text: str, indent: int) -> str:
-        """Return lines of a comment, the last of which ends with the margin of the next line."""
+        """Return comment lines, the last of which ends with the margin for the next line."""
         margin = " " * indent
         first, *others = textwrap.wrap(text, _WIDTH - indent)
         return "".join(f"{line}\n{margin}" for line in [f"# TODO: {first}", *(f"#   {other}" for other in others)])
@@ -190,10 +195,7 @@ class _Writer:
         return repr(import_path or repr(value))
 
     def _add_modules_of(self, name: str, path: str) -> None:
-        """Add the modules in which a name in the config is defined: an import path, or a name that the user registered.
-
-        Built-in names need none; other strings rarely match.
-        """
+        """Add the modules that define a name in the config: an import path, or a name that the user registered."""
         if re.fullmatch(r"[\w-]+(\.\w+)+", name) and (directory := find_directory(name)) is not None:
             self.modules.setdefault(directory, set()).add(name.partition(".")[0])
         for entry in find_registered(name):

@@ -1,10 +1,11 @@
-"""Load flat config files, as MMEngine's documentation writes them: each top-level assignment is a key of the config."""
+"""Flat config files, as MMEngine's documentation writes them: each top-level assignment is a config key."""
 
 import ast
 import dataclasses
 import importlib
 import importlib.util
 import logging
+import operator
 import os
 import pathlib
 import re
@@ -22,12 +23,12 @@ _LOGGER = logging.getLogger("jengine")
 _FILE_VARIABLE = re.compile(r"\{\{\s*(fileDirname|fileBasenameNoExtension|fileBasename|fileExtname)\s*\}\}")
 _ENVIRONMENT_VARIABLE = re.compile(r"""\{\{\s*['"]?\s*\$\s*(\w+)\s*:\s*([^\s'"}]*)\s*['"]?\s*\}\}""")
 _BASE_VARIABLE = re.compile(r"\{\{\s*_base_\.([\w.]+)\s*\}\}")
-# Packages of PyTorch code, whose classes are named in a config, but not imported: the registries have their own.
+# Packages with PyTorch code, whose classes are named in a config, but not imported: the registries have others.
 _NAMED_ONLY = re.compile(r"(mm\w+|torch|torchvision)(\.|$)")
 
 
 class Level(dict[str, Any]):
-    """Hold one level of a config, whose keys are also attributes, as `_base_.optim_wrapper.optimizer.lr`."""
+    """Config level whose keys are also attributes, as in `_base_.optim_wrapper.optimizer.lr`."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:
@@ -38,7 +39,7 @@ class Level(dict[str, Any]):
     __delattr__ = dict.__delitem__
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Merge further keys into this level, by the rules of inheritance; MMEngine also calls it `merge`."""
+        """Merge further keys into this level, by the inheritance rules; MMEngine also calls it `merge`."""
         merge_into(self, resolve(dict(*args, **kwargs)))
 
     merge = update
@@ -46,31 +47,21 @@ class Level(dict[str, Any]):
 
 @dataclasses.dataclass
 class FlatConfig:
-    """Hold the variables of a flat config file, merged with those of the files that it inherits from.
+    """Variables in a flat config file, merged with those in the files that it inherits from."""
 
-    Attributes:
-      values: the variables by name.
-      read: names that a file reads.
-      set_too_late: names that a file sets again, after the one that reads them has been run.
-    """
+    values: Level = dataclasses.field(default_factory=Level)  # by name
+    read: set[str] = dataclasses.field(default_factory=set)  # names that a file reads
+    set_too_late: set[str] = dataclasses.field(default_factory=set)  # set again, after the file that reads them has run
 
-    values: Level = dataclasses.field(default_factory=Level)
-    read: set[str] = dataclasses.field(default_factory=set)
-    set_too_late: set[str] = dataclasses.field(default_factory=set)
-
-    @property
     def has_sections(self) -> bool:
-        """True if a variable is a section of a config, or a misspelled one."""
+        """Return whether a variable is a config section, or a misspelled one."""
         return any(did_you_mean(key, SECTIONS, _MISSPELLED) for key in self.values)
 
     def to_config(self, name: str) -> dict[str, Any]:
         """Return the config: sections as they are, other variables under `vars`.
 
-        A variable that no file reads is an error of the Runner if its name resembles that of a section; otherwise the
-        log names it. So it does for a variable of a base file that is set too late to change anything.
-
-        Args:
-          name: name of the file for the log.
+        A variable that no file reads is an error in the Runner if it resembles a section. Otherwise the log, with the
+        file `name`, warns of it, and of a base file's variable that is set too late to change anything.
         """
         known = [*SECTIONS, *(key for key in WITHOUT_EFFECT if "." not in key)]
         cfg, own, unread = {}, {}, []
@@ -96,10 +87,10 @@ class FlatConfig:
 def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[pathlib.Path] = ()) -> FlatConfig:
     """Run a flat config file, after the files that it inherits from.
 
-    A file inherits by `_base_ = [...]`, whose keys are merged with its own, or by imports within `with read_base():`.
+    A file inherits by `_base_ = [...]`, whose keys are merged, or by imports within `with read_base():`.
     It may contain `{{ fileDirname }}`, `{{ fileBasename }}`, `{{ fileBasenameNoExtension }}`, `{{ fileExtname }}`,
-    `{{ $VARIABLE:default }}` and `{{ _base_.key }}`. An import from a package of PyTorch code gives a name: the class
-    of this name is looked up in the registries.
+    `{{ $VARIABLE:default }}` and `{{ _base_.key }}`. An import from a package with PyTorch code gives a name, which is
+    looked up in the registries.
 
     Args:
       file: absolute path.
@@ -107,14 +98,14 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
       heirs: the files that inherit from it.
 
     Raises:
-      ConfigError: a base file that does not exist or inherits from itself, or two with the same key. Other errors of
-        the file keep their type.
+      ConfigError: a base file that does not exist or inherits from itself, or two with the same key. Other errors in
+        the file keep the same type.
     """
     if file in heirs:
         raise ConfigError(f"a config file must not inherit from itself, got {' -> '.join(map(str, [*heirs, file]))}")
     tree = ast.parse(_substitute(file.read_text(encoding="utf-8"), file), str(file))
     result = FlatConfig()
-    _pop_named_only(tree, module)
+    _pop_named_only(tree, module)  # first: these packages may not be installed
     for base in _pop_bases(tree, file):
         inherited = _load_base(base, [*heirs, file])
         if duplicates := sorted(inherited.values.keys() & result.values.keys()):
@@ -129,7 +120,7 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
     tree = ast.fix_missing_locations(_BaseVariables(result.values).visit(tree))
     read = set(_names_read(tree))
     imported = dict(vars(module))
-    vars(module)["_base_"] = result.values
+    vars(module)["_base_"] = result.values  # expressions such as `_base_.train_cfg` read it
     exec(compile(tree, str(file), "exec"), module.__dict__)
     own = {
         key: value
@@ -147,7 +138,7 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
 
 
 def import_custom(cfg: dict[str, Any]) -> None:
-    """Import the modules that `custom_imports` of MMEngine lists, and remove the key."""
+    """Import the modules that MMEngine's `custom_imports` lists, and remove the key."""
     custom = cfg.pop("custom_imports", None)
     if custom is None:
         return
@@ -190,7 +181,7 @@ def _load_base(file: pathlib.Path, heirs: Sequence[pathlib.Path]) -> FlatConfig:
 
 
 def _substitute(text: str, file: pathlib.Path) -> str:
-    """Replace the predefined variables and those of the environment in the text of a config file."""
+    """Replace predefined and environment variables in a config file's text."""
     predefined = {
         "fileDirname": file.parent.as_posix(), "fileBasename": file.name,
         "fileBasenameNoExtension": file.stem, "fileExtname": file.suffix,
@@ -217,7 +208,7 @@ def _pop_bases(tree: ast.Module, file: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _pop_named_only(tree: ast.Module, module: types.ModuleType) -> None:
-    """Replace the imports of PyTorch classes by variables with their names."""
+    """Replace imports of PyTorch classes by variables that hold the name."""
     for node in list(tree.body):
         match node:
             case ast.ImportFrom(module=str(package), level=0, names=names) if _NAMED_ONLY.match(package):
@@ -226,7 +217,7 @@ def _pop_named_only(tree: ast.Module, module: types.ModuleType) -> None:
 
 
 def _find_base(name: str, file: pathlib.Path) -> pathlib.Path:
-    """Return the path of a base file: relative to `file`, or `package::path` for a config of an installed package."""
+    """Return the path to a base file: relative to `file`, or `package::path` for one in an installed package."""
     package, separator, path = name.partition("::")
     if not separator:
         return pathlib.Path(os.path.normpath(file.parent / name))
@@ -258,15 +249,19 @@ def _pop_read_base(tree: ast.Module, file: pathlib.Path) -> list[tuple[pathlib.P
 
 
 class _BaseVariables(ast.NodeTransformer):
-    """Replace `{{ _base_.a.b }}` by the value in the base files, quoted or not."""
+    """Transformer that replaces `{{ _base_.a.b }}` by the value in the base files, quoted or not."""
 
     def __init__(self, base: Level) -> None:
         self.base = base
 
     def visit_Set(self, node: ast.Set) -> ast.AST:
         match node:
-            case ast.Set(elts=[ast.Set(elts=[ast.Attribute() as inner])]) if _is_of_base(inner):
-                return inner
+            case ast.Set(elts=[ast.Set(elts=[ast.Attribute() as inner])]):
+                root: ast.expr = inner
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                if isinstance(root, ast.Name) and root.id == "_base_":
+                    return inner
         return self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
@@ -274,23 +269,11 @@ class _BaseVariables(ast.NodeTransformer):
             return node
         if match := _BASE_VARIABLE.fullmatch(node.value):
             return ast.parse(f"_base_.{match[1]}", mode="eval").body
-        return ast.Constant(_BASE_VARIABLE.sub(lambda match: str(self._value(match[1])), node.value))
-
-    def _value(self, path: str) -> Any:
-        value: Any = self.base
-        for name in path.split("."):
-            value = getattr(value, name)
-        return value
-
-
-def _is_of_base(node: ast.expr) -> bool:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return isinstance(node, ast.Name) and node.id == "_base_"
+        return ast.Constant(_BASE_VARIABLE.sub(lambda match: str(operator.attrgetter(match[1])(self.base)), node.value))
 
 
 def _names_read(tree: ast.Module) -> Iterator[str]:
-    """Yield the variables that a file reads, its own and those of its base files."""
+    """Yield the variables that a file reads, also those in base files."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Load()):

@@ -1,8 +1,8 @@
-"""Build objects from the config of a foreign checkpoint without running code of its choice.
+"""Guard for configs in foreign checkpoints, which must not choose the code that runs.
 
-A name in a config can be any import path, so that `type='os.system'` would run a command. Inside `only_known_classes`
-an import path must be a class of a module that is already imported: one of the user's own modules, or a network or
-model of an installed package. Other classes of packages are refused, since `subprocess.Popen` is one of them.
+A name in a config can be any import path, so `type='os.system'` would run a command. Inside `only_known_classes` an
+import path must be a class in a module that is already imported: a user's module, or a network or model in an installed
+package. Other classes in packages are refused, since `subprocess.Popen` is one of them.
 """
 
 import contextlib
@@ -24,14 +24,13 @@ _source: contextvars.ContextVar[str | None] = contextvars.ContextVar("jengine_fo
 def only_known_classes(source: str | None) -> Iterator[None]:
     """Restrict import paths in configs inside, in this thread.
 
-    Args:
-      source: the file whose config is used, for the error; None restricts nothing.
+    `source` is the file whose config is used, for the error; None restricts nothing.
     """
     token = _source.set(source)
     try:
         yield
     finally:
-        _source.reset(token)
+        _source.reset(token)  # also after an error
 
 
 def is_restricted() -> bool:
@@ -40,14 +39,10 @@ def is_restricted() -> bool:
 
 
 def find_known_class(path: str, modules: Mapping[str, types.ModuleType]) -> type:
-    """Return the class at an import path, without importing anything.
-
-    Args:
-      path: `package.module.Class`.
-      modules: the imported modules by name.
+    """Return the class at `package.module.Class` among imported modules by name, without importing anything.
 
     Raises:
-      ConfigError: its module is not imported, or it is not a class that a foreign config may name.
+      ConfigError: the module is not imported, or a foreign config may not name the class.
     """
     parts = path.split(".")
     count = next((i for i in range(len(parts) - 1, 0, -1) if ".".join(parts[:i]) in modules), 0)
@@ -58,7 +53,9 @@ def find_known_class(path: str, modules: Mapping[str, types.ModuleType]) -> type
         found = vars(found).get(name) if isinstance(found, types.ModuleType | type) else None
     if not isinstance(found, type):
         raise _refuse(path, "it is not a class of that module")
-    if not _is_network(found) and not _is_of_user(found):
+    bases = ((base.__name__, base.__module__.partition(".")[0]) for base in found.__mro__)
+    is_network = any(name in ("Module", "Model") and package in _NETWORKS for name, package in bases)
+    if not is_network and not _is_of_user(found):
         raise _refuse(path, "a class of a package must be a network or a model")
     return found
 
@@ -71,13 +68,8 @@ def _refuse(path: str, reason: str) -> ConfigError:
     )
 
 
-def _is_network(found: type) -> bool:
-    bases = ((base.__name__, base.__module__.partition(".")[0]) for base in found.__mro__)
-    return any(name in ("Module", "Model") and package in _NETWORKS for name, package in bases)
-
-
 def _is_of_user(found: type) -> bool:
-    """Return whether a class is defined outside of Python, jengine and the installed packages."""
+    """Return whether a class comes neither from Python nor from jengine nor from an installed package."""
     top = found.__module__.partition(".")[0]
     if top in sys.stdlib_module_names or top == "jengine":
         return False

@@ -1,4 +1,4 @@
-"""Load config files: Python files with a function `get_config()`, or with a variable for each key."""
+"""Config files: Python files with a function `get_config()`, or with a variable for each key."""
 
 import contextlib
 import difflib
@@ -22,14 +22,14 @@ from jengine.config.shipped import list_shipped
 from jengine.errors import ConfigError, closest
 
 logger = logging.getLogger("jengine")
-MODULE_PREFIX = "_jengine_config_"  # of config files whose own name is that of another module: not importable
+MODULE_PREFIX = "_jengine_config_"  # for config files that share a name with another module: not importable
 
 
 def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ConfigDict:
-    """Run a config file and apply overrides to the result of its `get_config()`.
+    """Run a config file and apply overrides to the config that `get_config()` returns.
 
-    A file without this function is a flat config of MMEngine's: each top-level assignment is a key; see `load_flat`.
-    The file can import modules of its own directory, and its types can be import paths into them: 'my_net.MyCNN'.
+    A file without this function is a flat MMEngine config: each top-level assignment is a key; see `load_flat`. The
+    file can import modules from the same directory, and name them in types: 'my_net.MyCNN'.
 
     Args:
       path: the file. `path.py:argument` passes the string `argument` to `get_config`. `configs/NAME.py` is also found
@@ -37,13 +37,16 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
       overrides: such as `optim_wrapper.optimizer.lr=0.1`; see `apply_overrides`.
 
     Returns:
-      A new ConfigDict; its references stay references, and its keys may have dots.
+      A new ConfigDict; references stay references, and keys may have dots.
 
     Raises:
       FileNotFoundError: it does not exist; the message names similar ones.
       ConfigError: not a Python file, no `get_config`, a `get_config` that does not return a config or does not take
         the argument, an invalid override, or a ConfigDict with a dot in a key, which ml_collections does not support.
-        Other errors in the file keep their type and get a note.
+        Other errors in the file keep the same type and get a note.
+
+    >>> load_config("configs/digits_cnn.py", ["train_cfg.max_epochs=2"]).train_cfg.max_epochs
+    2
     """
     name, colon, argument = os.fspath(path).partition(".py:")
     file = pathlib.Path(f"{name}.py" if colon else name).expanduser()
@@ -54,7 +57,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
         raise FileNotFoundError(f"the config file {str(file)!r} does not exist{_files_like(file)}")
     if file.suffix != ".py":
         raise ConfigError(f"a config must be a Python file, got {str(file)!r}")
-    file = file.resolve()
+    file = file.resolve()  # the same file through a link has the same modules
     with importable(file.parent):
         try:
             with _explain_dotted_keys():
@@ -87,7 +90,7 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
         if argument is not None:
             raise ConfigError(f"a flat config must have no argument, got {argument!r} for {str(file)!r}")
         import_custom(flat.values)
-        if not flat.has_sections:
+        if not flat.has_sections():
             raise ConfigError(f"{str(file)!r} has no function `get_config()`, and no variable such as `train_cfg`")
         return flat.to_config(file.name)
     arguments = () if argument is None else (argument,)
@@ -101,7 +104,7 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
 
 @contextlib.contextmanager
 def _explain_dotted_keys() -> Iterator[None]:
-    """Replace ml_collections' error for a key with a dot by one that shows the alternatives."""
+    """Show the alternatives in ml_collections' error for a key with a dot."""
     try:
         yield
     except ValueError as error:
@@ -116,7 +119,7 @@ def _explain_dotted_keys() -> Iterator[None]:
 
 
 def _files_like(file: pathlib.Path) -> str:
-    """Return the config files near the missing `file` as the end of an error message."""
+    """Return config files near a missing one, as the end of an error message."""
     missing = 0
     folder = file if file.is_dir() else file.parent
     while not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Merge configs, by the rules of MMEngine's inheritance."""
+"""Config merging, by the rules of MMEngine's inheritance."""
 
 from typing import Any, TypeVar
 
@@ -12,21 +12,24 @@ def merge(base: C, override: Any) -> C:
     """Return a config that inherits from `base`.
 
     Dicts merge key by key at every level. A dict with `_delete_=True` replaces the dict of `base` instead of merging
-    with it. Lists, tuples and all other values of `override` replace those of `base`.
+    with it. Lists, tuples and all other values of `override` replace the old ones.
 
     Args:
-      base: a dict or a ConfigDict; it is not modified. Its references stay references, so that a later override of a
-        value also changes the values that refer to it.
-      override: a dict or a ConfigDict with the differences; its references are resolved.
+      base: a dict or a ConfigDict; it is not modified. References are kept, so a later override of a value will also
+        change the values that refer to it.
+      override: a dict or a ConfigDict with the differences; references are resolved.
 
     Returns:
-      A new config of the type of `base`.
+      A new config of the same type as `base`.
 
     Raises:
       TypeError: an argument is not a config, a dict would merge with a value that is not a dict, or `_delete_` is not
         a bool.
+
+    >>> merge({"optimizer": {"type": "SGD", "lr": 0.1}}, {"optimizer": {"lr": 0.2}})
+    {'optimizer': {'type': 'SGD', 'lr': 0.2}}
     """
-    changes = resolve(override)
+    changes = resolve(override)  # references of the other config would point out of this one
     if not is_mapping(base):
         raise TypeError(f"a config must be a ConfigDict or a dict, got {type(base).__name__}: {base!r}")
     if replaces(changes):
@@ -55,11 +58,7 @@ def merge_into(base: Any, changes: dict[str, Any]) -> None:
 
 
 def replaces(value: dict[str, Any]) -> bool:
-    """Return whether a dict replaces that of the base config, by its key `_delete_`.
-
-    Raises:
-      TypeError: the key is not a bool.
-    """
+    """Return whether a dict has `_delete_=True`, so it replaces the dict in the base config."""
     flag = value.get("_delete_", False)
     if not isinstance(flag, bool):
         raise TypeError(f"`_delete_` must be True or False, got {flag!r}")
@@ -67,7 +66,7 @@ def replaces(value: dict[str, Any]) -> bool:
 
 
 def remove_delete_keys(value: Any) -> Any:
-    """Return `value` without the `_delete_` keys of its dicts; lists are left unchanged."""
+    """Return `value` without `_delete_` keys in dicts; lists are left unchanged."""
     if isinstance(value, dict):
         return {key: remove_delete_keys(item) for key, item in value.items() if key != "_delete_"}
     return value

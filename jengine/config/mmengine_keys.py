@@ -1,4 +1,4 @@
-"""List the keys of MMEngine's configs: those with a meaning here, and those without."""
+"""Keys in MMEngine's configs: those with a meaning here, and those without."""
 
 from typing import Any
 
@@ -33,13 +33,10 @@ _COLLATE = ({"type": "default_collate"}, {"type": "pseudo_collate"})  # any othe
 
 
 def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Remove the keys of MMEngine's configs that change nothing here.
+    """Return a resolved config without MMEngine's keys that change nothing here, and a line with the reasons.
 
-    Args:
-      cfg: a resolved config; it is not modified.
-
-    Returns:
-      The config without them, and one line that names them with the reasons, empty if there are none.
+    >>> drop_without_effect({"work_dir": "runs", "launcher": "none"})[0]
+    {'work_dir': 'runs'}
     """
     result, dropped = dict(cfg), []
     for pattern, reason in WITHOUT_EFFECT.items():

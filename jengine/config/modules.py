@@ -1,7 +1,7 @@
-"""Import the modules next to config files: while a config is loaded, and when a config names one of their classes.
+"""Modules next to config files: imported while a config is loaded, and when a config names a class in them.
 
-While a config file is loaded, its directory comes first on `sys.path`, as for a Python script. Afterwards it comes
-last: worker processes and imports inside functions find the modules, and no other import is shadowed by a file of the
+While a config file is loaded, the directory comes first on `sys.path`, as for a Python script. Afterwards it comes
+last: worker processes and imports inside functions find the modules, and no other import is shadowed by a file with the
 same name. A name in a config, `dict(type='my_net.MyCNN')`, is looked up next to the configs first.
 """
 
@@ -27,26 +27,25 @@ _DIRECTORIES: dict[str, dict[str, types.ModuleType]] = {}
 
 @contextlib.contextmanager
 def importable(directory: pathlib.Path) -> Iterator[None]:
-    """Put `directory` first on `sys.path`, also if another config directory has modules of the same names.
+    """Put `directory` first on `sys.path`, also if another config directory has modules with the same names.
 
-    Args:
-      directory: absolute path; from now on config names are looked up there before other config directories.
+    From now on config names are looked up there before other config directories.
     """
     _DIRECTORIES[str(directory)] = _DIRECTORIES.pop(str(directory), {})
     with _first_on_path(str(directory)):
         yield
     if str(directory) not in sys.path:
-        sys.path.append(str(directory))
+        sys.path.append(str(directory))  # last, so it shadows nothing
 
 
 def add_config_module(file: pathlib.Path, module: types.ModuleType) -> None:
-    """Make the module of a config file importable under its name."""
+    """Make a config file's module importable by name."""
     sys.modules[module.__name__] = module
     _DIRECTORIES[str(file.parent)][module.__name__] = module
 
 
 def is_free(name: str, file: pathlib.Path) -> bool:
-    """Return whether `name` can be the name of the module in `file`: no module outside config directories has it."""
+    """Return whether the module in `file` can have this name: no module outside config directories has it."""
     if "." in name or name in sys.stdlib_module_names:
         return False
     loaded = sys.modules.get(name)
@@ -58,13 +57,13 @@ def is_free(name: str, file: pathlib.Path) -> bool:
 
 
 def find_directory(module: str) -> str | None:
-    """Return the config directory with the top-level module of the dotted name `module`, the one used last first."""
+    """Return the config directory that has the top level of the dotted name `module`; the one used last counts."""
     top = module.partition(".")[0]
     return next((path for path in reversed(_DIRECTORIES) if _contains(pathlib.Path(path), top)), None)
 
 
 def import_attribute(path: str) -> Any:
-    """Import a class or function by its dotted path, `package.module.Class` or `package.module.Class.method`.
+    """Import a class or function by dotted path, `package.module.Class` or `package.module.Class.method`.
 
     Raises:
       ConfigError: the config is from elsewhere, see `only_known_classes`, and may not name it.
@@ -88,15 +87,12 @@ def import_attribute(path: str) -> Any:
 
 
 def import_listed(listed: Mapping[str, Sequence[str]], file: pathlib.Path) -> None:
-    """Import the modules that a config file lists as `CONFIG_MODULES`.
+    """Import the modules that the config file lists by directory as `CONFIG_MODULES`; '' for those on `sys.path`.
 
-    Args:
-      listed: directory -> names of modules. A directory is relative to that of the file, or to one above it, so that
-        a copy of the file in a subdirectory works too; '' for modules on `sys.path`.
-      file: absolute path of the config file.
+    A directory is relative to the file or to a directory above it, so a copy in a subdirectory works too.
 
     Raises:
-      ConfigError: not of that form, or there is no such directory with these modules.
+      ConfigError: not in that form, or there is no such directory with these modules.
     """
     if not isinstance(listed, Mapping) or not all(
         isinstance(key, str) and isinstance(names, Sequence) and not isinstance(names, str)
@@ -132,10 +128,10 @@ def _first_on_path(directory: str) -> Iterator[None]:
                 and (top.is_dir() or top.with_suffix(".py").is_file())
             ):
                 del sys.modules[name]
-    sys.modules.update(siblings)
+    sys.modules.update(siblings)  # so a module that registers classes does not run again
     before = set(sys.modules)
     sys.path.insert(0, directory)
-    importlib.invalidate_caches()
+    importlib.invalidate_caches()  # the directory may have new files since the last import
     try:
         yield
     finally:
@@ -178,7 +174,7 @@ def _get_attribute(module: types.ModuleType, names: Sequence[str]) -> Any:
 
 
 def _find_line(error: Exception) -> str:
-    """Return the last line of the imported module, or of a module next to it, in the traceback of `error`."""
+    """Return the last line in the traceback that is in the imported module or next to it."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -1,6 +1,6 @@
-"""Apply overrides from the command line: `optim_wrapper.optimizer.lr=0.1`.
+"""Overrides from the command line: `optim_wrapper.optimizer.lr=0.1`.
 
-The flags of ml_collections cannot replace a list, set None, change a type or add a key; these overrides can.
+ml_collections' flags cannot replace a list, set None, change a type or add a key; these overrides can.
 """
 
 import ast
@@ -21,28 +21,28 @@ _WORDS = {"true": True, "false": False, "inf": float("inf"), "-inf": float("-inf
 
 
 def apply_overrides(cfg: Any, overrides: Iterable[str]) -> ConfigDict:
-    """Change single values of a config.
+    """Return a config with single values changed, as a new ConfigDict.
 
     An override is `path=value`. A path has dots between keys, and brackets around list indices and around keys that
     contain dots: `custom_hooks[0].interval`, `custom_keys['backbone.layer0'].lr_mult`. A leading `--config.`
     or `config.` is dropped. The value is a Python literal or a bare word, which is a string (except `true`, `false`,
     `inf` and `nan`). A dict merges with an existing dict, `_delete_=True` included; any other value replaces the old
-    one, whatever its type. Missing keys are added: the code that builds from the config checks its arguments.
+    one, whatever type it has. Missing keys are added: they are checked when objects are built from the config.
 
     Args:
       cfg: a dict or a ConfigDict; it is not modified.
       overrides: applied in order.
 
-    Returns:
-      A new ConfigDict.
-
     Raises:
       ConfigError: an override that cannot be parsed, a path through a value that is not a dict or a list, or an index
         out of range.
+
+    >>> apply_overrides({"optimizer": {"lr": 0.1}}, ["optimizer.lr=0.2", "work_dir=runs"]).to_dict()
+    {'optimizer': {'lr': 0.2}, 'work_dir': 'runs'}
     """
     if isinstance(overrides, str):
         raise TypeError(f"`overrides` must be a list of strings, got one string: {overrides!r}")
-    result = to_config_dict(cfg)
+    result = to_config_dict(cfg)  # a copy
     for override in overrides:
         path, equals, text = override.partition("=")
         path = path.strip()
@@ -60,7 +60,7 @@ def apply_overrides(cfg: Any, overrides: Iterable[str]) -> ConfigDict:
 
 def _split_path(path: str) -> list[str | int]:
     parts: list[str | int] = []
-    position = 0
+    position = 0  # `_PART` must match without gaps, which `findall` would skip
     while position < len(path):
         match = _PART.match(path, position)
         if match is None:
@@ -88,13 +88,9 @@ def _parse_value(text: str) -> Any:
 
 
 def _set_value(node: Any, parts: list[str | int], value: Any, path: str) -> Any:
-    """Set the value at `parts` below `node` and return the new node; dicts and references are changed in place.
+    """Set the value at `parts` below `node`, which is at `path`, and return the new node.
 
-    Args:
-      node: the value at `path` of the config.
-      parts: keys and indices from `node` to the value.
-      value: the new value.
-      path: the path of `node`, for errors.
+    Dicts and references are changed in place.
     """
     if isinstance(node, FieldReference):  # in a list; `assign` handles those in dicts
         new = _set_value(None if node.empty() else node.get(), parts, value, path)
@@ -131,7 +127,7 @@ def _set_value(node: Any, parts: list[str | int], value: Any, path: str) -> Any:
 
 
 def _match_key(node: Any, parts: list[str | int]) -> tuple[str | int, list[str | int]]:
-    """Split `parts` into a key of `node` and the remaining parts; existing keys with dots take precedence."""
+    """Split `parts` into a key in `node` and the remaining parts; existing keys with dots take precedence."""
     names = []
     for part in parts:
         if not isinstance(part, str):

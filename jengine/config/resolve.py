@@ -1,4 +1,4 @@
-"""Resolve a config to a plain dict, and check the keys of a level."""
+"""Plain dicts from configs, and the check for unknown keys."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,18 +12,16 @@ from jengine.errors import ConfigError, closest, config_path, current_config_pat
 def resolve(cfg: Any) -> dict[str, Any]:
     """Convert a config to one plain nested dict.
 
-    References are replaced by their values and ConfigDicts by dicts, in lists and tuples too. Classes, functions and
-    other objects are not copied.
-
-    Args:
-      cfg: a dict or a ConfigDict; it is not modified.
-
-    Returns:
-      New dicts, lists and tuples, in the order of the source (a ConfigDict sorts its keys by default).
+    References become values and ConfigDicts become dicts, in lists and tuples too. Classes, functions and other objects
+    are not copied. The order is kept (a ConfigDict sorts keys by default).
 
     Raises:
       TypeError: `cfg` is neither a dict nor a ConfigDict.
-      ml_collections.config_dict.RequiredValueError: a required placeholder is empty; a note has its path.
+      ml_collections.config_dict.RequiredValueError: a required placeholder is empty; a note has the path.
+
+    >>> from ml_collections import ConfigDict
+    >>> resolve({"train_cfg": ConfigDict({"max_epochs": 3})})
+    {'train_cfg': {'max_epochs': 3}}
     """
     if not is_mapping(cfg):
         raise TypeError(f"a config must be a ConfigDict or a dict, got {type(cfg).__name__}: {cfg!r}")
@@ -31,15 +29,9 @@ def resolve(cfg: Any) -> dict[str, Any]:
 
 
 def check_keys(cfg: Iterable[str], known: Iterable[str], hint: str = "") -> None:
-    """Raise an error for all unknown keys.
+    """Raise ConfigError for keys in `cfg` that are not `known`; the message names the closest legal one for each.
 
-    Args:
-      cfg: the keys of one level, such as a dict or a ConfigDict.
-      known: the legal keys of that level.
-      hint: a few words to add to the message, such as where a user's own values belong.
-
-    Raises:
-      ConfigError: unknown keys; the message names the legal one that is closest to each.
+    `hint` adds a few words to the message, such as where the user's values belong.
     """
     names = set(known)
     unknown = [key for key in cfg if key not in names]

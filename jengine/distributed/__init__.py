@@ -1,4 +1,4 @@
-"""Connect the processes of a run through JAX's runtime, and end them together."""
+"""Processes that train together: connected through JAX's runtime, and ended together."""
 
 from jengine.distributed.failures import ProcessError as ProcessError
 from jengine.distributed.gather import all_gather_objects as all_gather_objects

@@ -1,15 +1,14 @@
-"""Tell all processes of a run why it ends.
+"""Failure reports between processes, so all of them tell why a run ends.
 
-JAX's runtime watches the processes: when the heartbeats of one stop, or its connection breaks, the coordination service
-ends the others with a message that names it. It does not carry the error of a process that fails in Python: that
-process would wait for the others in the shutdown barrier, and they for it in a collective. So it publishes its error
-under one key of the coordination service and leaves without the barrier; a thread of each other process waits for that
-key, logs the error and ends the process.
+JAX's runtime watches the processes: when one sends no heartbeats, or a connection breaks, the coordination service ends
+the others with a message that names it. It does not carry errors from Python: the failed process would wait for the
+others in the shutdown barrier, and they for it in a collective. So it publishes the error under one key in the
+coordination service and leaves without the barrier; a thread in each other process waits for that key, logs the error
+and ends the process.
 """
 
 import atexit
 import contextlib
-import json
 import logging
 import os
 import re
@@ -21,10 +20,12 @@ from typing import Any
 
 import jax
 
+from jengine.json_codec import decode, encode
+
 _KEY = "jengine/failure"
 _BARRIER = "jengine/failure_received"
 _DAY = 86_400_000  # milliseconds
-_VERDICT_TIME = 110.0  # seconds; JAX's own heartbeat timeout is 100, that of `launch` less
+_VERDICT_TIME = 110.0  # seconds; JAX's heartbeat timeout is 100, and `launch` sets less
 _GRACE = 3.0  # seconds in which a failed process reports its error and closes its files
 # The statuses of a collective or a connection that broke because another process is gone.
 _STATUS = re.compile(r"^(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
@@ -32,18 +33,18 @@ logger = logging.getLogger("jengine")
 
 
 class ProcessError(RuntimeError):
-    """Signal that the processes of a run disagree about what they exchange."""
+    """Error of processes that disagree about what they exchange."""
 
 
 class FailureWatch:
-    """Watch for the failure of another process, and publish that of this one.
+    """Watch that ends this process when another fails, and publishes this one's failure.
 
     Args:
-      client: JAX's client of the coordination service.
-      index: index of this process.
+      client: JAX's client for the coordination service.
+      index: this process.
 
     Attributes:
-      failing: whether this process is about to end with an error, so that it must not wait for others.
+      failing: whether this process is about to end with an error, so it must not wait for others.
     """
 
     def __init__(self, client: Any, index: int) -> None:
@@ -53,7 +54,7 @@ class FailureWatch:
         self._thread = threading.Thread(target=self._watch, name="jengine-failure-watch", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, and end this process in the right way after an error or at its normal exit."""
+        """Start the thread, and end this process in the right way after an error or at the normal exit."""
         self._thread.start()
         atexit.register(self._exit)
         self._print_error, sys.excepthook = sys.excepthook, self._report_and_leave
@@ -61,7 +62,7 @@ class FailureWatch:
     def fail(self, error: BaseException) -> None:
         """Publish that this process ends with `error`; it ends `_GRACE` seconds later at the latest.
 
-        A broken collective is a consequence: the cause is published by another process, or JAX ends this one when it
+        A broken collective is a consequence: another process will publish the cause, or JAX will end this one when it
         has detected which process is gone. So that error is only published if neither happens.
         """
         if self.failing:
@@ -79,7 +80,7 @@ class FailureWatch:
         failure = {"process": self._index, "name": describe_process(self._index)}
         reason = f"failed: {type(error).__name__}: {error}{notes}"[:2000]
         with contextlib.suppress(Exception):  # another process was first, or the service is gone
-            self._client.key_value_set(_KEY, json.dumps({**failure, "reason": reason}))
+            self._client.key_value_set(_KEY, encode({**failure, "reason": reason}))
         timer = threading.Timer(_GRACE, self._leave)
         timer.daemon = True
         timer.start()
@@ -87,7 +88,7 @@ class FailureWatch:
     def _watch(self) -> None:
         while True:
             try:
-                failure = json.loads(self._client.blocking_key_value_get(_KEY, _DAY))
+                failure = decode(self._client.blocking_key_value_get(_KEY, _DAY))
                 break
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
@@ -103,7 +104,7 @@ class FailureWatch:
             self._client.wait_at_barrier(_BARRIER, int(1000 * (_GRACE + 1)))
         if self._index == 0:  # the service ends with this process: let the others end first
             threading.Event().wait(0.5)
-        logging.shutdown()
+        logging.shutdown()  # `os._exit` runs no handlers
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
@@ -127,5 +128,5 @@ class FailureWatch:
 
 
 def describe_process(index: int) -> str:
-    """Return the index of this process with its process id and host."""
+    """Return the index with process id and host."""
     return f"process {index} (pid {os.getpid()} on host {socket.gethostname()})"

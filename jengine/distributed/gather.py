@@ -1,4 +1,4 @@
-"""Select the examples of one process from global arrays, and gather lists from all processes."""
+"""Selection of local examples from global arrays, and gathering of lists from all processes."""
 
 import pickle
 from typing import Any
@@ -12,15 +12,15 @@ PyTree = Any
 
 
 def process_local_batch(tree: PyTree, batch: PyTree) -> PyTree:
-    """Return the examples that this process has loaded, from arrays with one entry per example of the global batch.
+    """Return the examples that this process has loaded, from arrays with one entry per example in the global batch.
 
     All processes must call it, since arrays that are not sharded like the batch are exchanged.
 
     Args:
-      tree: pytree of arrays. Arrays with a batch axis first are sliced, whatever their sharding; others must be
+      tree: pytree of arrays. Arrays with a batch axis first are sliced, whatever the sharding; others must be
         replicated.
-      batch: the global batch as placed by the strategy, which determines the examples of each process; its entries on
-        the host are those of this process.
+      batch: the global batch as placed by the strategy, which determines each process's examples; entries on the host
+        belong to this process.
 
     Returns:
       `tree` with numpy arrays.
@@ -31,10 +31,11 @@ def process_local_batch(tree: PyTree, batch: PyTree) -> PyTree:
     global_array = next((leaf for leaf in jax.tree.leaves(batch) if isinstance(leaf, jax.Array)), None)
     if global_array is None or global_array.is_fully_addressable:
         return tree
-    local_spans = _spans(global_array)
+    shape = global_array.shape
+    shards = (shard.index[0] if shape else slice(None) for shard in global_array.addressable_shards)
+    local_spans = sorted({index.indices(shape[0] if shape else 1)[:2] for index in shards})  # without duplicates
 
     def select(leaf: Any) -> Any:
-        """Return the examples of this process."""
         if not isinstance(leaf, jax.Array):
             return leaf
         has_batch_axis = leaf.ndim > 0 and leaf.shape[0] == global_array.shape[0]
@@ -54,21 +55,24 @@ def process_local_batch(tree: PyTree, batch: PyTree) -> PyTree:
 
 
 def concatenate_local_shards(array: jax.Array) -> np.ndarray:
-    """Concatenate the shards on this process's devices of an array that is sharded along its first axis."""
+    """Concatenate the local shards of an array that is sharded along the first axis."""
     shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)])
 
 
 def all_gather_objects(values: list[Any], name: str, processes: SingleProcess | Processes) -> list[Any]:
-    """Return the lists of all processes joined into one, in the order of the processes; all of them must call it.
+    """Join the lists from all processes into one, in process order; all of them must call it.
 
     Args:
-      values: objects that can be pickled; they arrive as the same types and bits, JAX arrays as NumPy arrays.
+      values: objects that can be pickled; they arrive with the same types and bits, JAX arrays as NumPy arrays.
       name: the metric or hook that they belong to, for errors.
-      processes: the processes of the run; a single one gets `values` itself.
+      processes: see `get_processes`; a single one gets `values` itself.
 
     Raises:
-      TypeError: a value that cannot be pickled, named with its position.
+      TypeError: a value that cannot be pickled, named with the position.
+
+    >>> all_gather_objects([1, 2], "scores", SingleProcess())
+    [1, 2]
     """
     if processes.count == 1:
         return values
@@ -79,13 +83,3 @@ def all_gather_objects(values: list[Any], name: str, processes: SingleProcess | 
         except Exception as error:
             raise TypeError(f"{name}: results[{i}] must be an object that can be pickled, got {value!r}") from error
     return [value for part in processes.all_gather(name, values) for value in part]
-
-
-def _spans(array: jax.Array) -> list[tuple[int, int]]:
-    """Return the ranges of examples on the devices of this process, without duplicates, in order."""
-    return sorted({_span(shard.index, array.shape) for shard in array.addressable_shards})
-
-
-def _span(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[int, int]:
-    start, stop, _ = (index[0] if index else slice(None)).indices(shape[0] if shape else 1)
-    return start, stop

@@ -1,4 +1,4 @@
-"""Connect this process to the others of its run, as its launcher describes them, before any device is used."""
+"""Launchers: connection to the other processes in a run, before any device is used."""
 
 import dataclasses
 import logging
@@ -26,21 +26,13 @@ _METHODS = {"slurm": "slurm", "kubernetes": "k8s"}
 
 @dataclasses.dataclass(frozen=True)
 class LaunchSettings:
-    """Describe how this process finds the others. JAX detects what is None by `method`.
+    """How this process finds the others. JAX detects what is None by `method`."""
 
-    Attributes:
-      coordinator: `host:port` of process 0.
-      num_processes: number of processes.
-      process_id: index of this process, from 0.
-      local_device_ids: the devices of the host that this process uses; None for all.
-      method: JAX's name of the detection method; 'deactivate' if nothing is to be detected, None to try every one.
-    """
-
-    coordinator: str | None = None
+    coordinator: str | None = None  # `host:port` for process 0
     num_processes: int | None = None
-    process_id: int | None = None
-    local_device_ids: Sequence[int] | None = None
-    method: str | None = None
+    process_id: int | None = None  # from 0
+    local_device_ids: Sequence[int] | None = None  # the host's devices that this process uses; None for all
+    method: str | None = None  # JAX's name; 'deactivate' if nothing should be detected, None to try every method
 
 
 def launch(
@@ -51,16 +43,16 @@ def launch(
     timeout: float = 300.0,
     heartbeat_timeout: int = 30,
 ) -> None:
-    """Connect this process to the others of its run with `jax.distributed.initialize`, unless it is the only one.
+    """Connect this process to the others with `jax.distributed.initialize`, unless it is the only one.
 
     Call it first: it is too late once JAX has used a device.
 
     Args:
-      launcher: what started the processes, one of `LAUNCHERS`. 'none' is a run of one process, unless the next three
+      launcher: what started the processes, one of `LAUNCHERS`. 'none' is a single process, unless the next three
         arguments are given.
-      coordinator: `host:port` of process 0, if the launcher does not provide it.
+      coordinator: `host:port` for process 0, if the launcher does not provide it.
       num_processes: number of processes, if the launcher does not provide it.
-      process_id: index of this process, from 0, if the launcher does not provide it.
+      process_id: this process's index, from 0, if the launcher does not provide it.
       timeout: seconds to wait for the others to connect.
       heartbeat_timeout: seconds without a heartbeat after which JAX counts a process as gone, and ends the others.
 
@@ -72,7 +64,7 @@ def launch(
     if settings is None:
         return
     waiting = threading.Timer(_PATIENCE, _report_waiting, [settings, timeout])
-    waiting.daemon = True
+    waiting.daemon = True  # an error must not wait for the timer
     waiting.start()
     try:
         jax.distributed.initialize(
@@ -98,7 +90,7 @@ def launch(
 
 
 def _report_waiting(settings: LaunchSettings, timeout: float) -> None:
-    """Log what JAX does not: for whom this process waits; after the timeout it ends with a message without names."""
+    """Log for whom this process waits, since JAX's error after the timeout has no names."""
     own = "This process" if settings.process_id is None else f"Process {settings.process_id}"
     at = f" of {settings.num_processes} at {settings.coordinator}" if settings.coordinator else ""
     logging.getLogger("jengine").warning(
@@ -114,24 +106,24 @@ def find_settings(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> LaunchSettings | None:
-    """Return how to find the other processes; None for a run of one. Arguments override values of the launcher.
+    """Return how to find the other processes; None without others. Arguments override the launcher's values.
 
     Args:
-      launcher: as for `launch`.
+      launcher, coordinator, num_processes, process_id: see `launch`.
       environ: the environment variables.
-      coordinator: as for `launch`.
-      num_processes: as for `launch`.
-      process_id: as for `launch`.
 
     Raises:
       ConfigError: as for `launch`.
+
+    >>> find_settings("none", {}, "host:1234", num_processes=2, process_id=0).num_processes
+    2
     """
     if launcher not in LAUNCHERS:
         raise ConfigError(f"--launcher must be one of {LAUNCHERS}, got {launcher!r}{closest(launcher, LAUNCHERS)}")
     given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     _check_arguments(given)
     if launcher == "none":
-        missing = [_flag(name) for name, value in given.items() if value is None]
+        missing = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
         if len(missing) == len(given):
             return None
         if missing:
@@ -147,7 +139,12 @@ def find_settings(
     if launcher == "mpi":
         return _mpi_settings(environ, given)
     if launcher == "kubernetes":
-        _check_kubernetes(environ)
+        if "KUBERNETES_SERVICE_HOST" not in environ:
+            raise ConfigError(
+                "--launcher kubernetes: the environment must have KUBERNETES_SERVICE_HOST; start inside a pod"
+            )
+        with require_extra("kubernetes", "the launcher requires kubernetes"):
+            import kubernetes  # noqa: F401
     return LaunchSettings(coordinator, num_processes, process_id, method=_METHODS.get(launcher))
 
 
@@ -165,7 +162,7 @@ def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> LaunchSe
                 "--launcher mpi: this MPI does not provide the host of process 0; give --coordinator HOST:PORT with a "
                 "port that is free on that host"
             )
-        method = "ompi"
+        method = "ompi"  # JAX reads the host from the environment
     return LaunchSettings(
         coordinator=given["coordinator"],
         num_processes=int(environ[count]) if given["num_processes"] is None else given["num_processes"],
@@ -175,17 +172,7 @@ def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> LaunchSe
     )
 
 
-def _check_kubernetes(environ: Mapping[str, str]) -> None:
-    if "KUBERNETES_SERVICE_HOST" not in environ:
-        raise ConfigError(
-            "--launcher kubernetes: the environment must have KUBERNETES_SERVICE_HOST; start inside a pod"
-        )
-    with require_extra("kubernetes", "the launcher requires kubernetes"):
-        import kubernetes  # noqa: F401
-
-
 def _check_arguments(given: Mapping[str, Any]) -> None:
-    """Check the arguments on their own, without the environment."""
     coordinator, num_processes, process_id = given.values()
     if coordinator is not None:
         host, _, port = coordinator.rpartition(":")
@@ -196,7 +183,3 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
     if process_id is not None and (process_id < 0 or (num_processes is not None and process_id >= num_processes)):
         legal = "0 or more" if num_processes is None else f"0 to {num_processes - 1}"
         raise ConfigError(f"--process-id must be {legal}, got {process_id}")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -1,9 +1,8 @@
-"""Exchange small values between the processes of a run, with JAX's collectives."""
+"""Exchange of small values between processes, with JAX's collectives."""
 
 import functools
 import hashlib
 import importlib
-import json
 import pickle
 import struct
 from collections.abc import Callable, Mapping
@@ -16,19 +15,24 @@ from jax.experimental import multihost_utils
 from jengine.description import describe
 from jengine.distributed.failures import FailureWatch, ProcessError
 from jengine.errors import ConfigError
+from jengine.json_codec import encode
 
 _CHUNK_SIZE = 2**20  # bytes; each device holds one chunk of every process
 _MIN_SIZE = 2**7  # bytes; few sizes mean few programs, and a header has this one
-_HEADER = struct.Struct("<120sQ")  # the name of an exchange, and the bytes of a process
+_HEADER = struct.Struct("<120sQ")  # the subject of an exchange, and the number of bytes
 _MISSING = "nothing"
 
 
 class ProcessMismatchError(ConfigError):
-    """Signal, on all processes of a run, that their configs or data differ."""
+    """Error of processes with different configs or data, raised on all of them."""
 
 
 class SingleProcess:
-    """Stand in for `Processes` in a run of one process."""
+    """Replacement for `Processes` when there is only one process.
+
+    >>> SingleProcess().all_gather("a value", 3)
+    [3]
+    """
 
     index, count = 0, 1
     failing = False
@@ -38,7 +42,7 @@ class SingleProcess:
         return [value]
 
     def broadcast(self, name: str, value: Any, source: int = 0) -> Any:
-        """Return the value of one process."""
+        """Return the value from the process `source`."""
         return value
 
     def reached_sync_point(self) -> bool:
@@ -50,13 +54,11 @@ class SingleProcess:
 
 
 class Processes:
-    """Exchange values with the other processes of the run.
-
-    All processes call the methods in the same order, from their main threads.
+    """Communication with the other processes. All should call the methods in the same order, from the main thread.
 
     Args:
       watch: watches for failures of the others.
-      index: index of this process.
+      index: this process.
       count: number of processes.
     """
 
@@ -81,21 +83,14 @@ class Processes:
           ProcessError: the processes exchange different things.
         """
         data = pickle.dumps(value)
-        sizes = self._exchange_sizes(name, len(data))
+        sizes = self._exchange_sizes(name, len(data))  # arrays in a collective must have equal shapes
         rows = _exchange(multihost_utils.process_allgather, data, max(sizes))
         return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, name: str, value: Any, source: int = 0) -> Any:
-        """Return the value of the process `source`; every process waits for every other.
+        """Return the value from the process `source`, the only one that pickles it; for the rest, see `all_gather`.
 
-        What a process receives does not grow with the number of processes, as it does in `all_gather`.
-
-        Args:
-          name, value: see `all_gather`; only the value of `source` is pickled.
-          source: index of a process.
-
-        Raises:
-          ProcessError: the processes exchange different things.
+        Unlike there, what a process receives does not grow with the number of processes.
         """
         data = pickle.dumps(value) if self.index == source else b""
         size = self._exchange_sizes(name, len(data))[source]
@@ -103,7 +98,7 @@ class Processes:
         return pickle.loads(_exchange(send, data, size)[:size].tobytes())
 
     def _exchange_sizes(self, name: str, size: int) -> list[int]:
-        """Return the sizes of all processes, after a check that all exchange the same subject."""
+        """Return each process's size, after a check that all exchange the same subject."""
         header = np.frombuffer(_HEADER.pack(name.encode(), size), np.uint8)
         headers = [_HEADER.unpack(row.tobytes()) for row in multihost_utils.process_allgather(header)]
         names = [encoded.rstrip(b"\0").decode(errors="replace") for encoded, _ in headers]
@@ -116,7 +111,7 @@ class Processes:
         return [other for _, other in headers]
 
     def reached_sync_point(self) -> bool:
-        """Return whether all processes end at this round of the loop, because one of them received SIGTERM.
+        """Return whether all processes end at this round in the loop, because one of them received SIGTERM.
 
         JAX's preemption service agrees on the round in the background; see
         `jax.experimental.multihost_utils.reached_preemption_sync_point`.
@@ -125,13 +120,13 @@ class Processes:
         return multihost_utils.reached_preemption_sync_point(self._rounds)
 
     def fail(self, error: BaseException) -> None:
-        """Report that this process ends with an error, so that the others end too."""
+        """Report that this process ends with an error, so the others end too."""
         if not isinstance(error, ProcessError | ProcessMismatchError):  # those are raised on all processes
             self._watch.fail(error)
 
 
 def get_processes() -> SingleProcess | Processes:
-    """Return the processes of this run; the same object at each call."""
+    """Return the processes that train together; the same object at each call if there are several."""
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return SingleProcess()
     return _connect(_get_client())
@@ -140,12 +135,12 @@ def get_processes() -> SingleProcess | Processes:
 @functools.cache
 def _connect(client: Any) -> Processes:
     watch = FailureWatch(client, jax.process_index())
-    watch.start()
+    watch.start()  # once per connection: this function is cached
     return Processes(watch, jax.process_index(), jax.process_count())
 
 
 def _get_client() -> Any:
-    """Return the client of the coordination service, which JAX has no public access to; Orbax and flax use it too."""
+    """Return the coordination service's client. JAX has no public access to it; Orbax and flax use it too."""
     try:
         return importlib.import_module("jax._src.distributed").global_state.client
     except (ImportError, AttributeError) as error:
@@ -156,7 +151,7 @@ def _get_client() -> Any:
 
 
 def _exchange(collective: Callable[[np.ndarray], np.ndarray], data: bytes, longest: int) -> np.ndarray:
-    """Return the result of a collective for bytes that are padded to a common size, in chunks through the devices."""
+    """Return a collective's result for bytes that are padded to a common size, in chunks through the devices."""
     size = min(_CHUNK_SIZE, max(_MIN_SIZE, 1 << (longest - 1).bit_length()))
     padded = np.frombuffer(data.ljust(-(-longest // size) * size, b"\0"), np.uint8)
     return np.concatenate([collective(padded[i : i + size]) for i in range(0, len(padded), size)], axis=-1)
@@ -165,12 +160,12 @@ def _exchange(collective: Callable[[np.ndarray], np.ndarray], data: bytes, longe
 def assert_equal_across_processes(processes: SingleProcess | Processes, values: Mapping[str, Any]) -> None:
     """Check that all processes have the same values, for instance the same config.
 
-    The processes compare hashes, and send the values of two of them only to name a difference. Arrays, functions and
-    dtypes are compared by their values too, other objects by their classes: those of a process may depend on its index.
+    The processes compare hashes, and send values only to name a difference. Arrays, functions and dtypes are compared
+    by value too, other objects by class: they may depend on the process index.
 
     Args:
-      processes: the processes of the run.
-      values: nested dicts and lists: the config, the numbers of batches, versions.
+      processes: see `get_processes`.
+      values: nested dicts and lists: the config, batch counts, versions.
 
     Raises:
       ProcessMismatchError: on every process, with the path of the first difference in `values`.
@@ -178,7 +173,7 @@ def assert_equal_across_processes(processes: SingleProcess | Processes, values: 
     if processes.count == 1:
         return
     plain = describe(values, shallow=True)
-    text = json.dumps(plain, sort_keys=True)
+    text = encode(plain, sort_keys=True)
     hashes = processes.all_gather("a hash", hashlib.sha256(text.encode()).hexdigest())
     holders = sorted({hashes.index(other) for other in set(hashes)})  # the first process with each hash
     expected = processes.broadcast("the values of process 0", plain) if len(holders) > 1 else plain
@@ -193,7 +188,11 @@ def assert_equal_across_processes(processes: SingleProcess | Processes, values: 
 
 
 def first_difference(one: Any, other: Any, path: str = "") -> tuple[str, str, str] | None:
-    """Return the path and the two values at which nested dicts and lists first differ; None if they are equal."""
+    """Return the path and the two values at which nested dicts and lists first differ; None if they are equal.
+
+    >>> first_difference({"lr": [0.1, 0.2]}, {"lr": [0.1, 0.3]})
+    ('lr[1]', '0.2', '0.3')
+    """
     if isinstance(one, dict) and isinstance(other, dict):
         keys = [*one, *(key for key in other if key not in one)]
         pairs = [(f"{path}.{key}" if path else key, one.get(key, ...), other.get(key, ...)) for key in keys]

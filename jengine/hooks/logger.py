@@ -1,7 +1,6 @@
 """Log of a run: lines on the terminal and in the log file, scalars for the visualizer backends."""
 
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -12,9 +11,9 @@ from jengine.annotations import Count
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
+from jengine.json_codec import encode, to_plain
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
-from jengine.visualization.convert import to_jsonable
 
 
 @HOOKS.register_module()
@@ -127,7 +126,7 @@ class LoggerHook(Hook):
         tag, _ = runner.log_processor.get_log_after_epoch(runner, last, "test", with_non_scalar=True)
         if runner.is_main_process:
             with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
-                json.dump(_to_json_entries(tag), file, allow_nan=False)
+                file.write(encode(_to_json_entries(tag), for_logs=True))
 
     def after_run(self, runner: Runner) -> None:
         """Close the backends and copy the log files to `out_dir`."""
@@ -206,5 +205,5 @@ def _to_json_entries(tag: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in tag.items():
         with contextlib.suppress(TypeError):
             if value is not None:
-                found[name] = to_jsonable(value)
+                found[name] = to_plain(value, for_logs=True)
     return found

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jengine.errors import ArgumentError, UnknownNameError, closest
+from jengine.json_codec import to_plain
 from jengine.logging.history import HistoryBuffer, check_count, to_float
 from jengine.logging.loss_watch import LossWatch
 from jengine.logging.pending_scalars import PendingScalars
@@ -237,7 +238,7 @@ class MessageHub:
             if not self._resumed[key]:
                 continue
             try:
-                infos[key] = _to_json(value)
+                infos[key] = to_plain(value, key, arrays=False)
             except TypeError:
                 kind = type(value).__name__ + (f" of shape {value.shape}" if hasattr(value, "shape") else "")
                 logging.getLogger("jengine").warning(
@@ -336,14 +337,3 @@ def _check_scalar(key: str, value: Any) -> Any:
         raise
 
 
-def _to_json(value: Any) -> Any:
-    """Return `value` in JSON types; TypeError if JSON cannot store it."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _to_json(item) for key, item in value.items()}
-    raise TypeError(f"JSON cannot store a {type(value).__name__}")

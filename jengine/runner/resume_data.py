@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.data.state_encoding import decode, encode
 from jengine.errors import ConfigError
+from jengine.json_codec import pack, unpack
 from jengine.runner.runner_protocol import RunnerInternals
 
 _IGNORED = {"replayed": "read and dropped", "lost": "repeated or lost"}
@@ -23,7 +23,7 @@ def collect_position(runner: RunnerInternals, meta: Mapping[str, Any]) -> dict[s
         return None
     is_epoch_end = loop.by_epoch and meta["epoch"] > loop.epoch
     shard = runner.strategy.data_shard
-    gathered = runner.processes.all_gather("the position in the data", (shard.index, encode(loop.position)))
+    gathered = runner.processes.all_gather("the position in the data", (shard.index, pack(loop.position)))
     positions = dict(reversed(gathered))  # the processes that read a shard have the same position in it
     return {
         "positions": [positions[index] for index in range(shard.count)],
@@ -63,7 +63,7 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
         if loop.by_epoch and loop.epoch_length:
             loop.epoch_start = loop.epoch * loop.epoch_length
         return
-    positions = [decode(position) for position in saved["positions"]]
+    positions = [unpack(position) for position in saved["positions"]]
     shard = runner.strategy.data_shard
     compared = (
         ("batch size", saved["batch_size"], loader.batch_size),

@@ -1,7 +1,6 @@
 """Sessions of a run: what is logged and recorded when training starts and ends, and when files are created."""
 
 import contextlib
-import json
 import math
 import os
 import pathlib
@@ -15,6 +14,7 @@ import jax
 from jengine.checkpoint.manifest import write_synced
 from jengine.config import write_config
 from jengine.errors import ConfigError
+from jengine.json_codec import decode, encode
 from jengine.logging import format_table, open_log_file, shorten_rows
 from jengine.paths import flatten
 from jengine.runner.end_report import log_interruption, log_summary
@@ -271,7 +271,7 @@ def update_record(runner: RunnerInternals, status: str | None = None) -> None:
 def _read(runner: RunnerInternals) -> dict[str, Any]:
     """Return the record; {} if there is none, as before training or in a deleted log directory."""
     try:
-        return dict(json.loads(pathlib.Path(runner.log_dir, FILE).read_text()))
+        return dict(decode(pathlib.Path(runner.log_dir, FILE).read_text()))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -281,7 +281,7 @@ def _read(runner: RunnerInternals) -> dict[str, Any]:
 
 def _write(runner: RunnerInternals, record: dict[str, Any]) -> None:
     try:
-        write_synced(pathlib.Path(runner.log_dir, FILE), json.dumps(record, allow_nan=False, indent=1))
+        write_synced(pathlib.Path(runner.log_dir, FILE), encode(record, indent=1))
     except OSError as error:  # training does not depend on it
         runner.logger.warning(f"{FILE} could not be written: {error}")
 

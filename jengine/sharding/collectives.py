@@ -1,4 +1,4 @@
-"""Find the collectives of a compiled program in its HLO text, without running it."""
+"""Collectives in a compiled program, found in the HLO text without running it."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ _TRANSFERS = {"all-reduce": 2}  # a reduce-scatter and an all-gather
 
 
 class Collective(NamedTuple):
-    """Describe one collective operation."""
+    """One collective operation."""
 
     kind: str  # one of KINDS
     arrays: int  # number of arrays: XLA combines independent collectives
@@ -23,20 +23,23 @@ class Collective(NamedTuple):
 
     @property
     def traffic(self) -> int:
-        """The bytes that a device sends, for many devices: twice the size of an all-reduce, once that of others."""
+        """Bytes that a device sends, for many devices: an all-reduce sends twice its size, others once."""
         return _TRANSFERS.get(self.kind, 1) * self.size * self.executions
 
 
 def find_collectives(program: str | Program) -> list[Collective]:
-    """Return the collectives of a compiled program, in order.
+    """Return the collectives in a compiled program, in order.
 
-    A collective in a loop is listed once, with the number of its executions, see `Program.count_executions`.
-    An all-reduce of which every device uses only its slice counts as a reduce-scatter: XLA writes sharded gradients in
-    this form, and it depends on the backend whether the two are fused; CPU does not. The parts of an asynchronous
-    collective that TPUs fuse with computations, each of which contains all of it, are listed once.
+    A collective in a loop is listed once, with the number of executions, see `Program.count_executions`. An all-reduce
+    counts as a reduce-scatter if every device uses only one slice: XLA writes sharded gradients in this form, and
+    backends other than CPU may fuse the two. TPUs fuse the parts of an asynchronous collective with computations, each
+    of which contains all of it; it is listed once.
 
     Args:
-      program: `jax.jit(f).lower(...).compile().as_text()`, or what was parsed from it.
+      program: `jax.jit(f).lower(...).compile().as_text()`, or the parsed text.
+
+    >>> find_collectives("ENTRY %main (x: f32[4]) -> f32[4] {\\n  %sum = f32[4] all-reduce(%x), channel_id=1\\n}")
+    [Collective(kind='all-reduce', arrays=1, size=16, executions=1)]
     """
     program = Program(program) if isinstance(program, str) else program
     result = []
@@ -55,7 +58,7 @@ def find_collectives(program: str | Program) -> list[Collective]:
         if kind != operation.code and kind in _WITH_OPERANDS:
             sizes = sizes[len(sizes) // 2 :] if kind == "all-gather" else sizes[1:2]
         if kind == "reduce-scatter":
-            sizes = program.operand_sizes(operation) or sizes
+            sizes = program.operand_sizes(operation) or sizes  # the result is only a part
         scattered = _find_scattered(program, operation) if kind == "all-reduce" else [False] * len(sizes)
         executions = program.count_executions(operation.computation)
         for effective_kind, flag in (("reduce-scatter", True), (kind, False)):
@@ -71,7 +74,7 @@ def traffic(collectives: Iterable[Collective]) -> int:
 
 
 def _find_scattered(program: Program, operation: Operation) -> list[bool]:
-    """Return, for each array of the result, whether every device uses only its own slice."""
+    """Return, for each result array, whether every device uses only one slice."""
     count = len(operation.result)
     if operation.computation.startswith(_SCATTERING):
         return [True] * count
@@ -88,24 +91,23 @@ def _find_scattered(program: Program, operation: Operation) -> list[bool]:
 
 
 def _is_only_sliced(program: Program, name: str) -> bool:
+    def is_slice(user: Operation) -> bool:
+        if user.code == "dynamic-slice":
+            return user.operands[0] == name and _depends_on_device(program, user.operands[1:])
+        if user.code == "fusion":
+            (called,) = user.called
+            inputs = [program.parameters[called, i] for i, operand in enumerate(user.operands) if operand == name]
+            return all(_is_only_sliced(program, each) for each in inputs)
+        return user.code in _SAME_ELEMENTS and _is_only_sliced(program, user.name)
+
     users = program.users[name]
-    return bool(users) and all(_is_sliced_by(program, user, name) for user in users)
-
-
-def _is_sliced_by(program: Program, user: Operation, name: str) -> bool:
-    if user.code == "dynamic-slice":
-        return user.operands[0] == name and _depends_on_device(program, user.operands[1:])
-    if user.code == "fusion":
-        (called,) = user.called
-        inputs = [program.parameters[called, i] for i, operand in enumerate(user.operands) if operand == name]
-        return all(_is_only_sliced(program, each) for each in inputs)
-    return user.code in _SAME_ELEMENTS and _is_only_sliced(program, user.name)
+    return bool(users) and all(map(is_slice, users))
 
 
 def _depends_on_device(program: Program, names: Sequence[str]) -> bool:
-    """Return whether the values depend on the index of the device."""
+    """Return whether the values depend on the device index."""
     seen: set[str] = set()
-    pending = list(names)
+    pending = list(names)  # a loop, since chains of operations are deeper than Python's stack
     while pending:
         name = pending.pop()
         operation = program.operations.get(name)

@@ -1,14 +1,14 @@
-"""Run the step on each replica with its own examples of the batch, and average the gradients.
+"""Strategy that runs the step on each replica with separate examples, and averages the gradients.
 
-This is the behaviour of PyTorch's DistributedDataParallel: each replica has its own statistics, for instance of
-BatchNorm, and replicas exchange only gradients (and losses, for the log), once per update, and what a loss passes to
+This is how PyTorch's DistributedDataParallel behaves: each replica has separate statistics, for instance in BatchNorm,
+and replicas exchange only gradients (and losses, for the log), once per update, and what a loss passes to
 `gather_replicas`. Parameters and optimizer state are the same on all replicas. Other state has a leading axis with one
-entry per replica: the model state, the accumulated gradients, and everything that a hook stores under `model_state` in
-its own state.
+entry per replica: the model state, the accumulated gradients, and what hooks store under `model_state`.
 
 A replica is one device, or several over which XLA shards parameters and examples, as it does for `Pjit`.
 """
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from jengine.model.constrain import set_sharding
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import MeshSizes, axes_of_type, build_mesh, choose_batch_axes
 from jengine.sharding.mesh_strategy import MeshStrategy
-from jengine.sharding.placement import Axis, Placement, Rules, is_table
+from jengine.sharding.placement import Axis, Placement, Rules, axis_names, is_table
 from jengine.sharding.replica_axis import AXIS, is_per_replica, map_per_replica, replicas_along
 
 PyTree = Any
@@ -32,21 +32,20 @@ PyTree = Any
 @STRATEGIES.register_module(name="Replica")  # its former name, in existing configs
 @STRATEGIES.register_module()
 class DataParallel(MeshStrategy):
-    """Run the step on every replica separately, under the mapped axis `data`, or the first of `batch_axes`.
+    """Strategy that runs the step on every replica separately.
 
-    In iterations that only accumulate, replicas exchange nothing, and the losses of the first replica are logged.
+    The mapped axis is `data`, or the first in `batch_axes`. In iterations that only accumulate, replicas exchange
+    nothing, and the first replica's losses are logged.
 
     Args:
       impl: 'shard_map', or 'pmap', which JAX keeps for old code and which requires one device per replica.
-      mesh: `data` sets the number of replicas, each over the devices of `fsdp` and `tensor`; see `build_mesh`. Or a
+      mesh: `data` sets the number of replicas, each over the devices along `fsdp` and `tensor`; see `build_mesh`. Or a
         `jax.sharding.Mesh`, as for `Pjit`.
-      rules: how the parameters of a replica are sharded over its devices, see `Placement`.
-      logical_axes: logical axis of a Flax model -> axis of the mesh, except `data`.
-      fsdp_min_size: minimum number of elements of a parameter to be sharded over `fsdp` without a rule.
-      strict: whether a rule that matches nothing is an error instead of a warning.
+      rules, logical_axes, fsdp_min_size, strict: how parameters are sharded within a replica; see `Placement`. No
+        logical axis may be sharded over `data`.
       devices: number of devices to use; None for all.
-      batch_axes: the axes of the mesh over which the batch is sharded, by default `data` and `fsdp`. The replicas are
-        along the first.
+      batch_axes: the mesh axes over which the batch is sharded, by default `data` and `fsdp`. The replicas are along
+        the first.
 
     Raises:
       ConfigError: an unknown `impl`, or a mesh that it does not support; see `build_mesh` and `Placement`.
@@ -94,7 +93,7 @@ class DataParallel(MeshStrategy):
                 f"{', '.join(explicit)}: within a mapped program, JAX cannot leave explicit axes (`auto_axes`), as "
                 "`nnx.Embed` does; use Pjit, or Auto axes"
             )
-        self._gathers_tables = sum(built.shape[name] > 1 for name in inner_axes) > 1
+        self._gathers_tables = sum(built.shape[name] > 1 for name in inner_axes) > 1  # see `gather_tables`
         super().__init__(
             Placement(
                 built,
@@ -111,7 +110,7 @@ class DataParallel(MeshStrategy):
         self._per_replica = PartitionSpec(axis)
 
     def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
-        """Compile a training step or a chunk; the state, its first argument, is donated."""
+        """Compile a training step or a chunk; the state, the first argument, is donated."""
 
         def replica(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             with replicas_along(self.axis_name):
@@ -121,43 +120,49 @@ class DataParallel(MeshStrategy):
         return self._pmap(replica, chunked) if self.impl == "pmap" else self._shard_map(replica, chunked)
 
     def constrain(self, tree: PyTree, under: str = "") -> PyTree:
-        """Set the shardings of a replica's part of the training state over its devices; see `Strategy`."""
+        """Set the shardings within a replica; see `Strategy`."""
         if self._mapped == set(self.mesh.axis_names):
             return tree
         mesh = jax.sharding.get_abstract_mesh()  # in a mapped function, other than `self.mesh`
 
         def constrain_leaf(path: str, leaf: jax.Array) -> jax.Array:
-            spec = [self._unmapped(axis) for axis in super(DataParallel, self)._spec(under + path, leaf.shape)]
+            axes = super(DataParallel, self)._spec(under + path, leaf.shape)  # without mapped axes, whose size is 1
+            spec = (tuple(n for n in axis_names(axis) if n not in self._mapped) or None for axis in axes)
             return set_sharding(leaf, mesh, PartitionSpec(*spec))
 
         return paths.map_with_path(constrain_leaf, tree)
 
     def gather_tables(self, params: PyTree) -> PyTree:
-        """Return the parameters with lookup tables replicated within a replica, if this has two axes of devices.
+        """Return the parameters with lookup tables replicated within a replica that has two device axes.
 
-        XLA's partitioner may end the process at a lookup in a shard in a program that is mapped over `data` and
+        XLA's partitioner may end the process at a lookup in a shard, if the program is mapped over `data` and
         partitioned over two axes, depending on the sizes.
         """
         if not self._gathers_tables:
             return params
         mesh = jax.sharding.get_abstract_mesh()
-
-        def gather(path: str, leaf: jax.Array) -> jax.Array:
-            return set_sharding(leaf, mesh, PartitionSpec()) if is_table(path) else leaf
-
-        return paths.map_with_path(gather, params)
-
-    def _unmapped(self, axis: Axis) -> Axis:
-        """Return an axis of a spec without the mapped axes of the mesh, which have the size 1."""
-        names = (axis,) if isinstance(axis, str) else axis or ()
-        return tuple(name for name in names if name not in self._mapped) or None
+        return paths.map_with_path(
+            lambda path, leaf: set_sharding(leaf, mesh, PartitionSpec()) if is_table(path) else leaf, params
+        )
 
     def adapt_for_eval(self, model: Any) -> Any:
-        """Return the model for an evaluation step: each replica predicts its examples with its own model state."""
-        return _ReplicatedModel(model, self.mesh, self._per_replica, self._mapped, self.gather_tables)
+        """Return a model that predicts on each replica with the replica's model state."""
+
+        def predict_replica(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+            return model.predict(self.gather_tables(params), jax.tree.map(lambda x: x[0], model_state), batch)
+
+        predict = jax.shard_map(
+            predict_replica,
+            mesh=self.mesh,
+            in_specs=(PartitionSpec(), self._per_replica, self._per_replica),
+            out_specs=self._per_replica,
+            axis_names=self._mapped,
+            check_vma=False,
+        )
+        return types.SimpleNamespace(predict=predict)
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
-        """Return the model state with floating leaves replaced by their means over replicas."""
+        """Return the model state with the mean over replicas in each floating leaf."""
         if self.replicas == 1 or not jax.tree.leaves(model_state):
             return model_state
         return jax.jit(_average_leaves, out_shardings=self.shardings(model_state, under="model_state."))(model_state)
@@ -168,7 +173,6 @@ class DataParallel(MeshStrategy):
             return map_per_replica(lambda x: x[None], new_state), metrics
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
-            """Run the program over the mesh."""
             specs = paths.map_with_path(
                 lambda path, _: self._per_replica if is_per_replica(path) else PartitionSpec(), state
             )
@@ -189,7 +193,7 @@ class DataParallel(MeshStrategy):
 
         if self._state is None:
             return jax.jit(run, donate_argnums=0)
-        # Both shardings are set, so that a state from a dump is not donated to a buffer of another size.
+        # Both shardings are set, or a state from a dump would be donated to a buffer with another size.
         in_shardings, out_shardings = (self._state, None, None), (self._state, self.sharding())
         return jax.jit(run, donate_argnums=0, in_shardings=in_shardings, out_shardings=out_shardings)
 
@@ -200,13 +204,11 @@ class DataParallel(MeshStrategy):
 
         @jax.jit
         def split(batch: PyTree) -> PyTree:
-            def split_leaf(x: jax.Array) -> jax.Array:
-                return x.reshape(*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
-
-            return jax.tree.map(split_leaf, batch)
+            return jax.tree.map(
+                lambda x: x.reshape(*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :]), batch
+            )
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
-            """Create the pmap at the first call, and call it."""
             if not compiled:
                 axes = paths.map_with_path(lambda path, _: 0 if is_per_replica(path) else None, state)
                 compiled.append(
@@ -233,46 +235,12 @@ class DataParallel(MeshStrategy):
         return super()._spec(path, shape)
 
     def _replica_key(self, rng: jax.Array) -> jax.Array:
-        """Return a different key for each replica; for a single replica the key of a single device."""
+        """Return a different key for each replica; a single replica has the key of a single device."""
         if self.replicas == 1:
             return rng
         return jax.random.key_data(
             jax.random.fold_in(jax.random.wrap_key_data(rng), jax.lax.axis_index(self.axis_name))
         )
-
-
-class _ReplicatedModel:
-    """Wrap a model so that every replica predicts its own examples."""
-
-    def __init__(
-        self,
-        model: Any,
-        mesh: Mesh,
-        per_replica: PartitionSpec,
-        mapped: set[str],
-        gather_tables: Callable[[PyTree], PyTree],
-    ) -> None:
-        self._model = model
-        self._mesh = mesh
-        self._per_replica = per_replica
-        self._mapped = mapped
-        self._gather_tables = gather_tables
-
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """Return the predictions for a batch sharded over replicas; `model_state` has an entry for each."""
-
-        def predict(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-            return self._model.predict(self._gather_tables(params), jax.tree.map(lambda x: x[0], model_state), batch)
-
-        mapped = jax.shard_map(
-            predict,
-            mesh=self._mesh,
-            in_specs=(PartitionSpec(), self._per_replica, self._per_replica),
-            out_specs=self._per_replica,
-            axis_names=self._mapped,
-            check_vma=False,
-        )
-        return mapped(params, model_state, batch)
 
 
 def _average_leaves(tree: PyTree) -> PyTree:

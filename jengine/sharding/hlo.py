@@ -1,4 +1,4 @@
-"""Parse the HLO text of a compiled program: its operations, and how often each of them runs."""
+"""HLO text of a compiled program: the operations, and how often each of them runs."""
 
 import math
 import re
@@ -31,7 +31,7 @@ _CONTINUED = ("async-update", "async-done")  # name again what their async-start
 
 
 class Operation(NamedTuple):
-    """Hold one operation."""
+    """One operation."""
 
     name: str
     result: tuple[int, ...]  # bytes of each array
@@ -45,18 +45,18 @@ class Operation(NamedTuple):
 
 
 class Program:
-    """Parse the operations of a compiled program, the users of each, and how often each runs.
+    """Operations in a compiled program, who uses them, and how often each runs.
 
     Args:
       text: `jax.jit(f).lower(...).compile().as_text()`.
 
     Attributes:
       operations: by name, in order.
-      users: the operations that use the result of an operation, by its name.
-      callers: the operations that call a computation, by its name.
-      parameters: the name of a parameter, by its computation and index.
-      roots: the operation whose result is that of a computation, by its name.
-      unknown_loops: number of loops whose iterations are unknown. Their bodies count once.
+      users: the operations that use a result, by operation name.
+      callers: the operations that call a computation, by computation name.
+      parameters: the parameter name, by computation and index.
+      roots: the operation that is the result, by computation name.
+      unknown_loops: number of loops whose iterations are unknown; the bodies count once.
       repeats: whether a loop has more than one iteration, or an unknown number.
     """
 
@@ -77,7 +77,7 @@ class Program:
         self._iterations: Mapping[str, int | None] = {loop.name: self._count_iterations(loop) for loop in loops}
         self.unknown_loops = sum(count is None for count in self._iterations.values())
         self.repeats = any(count != 1 for count in self._iterations.values())
-        self._executions: dict[str, int] = {}
+        self._executions: dict[str, int] = {}  # by computation; filled on demand
 
     def _add(self, operation: Operation, is_root: bool) -> None:
         self.operations[operation.name] = operation
@@ -93,7 +93,7 @@ class Program:
     def count_executions(self, computation: str) -> int:
         """Return how often a computation runs: the product of the iterations of all loops around it.
 
-        A branch of a conditional counts as if it always ran, and a loop of unknown length as if it ran once.
+        A conditional branch counts as if it always ran, and a loop with unknown length as if it ran once.
         """
         if computation not in self._executions:
             callers = self.callers[computation]
@@ -106,13 +106,13 @@ class Program:
         return self._executions[computation]
 
     def _count_iterations(self, loop: Operation) -> int | None:
-        """Return the iterations of a loop; None if they are not constant.
+        """Return the number of iterations; None if it is not constant.
 
-        XLA's compilers for CPUs and GPUs write them into the text. Those for TPUs do not: there the loop's counter is
-        followed from its first value, by its step, to the limit in the condition.
+        XLA's compilers for CPUs and GPUs write it into the text. Those for TPUs do not: there the loop counter is
+        followed from the first value, by the step, to the limit in the condition.
         """
         if loop.number is not None:
-            return loop.number
+            return loop.number  # from `known_trip_count`
         condition, body = loop.called
         test, state, result = self.roots.get(condition), self.operations.get(loop.operands[0]), self.roots.get(body)
         if not test or not state or not result or (test.code, state.code, result.code) != ("compare", "tuple", "tuple"):
@@ -133,20 +133,20 @@ class Program:
         return len(range(*values)) if values[2] else None
 
     def _find_source(self, name: str) -> Operation | None:
-        """Return the operation of which another is a copy."""
+        """Return the operation that the named one copies."""
         operation = self.operations.get(name)
         while operation is not None and operation.code in _SAME_VALUE:
             operation = self.operations.get(operation.operands[0])
         return operation
 
     def operand_sizes(self, operation: Operation) -> tuple[int, ...]:
-        """Return the bytes of each operand; empty if the text does not contain them."""
+        """Return bytes by operand; empty if the text does not contain them."""
         return tuple(
             size for name in operation.operands if name in self.operations for size in self.operations[name].result
         )
 
     def initial_values(self, element: Operation) -> Sequence[str]:
-        """Return the tuple of an element; of the state of a loop, the element's value before the loop."""
+        """Return the tuple that has an element; for a loop state, the element's value before the loop."""
         source = self.operations.get(element.operands[0])
         if source is None or source.code != "parameter" or element.number is None:
             return element.operands
@@ -156,8 +156,11 @@ class Program:
 
 
 def _parse_operation(computation: str, name: str, result: str, code: str, operands: str, rest: str) -> Operation:
-    """Return an operation of a computation from the groups of its line."""
-    sizes = tuple(_size(bits, shape) for _, bits, shape in _ARRAY.findall(result))
+    """Return an operation from the groups in its line."""
+    sizes = tuple(  # a `pred`, whose name contains no bits, has one byte per element
+        math.prod(int(size) for size in shape.split(",") if size) * int(bits or 8) // 8
+        for _, bits, shape in _ARRAY.findall(result)
+    )
     channel, direction = (found[1] if (found := each.search(rest)) else "" for each in (_CHANNEL, _DIRECTION))
     if code in ("send", "recv") and (transfer := _BETWEEN_SLICES.search(rest)):
         kind = _TRANSFERS.get(transfer[1], "collective-permute")
@@ -167,8 +170,3 @@ def _parse_operation(computation: str, name: str, result: str, code: str, operan
     number = _NUMBERS[code].search(rest) if code in _NUMBERS else _INTEGER.fullmatch(operands)
     names, value = tuple(_NAME.findall(operands)), int(number[1]) if number else None
     return Operation(name, sizes, code, names, called, value, channel, direction, computation)
-
-
-def _size(bits: str, shape: str) -> int:
-    """Return the bytes of an array; a `pred`, whose name contains no bits, has one byte per element."""
-    return math.prod(int(size) for size in shape.split(",") if size) * int(bits or 8) // 8

@@ -1,4 +1,4 @@
-"""Build the mesh of devices, and check that a batch can be divided over it."""
+"""Device mesh, and the rows of each batch that belong to a process."""
 
 import collections
 import dataclasses
@@ -20,7 +20,7 @@ MeshSizes = Mapping[str, int | Mapping[str, int]]  # the total size of each axis
 
 @dataclasses.dataclass(frozen=True)
 class DataShard:
-    """Identify the rows of each global batch that a process supplies: those that its devices hold.
+    """Rows of each global batch that a process supplies: those that its devices hold.
 
     Processes whose devices hold the same rows, for instance along `tensor`, read the same examples.
     """
@@ -35,45 +35,59 @@ def build_mesh(
     devices: int | Sequence[Any] | None = None,
     batch_axes: Sequence[str] | None = None,
 ) -> Mesh:
-    """Return the mesh of a strategy.
+    """Return the mesh for a strategy.
 
     Args:
-      mesh: a Mesh, which is used as it is; or the number of devices along each axis, one of which may be -1 for all
+      mesh: a Mesh, which is used as it is; or the number of devices along each axis, where one may be -1 for all
         remaining devices; `slices` may have the number of slices along some axes, such as `dict(data=2)`, see
-        `arrange_devices`. None for the mesh of `jax.set_mesh`, if there is one, or all devices along one axis.
-      devices: the devices, or their number; None for all. Those of a Mesh are replaced, one by one.
-      batch_axes: the axes over which the batch is sharded, of any names. With None, a new mesh has the axes `data`,
+        `arrange_devices`. None for the mesh set with `jax.set_mesh`, or all devices along one axis.
+      devices: the devices, or how many; None for all. They replace those in a Mesh, one by one.
+      batch_axes: the axes over which the batch is sharded, with any names. With None, a new mesh has the axes `data`,
         `fsdp` and `tensor`; `data` is -1 by default and the others 1.
 
     Raises:
       ConfigError: an unknown axis, a product of the sizes that is not the number of devices, slices that do not fit, or
         a Mesh whose axes are Manual.
+
+    >>> dict(build_mesh({"fsdp": 1}, devices=1).shape)
+    {'data': 1, 'fsdp': 1, 'tensor': 1}
     """
     if mesh is None and devices is None and not context_mesh().empty:
         mesh = context_mesh()
     if isinstance(mesh, Mesh):
-        if manual := axes_of_type(mesh, AxisType.Manual):
-            raise ConfigError(f"mesh: the type of an axis must be Explicit or Auto, got Manual for {', '.join(manual)}")
-        if devices is None:
-            return mesh
-        count = devices if isinstance(devices, int) else len(devices)
-        if count != mesh.size:
-            raise ConfigError(f"devices must be left out or be those of the mesh, {mesh.size}, got {count}")
-        if isinstance(devices, int):
-            return mesh
-        return Mesh(np.array(devices, object).reshape(mesh.devices.shape), mesh.axis_names, mesh.axis_types)
-    selected = choose_devices(devices)
-    given: dict[str, Any] = dict(mesh or {})
-    slices = given.pop("slices", None)
-    sizes: dict[str, Any]
-    if batch_axes is None or not given:
+        return _replace_devices(mesh, devices)
+    selected = jax.devices() if devices is None or isinstance(devices, int) else list(devices)
+    if isinstance(devices, int):
+        if not 1 <= devices <= len(selected):
+            raise ConfigError(f"devices must be at most {len(selected)}, got {devices}")
+        selected = selected[:devices]
+    sizes: dict[str, Any] = dict(mesh or {})
+    slices = sizes.pop("slices", None)
+    if batch_axes is None or not sizes:
         first, *others = batch_axes or AXES
-        sizes = {first: -1, **dict.fromkeys(others, 1), **given}
+        sizes = {first: -1, **dict.fromkeys(others, 1), **sizes}
     else:
-        sizes = given
         choose_batch_axes(tuple(sizes), batch_axes)
+    sizes = _complete_sizes(sizes, len(selected), any_names=batch_axes is not None)
+    arranged = arrange_devices(sizes, slices, selected)
+    return Mesh(arranged, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def _replace_devices(mesh: Mesh, devices: int | Sequence[Any] | None) -> Mesh:
+    if manual := axes_of_type(mesh, AxisType.Manual):
+        raise ConfigError(f"mesh: the type of an axis must be Explicit or Auto, got Manual for {', '.join(manual)}")
+    count = mesh.size if devices is None else devices if isinstance(devices, int) else len(devices)
+    if count != mesh.size:
+        raise ConfigError(f"devices must be left out or be those of the mesh, {mesh.size}, got {count}")
+    if devices is None or isinstance(devices, int):
+        return mesh
+    return Mesh(np.array(devices, object).reshape(mesh.devices.shape), mesh.axis_names, mesh.axis_types)
+
+
+def _complete_sizes(sizes: Mapping[str, Any], count: int, any_names: bool) -> dict[str, int]:
+    """Return the sizes with the number of devices instead of -1."""
     for name, size in sizes.items():
-        if batch_axes is None and name not in AXES:
+        if not any_names and name not in AXES:
             raise ConfigError(
                 f"mesh: an axis must be one of {AXES}, unless `batch_axes` names those that divide the batch, got "
                 f"{name!r}{closest(str(name), AXES)}"
@@ -84,45 +98,23 @@ def build_mesh(
     open_axes = [name for name, size in sizes.items() if size == -1]
     if len(open_axes) > 1:
         raise ConfigError(f"mesh: only one axis may be -1, got {' and '.join(open_axes)}")
-    if (len(selected) % fixed if open_axes else fixed != len(selected)) or fixed > len(selected):
+    if (count % fixed if open_axes else fixed != count) or fixed > count:
         raise ConfigError(
             f"mesh: the product of the sizes must {'divide' if open_axes else 'be'} the number of devices, "
-            f"{len(selected)}, got {fixed} for {dict(sizes)}; change the mesh, or set `devices`"
+            f"{count}, got {fixed} for {dict(sizes)}; change the mesh, or set `devices`"
         )
-    sizes = {name: len(selected) // fixed if size == -1 else size for name, size in sizes.items()}
-    arranged = arrange_devices(sizes, slices, selected)
-    return Mesh(arranged, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-
-
-def choose_devices(devices: int | Sequence[Any] | None) -> Sequence[Any]:
-    """Return the given devices, the first `devices` of all, or all for None.
-
-    Raises:
-      ConfigError: more devices than there are.
-    """
-    all_devices = jax.devices()
-    if devices is None:
-        return all_devices
-    if not isinstance(devices, int):
-        return list(devices)
-    if not 1 <= devices <= len(all_devices):
-        raise ConfigError(f"devices must be at most {len(all_devices)}, got {devices}")
-    return all_devices[:devices]
+    return {name: count // fixed if size == -1 else size for name, size in sizes.items()}
 
 
 def context_mesh() -> Mesh:
-    """Return the mesh of `jax.set_mesh`, which is empty without one."""
+    """Return the mesh set with `jax.set_mesh`, which is empty without one."""
     mesh = jax.sharding.get_mesh()
     assert isinstance(mesh, Mesh)
     return mesh
 
 
 def check_context(devices: Sequence[Any]) -> None:
-    """Check that a strategy has the devices of `jax.set_mesh`, on which JAX runs every program in its context.
-
-    Raises:
-      ConfigError: other devices.
-    """
+    """Raise ConfigError unless these are the devices of `jax.set_mesh`, on which JAX runs programs in that context."""
     context = context_mesh()
     if not context.empty and set(context.devices.flat) != set(devices):
         raise ConfigError(
@@ -133,11 +125,7 @@ def check_context(devices: Sequence[Any]) -> None:
 
 
 def choose_batch_axes(names: Sequence[str], batch_axes: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the axes over which the batch is sharded: those given, or `data` and `fsdp`, if the mesh has them.
-
-    Args:
-      names: the axes of the mesh.
-      batch_axes: see `build_mesh`.
+    """Return the axes over which the batch is sharded: those given, or `data` and `fsdp`, if they are in `names`.
 
     Raises:
       ConfigError: axes that the mesh does not have, or no axis.
@@ -159,13 +147,13 @@ def choose_batch_axes(names: Sequence[str], batch_axes: Sequence[str] | None = N
 
 
 def describe_mesh(mesh: Mesh) -> str:
-    """Return the sizes of the axes, and which of them are explicit."""
+    """Return the axis sizes as text, and which axes are explicit."""
     explicit = ", ".join(axes_of_type(mesh, AxisType.Explicit))
     return f"{dict(mesh.shape)} with explicit {explicit}" if explicit else str(dict(mesh.shape))
 
 
 def axes_of_type(mesh: Mesh, kind: AxisType) -> list[str]:
-    """Return the axes of this type."""
+    """Return the axes with this type."""
     return [str(name) for name, found in zip(mesh.axis_names, mesh.axis_types, strict=True) if found == kind]
 
 
@@ -175,13 +163,7 @@ def find_data_shard(
     batch_axes: Sequence[str] | None = None,
     process_of: Mapping[Any, int] | None = None,
 ) -> DataShard:
-    """Return the rows that a process must supply, from the sharding of the batch.
-
-    Args:
-      mesh: the mesh of all processes.
-      process: index of the process.
-      batch_axes: the axes over which the batch is sharded, see `choose_batch_axes`.
-      process_of: device -> index of its process; by default JAX's.
+    """Return the rows that a process must supply; `process_of` has the process index by device, by default JAX's.
 
     Raises:
       ConfigError: the process has no device in the mesh, or the rows of two processes overlap in part.
@@ -208,15 +190,7 @@ def find_data_shard(
 
 
 def check_batch(batch: Any, parts: int) -> None:
-    """Check that every array of a batch can be divided into equal parts along its first axis.
-
-    Args:
-      batch: pytree of arrays with a leading batch axis; the share of this process.
-      parts: number of parts of that share.
-
-    Raises:
-      ValueError: an array that cannot be divided.
-    """
+    """Raise ValueError if an array in a process's batch cannot be divided into equal parts along the first axis."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
         shape = np.shape(leaf)
         if not shape or shape[0] % parts:

@@ -1,10 +1,10 @@
-"""Implement the common part of strategies with a mesh: shardings of the state, of batches, and evaluation."""
+"""Base class for strategies with a mesh: shardings for the state and for batches, and evaluation."""
 
 import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,73 +23,58 @@ from jengine.sharding.mesh import (
     describe_mesh,
     find_data_shard,
 )
-from jengine.sharding.placement import COLUMNS, Axis, Placement, placement_table
-from jengine.sharding.strategy import jit_init
+from jengine.sharding.placement import COLUMNS, Placement, placement_table
+from jengine.sharding.strategy import Strategy, jit_init
 
 PyTree = Any
 logger = logging.getLogger("jengine")
 
 
-class MeshStrategy:
-    """Run on several devices.
+class MeshStrategy(Strategy):
+    """Strategy for several devices; see `Strategy` for the other attributes.
 
     Args:
-      placement: determines how parameters are sharded over its mesh.
-      batch_axes: the axes of the mesh over which the batch is sharded; None for `data` and `fsdp`.
+      placement: determines how parameters are sharded over the mesh.
+      batch_axes: the mesh axes over which the batch is sharded; None for `data` and `fsdp`.
 
     Attributes:
       mesh: the `jax.sharding.Mesh`.
       batch_axes: the axes over which the batch is sharded.
-      mesh_description: the axes of the mesh for the log.
-      axis_name: the mapped axis of the step, or None.
-      replicas: number of replicas of the state; None if it has no replica axis.
-      max_in_flight: number of dispatched steps that may be unfinished; 1 on several CPU devices, where more hang.
     """
-
-    axis_name: str | None = None
-    replicas: int | None = None
 
     def __init__(self, placement: Placement, batch_axes: Sequence[str] | None = None) -> None:
         self.mesh: Mesh = placement.mesh
+        self.mesh_shape = dict(self.mesh.shape)
+        self.platform = self.mesh.devices.flat[0].platform
         self.batch_axes = choose_batch_axes(self.mesh.axis_names, batch_axes)
-        check_context(list(self.mesh.devices.flat))
+        check_context(list(self.mesh.devices.flat))  # JAX would only fail at the first step
         source = " of jax.set_mesh" if self.mesh == context_mesh() else ""
         self.mesh_description = f"{describe_mesh(self.mesh)}{source}"
         self._placement = placement
         self._specs: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
         self._state: PyTree = None  # shardings of the training state, once it has been created
-        self.max_in_flight = 1 if self.platform == "cpu" and self.mesh.size > 1 else 2
-
-    @property
-    def platform(self) -> str:
-        """The kind of the devices: 'cpu', 'gpu' or 'tpu'."""
-        return self.mesh.devices.flat[0].platform
+        self.max_in_flight = 1 if self.platform == "cpu" and self.mesh.size > 1 else 2  # CPU devices hang with more
 
     @property
     def batch_multiple(self) -> int:
-        """The number of devices of this process over which a batch is divided."""
+        """Number of local devices over which this process's batch is divided."""
         return math.prod(self.mesh.shape[name] for name in self.batch_axes) // self.data_shard.count
 
     @functools.cached_property
     def data_shard(self) -> DataShard:
-        """The rows of each global batch that this process supplies."""
+        """Rows of each global batch that this process supplies."""
         return find_data_shard(self.mesh, jax.process_index(), self.batch_axes)
 
-    @property
-    def mesh_shape(self) -> Mapping[str, int]:
-        """The number of devices along each axis of the mesh."""
-        return dict(self.mesh.shape)
-
     def batch_sharding(self, chunked: bool = False) -> NamedSharding:
-        """Return the sharding of each array of a batch, or of the stacked batches of a chunk."""
+        """Return the sharding for each array in a batch, or in the stacked batches of a chunk."""
         return self.sharding(None, self.batch_axes) if chunked else self.sharding(self.batch_axes)
 
     def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
-        """Compile `make`, called once, so that each device creates its own shard and none ever holds the whole state.
+        """Compile `make`, called once, so each device creates one shard and none ever holds the whole state.
 
         Args:
-          make: returns a TrainState, or the states of hooks.
-          *args: the arguments of the later call.
+          make: returns a TrainState, or hook states.
+          *args: the arguments for the later call.
           model: the model, whose `logical_axes` are used.
 
         Raises:
@@ -97,7 +82,7 @@ class MeshStrategy:
         """
         for arg in args:
             if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)):  # the example batch
-                self.check_batch(arg)
+                self.check_batch(arg)  # before anything is compiled
         shapes = jax.eval_shape(make, *args)
         if not hasattr(shapes, "params"):
             return jit_init(make, self.platform, self.shardings(shapes, under="hook_state."))
@@ -105,7 +90,11 @@ class MeshStrategy:
         if model is not None:
             base = get_model(model)
             params, logical_axes = base.base_variables(params, shapes.model_state)[0], base.logical_axes
-        self._assign_specs(params, logical_axes)
+        assigned = self._placement.place(params, logical_axes)
+        leaves = paths.flatten(params)
+        self._specs = {path: (tuple(leaves[path].shape), spec) for path, (spec, _) in assigned.items()}
+        title = f"Placement on the mesh {self.mesh_description}"
+        logger.debug("%s", "\n" + format_table(COLUMNS, placement_table(assigned, params, self.mesh), title=title))
 
         def make_state(*args: Any) -> PyTree:
             return self._add_replica_axis(make(*args))
@@ -114,26 +103,14 @@ class MeshStrategy:
         return jit_init(make_state, self.platform, self._state)
 
     def shardings(self, tree: PyTree, under: str = "") -> PyTree:
-        """Return the sharding of every leaf of a state.
+        """Return the sharding for every leaf in a training state, or in a part that is `under` a path with a dot.
 
-        A leaf is sharded like the parameter with whose path its own path ends; other leaves are replicated.
-
-        Args:
-          tree: a training state or a part of it.
-          under: the dotted path of that part, followed by a dot.
+        A leaf is sharded like the parameter whose path is the end of the leaf's path; other leaves are replicated.
         """
         return paths.map_with_path(lambda path, leaf: self.sharding(*self._spec(under + path, leaf.shape)), tree)
 
     def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
-        """Start the transfer of a host batch to the devices, each of which gets its examples.
-
-        Args:
-          batch: the rows of this process, real[B, ...]; see `DataShard`.
-          chunked: whether `batch` is the stacked batches of a chunk, real[K, B, ...].
-
-        Raises:
-          ValueError: a batch that cannot be divided.
-        """
+        """Start the transfer of a host batch to the devices; see `Strategy`."""
         self.check_batch(jax.tree.map(lambda x: x[0], batch) if chunked else batch)
         sharding = self.batch_sharding(chunked)
         if jax.process_count() == 1:
@@ -141,11 +118,7 @@ class MeshStrategy:
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
     def check_batch(self, batch: PyTree) -> None:
-        """Check that a host batch, the share of this process, can be divided over its devices.
-
-        Raises:
-          ValueError: a batch that cannot be divided.
-        """
+        """Raise ValueError if this process's batch cannot be divided over the local devices."""
         check_batch(batch, self.batch_multiple)
 
     def put_replicated(self, tree: PyTree) -> PyTree:
@@ -153,35 +126,23 @@ class MeshStrategy:
         sharding = self.sharding()
         if jax.process_count() == 1:
             return jax.device_put(tree, sharding)
-        # device_put would compare the values of all processes by a collective
+        # `device_put` would compare the values between processes with a collective
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__), tree)
 
-    def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
-        """Compile a training step or a chunk; the state, its first argument, is donated."""
-        raise NotImplementedError(f"{type(self).__name__} must define `compile_train_step(step, chunked)`")
-
-    def constrain(self, tree: PyTree, under: str = "") -> PyTree:
-        """Set the shardings of a part of the training state within a compiled step; see `Strategy`."""
-        raise NotImplementedError(f"{type(self).__name__} must define `constrain(tree, under)`")
-
-    def gather_tables(self, params: PyTree) -> PyTree:
-        """Return the parameters for use in a model, with lookup tables replicated; see `Strategy`."""
-        raise NotImplementedError(f"{type(self).__name__} must define `gather_tables(params)`")
-
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile an evaluation step; the metrics, its third argument, are donated and replicated."""
+        """Compile an evaluation step; the metrics, the third argument, are donated and replicated."""
         return jax.jit(self._with_mesh(step), donate_argnums=2, out_shardings=(self.sharding(), None))
 
     def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call` with the mesh as context if it has explicit axes, which `out_sharding=` in a model requires.
 
-        Otherwise it has no mesh, also within `jax.set_mesh`: Linen would take names of logical axes for mesh axes.
+        Otherwise it has no mesh, also within `jax.set_mesh`: Linen would take logical axes for mesh axes.
         """
         is_explicit = AxisType.Explicit in self.mesh.axis_types
         return self._with_mesh(call, self.mesh.abstract_mesh if is_explicit else AbstractMesh((), ()))
 
     def _with_mesh(self, step: Callable[..., Any], mesh: AbstractMesh | None = None) -> Callable[..., Any]:
-        """Return a step whose traces have the mesh as context: a model may constrain shardings by names of its axes."""
+        """Return a step whose traces have the mesh as context: a model may constrain shardings by axis names."""
         context = self.mesh.abstract_mesh if mesh is None else mesh
 
         @functools.wraps(step)
@@ -202,24 +163,17 @@ class MeshStrategy:
         return run
 
     def _add_replica_axis(self, state: PyTree) -> PyTree:
-        """Convert the training state of a single device to that of this strategy; without replicas it is unchanged."""
+        """Convert the training state from a single device to this strategy; without replicas it is unchanged."""
         return state
-
-    def _assign_specs(self, params: PyTree, logical_axes: Mapping[str, Sequence[Axis]] | None) -> None:
-        assigned = self._placement.place(params, logical_axes)
-        shapes = paths.flatten(params)
-        self._specs = {path: (tuple(shapes[path].shape), spec) for path, (spec, _) in assigned.items()}
-        title = f"Placement on the mesh {self.mesh_description}"
-        logger.debug("%s", "\n" + format_table(COLUMNS, placement_table(assigned, params, self.mesh), title=title))
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
         parts = path.split(".")
-        for start in range(len(parts)):
+        for start in range(len(parts)):  # from the whole path to its last segment
             param_shape, spec = self._specs.get(".".join(parts[start:]), (None, None))
             if spec is not None and param_shape == tuple(shape):
                 return spec
         return PartitionSpec()
 
     def sharding(self, *axes: Any) -> NamedSharding:
-        """Return the sharding of array axes over these axes of the mesh; without arguments, replicated."""
+        """Return the sharding over these mesh axes, one entry per array axis; without arguments, replicated."""
         return NamedSharding(self.mesh, PartitionSpec(*axes))

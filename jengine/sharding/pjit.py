@@ -1,4 +1,4 @@
-"""Run one program over a mesh of devices, with sharded batches, sharded or replicated parameters, and collectives."""
+"""Strategy for one program over a device mesh, with sharded batches and sharded or replicated parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,27 +19,26 @@ PyTree = Any
 
 @STRATEGIES.register_module()
 class Pjit(MeshStrategy):
-    """Compile the step with `jax.jit` (which replaced pjit) over a mesh: the program of one device, on many.
+    """Strategy that compiles the step with `jax.jit` (which replaced pjit) over a mesh.
 
     The step computes the same as on one device: losses, norms and statistics are computed over the whole batch.
-    Optimizer state, averages and accumulated gradients are sharded like their parameters. For this reason gradients are
-    also exchanged in iterations that only accumulate; `DataParallel`, with the same mesh and rules, exchanges them once
-    per update.
+    Optimizer state, averages and accumulated gradients are sharded like the parameters, so gradients are also exchanged
+    in iterations that only accumulate; `DataParallel`, with the same mesh and rules, exchanges them once per update.
 
     Args:
       mesh: number of devices along `data`, `fsdp` and `tensor`; -1 for the remaining ones; see `build_mesh`. Or a
-        `jax.sharding.Mesh`, with explicit or automatic axes. By default that of `jax.set_mesh`, or all devices along
-        `data`.
-      rules: `(part of a name, axes)` pairs, see `Placement`.
-      logical_axes: logical axis of a Flax model -> axis of the mesh.
-      fsdp_min_size: minimum number of elements of a parameter to be sharded over `fsdp` without a rule.
-      strict: whether a rule that matches nothing is an error instead of a warning.
+        `jax.sharding.Mesh`, with explicit or automatic axes. By default the mesh set with `jax.set_mesh`, or all
+        devices along `data`.
+      rules, logical_axes, fsdp_min_size, strict: how parameters are sharded; see `Placement`.
       devices: number of devices to use; None for all.
-      batch_axes: the axes of the mesh over which the batch is sharded, by default `data` and `fsdp`. With it the axes
-        may have any names.
+      batch_axes: the mesh axes over which the batch is sharded, by default `data` and `fsdp`. With it the axes may
+        have any names.
 
     Raises:
       ConfigError: see `build_mesh`, `choose_batch_axes` and `Placement`.
+
+    >>> Pjit(devices=1).mesh_shape
+    {'data': 1, 'fsdp': 1, 'tensor': 1}
     """
 
     def __init__(
@@ -56,35 +55,22 @@ class Pjit(MeshStrategy):
         super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict), batch_axes)
 
     def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
-        """Compile a training step or a chunk; the state is donated and keeps its shardings."""
+        """Compile a training step or a chunk; the state is donated and keeps the same shardings."""
         shardings = None if self._state is None else (self._state, self.sharding())
         return jax.jit(self._with_mesh(step), donate_argnums=0, out_shardings=shardings)
 
     def constrain(self, tree: PyTree, under: str = "") -> PyTree:
-        """Set the shardings of a part of the training state within a compiled step; see `Strategy`."""
+        """Set the shardings within a compiled step; see `Strategy`."""
         return jax.tree.map(
             lambda leaf, sharding: set_sharding(leaf, self.mesh, sharding.spec), tree, self.shardings(tree, under)
         )
 
-    def gather_tables(self, params: PyTree) -> PyTree:
-        """Return the parameters themselves."""
-        return params
-
-    def adapt_for_eval(self, model: Any) -> Any:
-        """Return the model itself."""
-        return model
-
-    def mean_over_replicas(self, model_state: PyTree) -> PyTree:
-        """Return the model state itself, whose statistics are of the whole batch."""
-        return model_state
-
 
 def default_strategy() -> Strategy:
-    """Return the default strategy of a run.
+    """Return the default strategy.
 
-    It is Pjit over the mesh of `jax.set_mesh`, if there is one. Else it uses all devices along the axis `data` of one
-    mesh, but on CPU, in a single process, only the first device: several CPU devices share the cores that one device
-    uses.
+    It is Pjit over the mesh set with `jax.set_mesh`, if there is one. Else it uses all devices along the axis `data`,
+    but on CPU, in a single process, only the first device: several CPU devices would share the cores that one uses.
     """
     several = len(jax.devices()) > 1 and jax.devices()[0].platform != "cpu"
     return Pjit() if several or jax.process_count() > 1 or not context_mesh().empty else SingleDevice()

@@ -1,4 +1,4 @@
-"""Assign each parameter its sharding over the mesh, by rules, logical axes or size."""
+"""Placement of parameters on a mesh, by rules, logical axes or size."""
 
 import logging
 import math
@@ -17,39 +17,38 @@ Axis = str | tuple[str, ...] | None
 Rules = Sequence[tuple[str, Sequence[Axis] | PartitionSpec]]
 
 
-class ShardingRule(NamedTuple):
-    """Hold a rule for the sharding of the parameters that match it."""
-
-    key: str  # a part of their names
-    axes: tuple[Axis, ...]  # for each axis of the array, an axis of the mesh, several of them, or None
-
-
 class Placed(NamedTuple):
-    """Hold the sharding of one parameter, and its reason."""
+    """Sharding of one parameter, and the reason."""
 
     spec: PartitionSpec
     reason: str  # the key of the rule, 'logical axes', 'fsdp' or '' (replicated)
 
 
 class Placement:
-    """Determine how each parameter is sharded.
+    """Rules for how each parameter is sharded.
 
-    The first of these applies: the longest rule whose key is part of the parameter's name, in the alias of Flax or
-    PyTorch; the logical axes that the model has set; for a large parameter, the `fsdp` axis along its largest divisible
-    axis. All other parameters are replicated.
+    The first match applies: the longest rule whose key is part of the parameter's Flax or PyTorch name; the logical
+    axes that the model has set; for a large parameter, `fsdp` along the largest divisible axis. All other parameters
+    are replicated.
 
     Args:
       mesh: the mesh.
       rules: `(key, axes)` pairs: `('mlp.up.kernel', (None, 'tensor'))`, or with a `PartitionSpec`,
         `('mlp.up.kernel', P(None, 'tensor'))`; missing axes are None.
-      logical_axes: name of a logical axis -> axis of the mesh; the names of mesh axes need no entry.
-      fsdp_min_size: minimum number of elements of a parameter to be sharded over `fsdp` without a rule.
+      logical_axes: mesh axis by logical axis; mesh axes themselves need no entry.
+      fsdp_min_size: minimum number of elements for sharding a parameter over `fsdp` without a rule.
       strict: whether a rule that matches nothing is an error instead of a warning.
       axes: the axes over which parameters may be sharded; None for all.
-      tables_along_one_axis: whether sharding a lookup table along both of its axes is an error.
+      tables_along_one_axis: whether sharding a lookup table along two axes is an error.
 
     Raises:
       ConfigError: rules that are not such pairs, or with an axis that is not in the mesh or in `axes`.
+
+    >>> import jax, numpy as np
+    >>> mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
+    >>> placed = Placement(mesh, [("up", (None, "tensor"))]).place({"up": {"kernel": np.zeros((4, 8))}})
+    >>> tuple(placed["up.kernel"].spec), placed["up.kernel"].reason
+    ((None, 'tensor'), 'up')
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Placement:
         self._tables_along_one_axis = tables_along_one_axis
         with config_path("rules"):
             self._rules = [self._build_rule(rule) for rule in rules]
-        self._rules.sort(key=lambda rule: (-len(rule.key), rule.key))
+        self._rules.sort(key=lambda rule: (-len(rule[0]), rule[0]))  # the longest key is the most specific
         self._logical = dict(logical_axes or {})
         with config_path("logical_axes"):
             for axis in self._logical.values():
@@ -76,11 +75,11 @@ class Placement:
         self._strict = strict
 
     def place(self, params: Any, logical_axes: Mapping[str, Sequence[Axis]] | None = None) -> dict[str, Placed]:
-        """Return the sharding of every parameter, by dotted path.
+        """Return the sharding for every parameter by dotted path.
 
         Args:
           params: pytree of arrays or ShapeDtypeStructs.
-          logical_axes: dotted path -> for each axis its name, several names, or None; set by the model.
+          logical_axes: for each axis a name, several names, or None, by dotted path; set by the model.
 
         Raises:
           ConfigError: a rule, or logical axes, that do not fit a parameter; or, with `strict`, a rule that matches
@@ -92,59 +91,51 @@ class Placement:
             path: self._place_one(path, leaf.shape, (logical_axes or {}).get(path), used)
             for path, leaf in leaves.items()
         }
-        for rule in self._rules:
-            if rule.key not in used and not any(_matches(rule.key, path) for path in leaves):
-                message = f"rules: {rule.key!r} matches no parameter{paths.closest_paths(rule.key, leaves)}"
+        for key, _ in self._rules:
+            if key not in used and not any(_matches(key, path) for path in leaves):
+                message = f"rules: {key!r} matches no parameter{paths.closest_paths(key, leaves)}"
                 if self._strict:
                     raise ConfigError(message)
                 logger.warning(message)
         return placed
 
     def _place_one(self, path: str, shape: tuple[int, ...], names: Sequence[Axis] | None, used: set[str]) -> Placed:
-        rule = next((rule for rule in self._rules if _matches(rule.key, path)), None)
-        if rule is not None:
-            used.add(rule.key)
-            return Placed(self._spec(path, shape, rule.axes, f"the rule {rule.key!r}"), rule.key)
+        for key, rule_axes in self._rules:
+            if _matches(key, path):
+                used.add(key)  # for the check in `place`
+                return Placed(self._spec(path, shape, rule_axes, f"the rule {key!r}"), key)
         if names is not None:
             axes = tuple(self._logical_axis(name) for name in names)
             return Placed(self._spec(path, shape, axes, f"its logical axes {tuple(names)}"), "logical axes")
-        axis = self._fsdp_axis(shape)
-        if axis is None:
+        count = self.mesh.shape.get("fsdp", 1)
+        divisible = [axis for axis, size in enumerate(shape) if size % count == 0]
+        if count == 1 or math.prod(shape) < self._fsdp_min_size or not divisible:
             return Placed(PartitionSpec(), "")
-        return Placed(PartitionSpec(*(None,) * axis, "fsdp"), "fsdp")
+        largest = max(divisible, key=lambda axis: shape[axis])
+        return Placed(PartitionSpec(*(None,) * largest, "fsdp"), "fsdp")
 
     def _logical_axis(self, name: Axis) -> Axis:
-        """Return the mesh axis, or axes, of a logical axis; None if there is none."""
+        """Return the mesh axis, or axes, for a logical axis; None if there is none."""
         if not isinstance(name, tuple):
             return self._logical.get(name, name if name in self._axes else None) if name else None
         axes = [self._logical_axis(part) for part in name]
-        return tuple(name for axis in axes for name in _axis_names(axis)) or None
-
-    def _fsdp_axis(self, shape: tuple[int, ...]) -> int | None:
-        """Return the largest axis that can be divided over `fsdp`, if the parameter is large enough."""
-        count = self.mesh.shape.get("fsdp", 1)
-        if count == 1 or math.prod(shape) < self._fsdp_min_size:
-            return None
-        divisible = [axis for axis, size in enumerate(shape) if size % count == 0]
-        return max(divisible, key=lambda axis: shape[axis], default=None)
+        return tuple(name for axis in axes for name in axis_names(axis)) or None
 
     def _spec(self, path: str, shape: tuple[int, ...], axes: Sequence[Axis], source: str) -> PartitionSpec:
         if len(axes) > len(shape):
             raise ConfigError(
                 f"{source} must have at most {len(shape)} axes for the parameter {path!r} {shape}, got {len(axes)}"
             )
-        for size, axis in zip(shape, axes, strict=False):
-            names = _axis_names(axis)
-            count = math.prod(self.mesh.shape[name] for name in names)
+        counts = [math.prod(self.mesh.shape[name] for name in axis_names(axis)) for axis in axes]
+        for size, axis, count in zip(shape, axes, counts, strict=False):
             if size % count:
                 raise ConfigError(
                     f"{source} must divide the axes of the parameter {path!r} {shape} evenly, got an axis of {size} "
                     f"over {count} devices ({axis})"
                 )
-        used = [name for axis in axes for name in _axis_names(axis)]
+        used = [name for axis in axes for name in axis_names(axis)]
         if len(set(used)) < len(used):
             raise ConfigError(f"{source} must use each axis of the mesh once, got {tuple(axes)}")
-        counts = [math.prod(self.mesh.shape[name] for name in _axis_names(axis)) for axis in axes]
         if self._tables_along_one_axis and is_table(path) and sum(count > 1 for count in counts) > 1:
             raise ConfigError(
                 f"{source} must shard the lookup table {path!r} along one of its axes, got {tuple(axes)}: XLA cannot "
@@ -152,7 +143,7 @@ class Placement:
             )
         return PartitionSpec(*axes)
 
-    def _build_rule(self, rule: Any) -> ShardingRule:
+    def _build_rule(self, rule: Any) -> tuple[str, tuple[Axis, ...]]:
         if not isinstance(rule, Sequence) or isinstance(rule, str) or len(rule) != 2 or not isinstance(rule[0], str):
             raise ConfigError(
                 f"a rule must be a pair of a part of a name and axes, ('kernel', (None, 'tensor')), got {rule!r}"
@@ -164,10 +155,10 @@ class Placement:
             raise ConfigError(f"the axes of the rule {key!r} must be axes of the mesh or None, got {axes!r}")
         for axis in axes:
             self._check_axis(axis)
-        return ShardingRule(key, tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes))
+        return key, tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes)
 
     def _check_axis(self, axis: Axis) -> None:
-        for name in _axis_names(axis):
+        for name in axis_names(axis):
             if name not in self.mesh.axis_names:
                 raise ConfigError(
                     f"an axis must be in the mesh {self.mesh.axis_names}, got {name!r}"
@@ -179,13 +170,13 @@ class Placement:
 
 
 def placement_table(placed: Mapping[str, Placed], params: Any, mesh: Mesh) -> list[list[str]]:
-    """Return the rows under COLUMNS: one for each sharded parameter, and one for all replicated parameters."""
+    """Return rows with COLUMNS: one for each sharded parameter, and one for all replicated parameters."""
     leaves = paths.flatten(params)
     rows, replicated_size = [], 0
     for path, (spec, reason) in placed.items():
         leaf = leaves[path]
         size = math.prod(leaf.shape) * leaf.dtype.itemsize
-        names = [name for axis in spec for name in _axis_names(axis)]
+        names = [name for axis in spec for name in axis_names(axis)]
         if not names:
             replicated_size += size
             continue
@@ -205,5 +196,6 @@ def is_table(path: str) -> bool:
     return path.rpartition(".")[2] in ("embedding", "embeddings")
 
 
-def _axis_names(axis: Axis) -> tuple[str, ...]:
+def axis_names(axis: Axis) -> tuple[str, ...]:
+    """Return the mesh axes in one entry of a spec."""
     return (axis,) if isinstance(axis, str) else axis or ()

@@ -1,4 +1,4 @@
-"""Convert states between different numbers of replicas, the leading axis of some leaves, and gather their examples."""
+"""Replica axis, the leading axis of some leaves: conversion to other numbers of replicas, and gathering of examples."""
 
 import contextlib
 import contextvars
@@ -14,12 +14,12 @@ from jengine import paths
 PyTree = Any
 
 AXIS = "data"  # the mapped axis of a step of `DataParallel`, by default
-_axis = contextvars.ContextVar("axis", default=AXIS)  # that of the step which is traced
+_axis = contextvars.ContextVar("axis", default=AXIS)  # in the step that is traced
 
 
 @contextlib.contextmanager
 def replicas_along(axis: str) -> Iterator[None]:
-    """Set the mapped axis of the step which is traced in this context, for `gather_replicas`."""
+    """Set the mapped axis for `gather_replicas` while a step is traced."""
     token = _axis.set(axis)
     try:
         yield
@@ -28,7 +28,11 @@ def replicas_along(axis: str) -> Iterator[None]:
 
 
 def is_per_replica(path: str) -> bool:
-    """Return whether the leaf of a training state at this dotted path has a leading replica axis."""
+    """Return whether the training state's leaf at this dotted path has a leading replica axis.
+
+    >>> is_per_replica("model_state.bn.mean"), is_per_replica("params.fc.kernel")
+    (True, False)
+    """
     item, *rest = path.split(".")
     if item == "hook_state":
         return "model_state" in rest[1:2]
@@ -36,18 +40,18 @@ def is_per_replica(path: str) -> bool:
 
 
 def _is_share(path: str) -> bool:
-    """Return whether the values of the replicas are parts of a sum: those of an unfinished accumulation window."""
+    """Return whether the replicas hold parts of a sum, as in an unfinished accumulation window."""
     item, *rest = path.split(".")
     return item == "opt_state" and rest[1:2] in (["accumulated_grads"], ["weight_sum"])
 
 
 def map_per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:
-    """Apply `fn` to the per-replica leaves of `state`, a training state or a dict of its items."""
+    """Apply `fn` to the per-replica leaves of `state`, a training state or a dict with the same items."""
     return paths.map_with_path(lambda path, leaf: fn(leaf) if is_per_replica(path) else leaf, state)
 
 
 def take_first_replica(state: PyTree) -> PyTree:
-    """Return a training state with the values of the first replica."""
+    """Return a training state with the first replica's values."""
 
     def first(leaf: jax.Array) -> jax.Array:
         sharding = leaf.sharding
@@ -62,15 +66,17 @@ def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -
     """Convert a state to another number of replicas.
 
     Statistics are averaged, integers are taken from the first replica, and every new replica gets a copy. Accumulated
-    gradients and their weights are summed, and every new replica gets an equal part of the sum.
+    gradients and weights are summed, and every new replica gets an equal part of the sum.
 
     Args:
-      state: a training state, or a dict of its items.
-      before: its number of replicas; None for a state without a replica axis.
-      after: the new number of replicas; None for no replica axis.
+      state: a training state, or a dict with the same items.
+      before, after: the old and the new number of replicas; None without a replica axis.
 
     Returns:
       `state` itself if both are equal; otherwise with NumPy arrays for the per-replica leaves.
+
+    >>> convert_replica_axis({"model_state": {"mean": np.array([[1.0], [3.0]])}}, before=2, after=None)
+    {'model_state': {'mean': array([2.])}}
     """
     if before == after:
         return state
@@ -80,7 +86,12 @@ def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -
             return leaf
         value = np.asarray(leaf)
         if before is not None:
-            value = np.asarray(value.sum(axis=0) if _is_share(path) else _merge(value))
+            if _is_share(path):
+                value = np.asarray(value.sum(axis=0))  # each replica holds a share
+            elif jax.numpy.issubdtype(value.dtype, np.floating):
+                value = np.asarray(value.mean(axis=0, dtype=np.float32)).astype(value.dtype)
+            else:
+                value = np.asarray(value[0])  # a mean of counters would not be one
         if after is None:
             return value
         return np.broadcast_to(value / np.float32(after) if _is_share(path) else value, (after, *value.shape))
@@ -88,17 +99,10 @@ def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -
     return paths.map_with_path(convert, state)
 
 
-def _merge(values: np.ndarray) -> np.ndarray:
-    """Return the mean over the first axis; of values that are not floating, the first."""
-    if not jax.numpy.issubdtype(values.dtype, np.floating):
-        return values[0]
-    return values.mean(axis=0, dtype=np.float32).astype(values.dtype)
-
-
 def convert_replica_axis_structs(state: PyTree, before: int | None, after: int | None) -> PyTree:
-    """Return `state` with the shapes that `convert_replica_axis` gives its per-replica leaves, as ShapeDtypeStructs.
+    """Return `state` with ShapeDtypeStructs for the leaves that `convert_replica_axis` converts.
 
-    Its arrays may be on devices of other processes, which `convert_replica_axis` cannot read.
+    The arrays may be on other processes' devices, which `convert_replica_axis` cannot read.
     """
     if before == after:
         return state
@@ -111,10 +115,13 @@ def convert_replica_axis_structs(state: PyTree, before: int | None, after: int |
 
 
 def gather_replicas(rows: jax.Array) -> jax.Array:
-    """Return the rows of all replicas, real[B * replicas, ...], in the order of the batch.
+    """Return the rows of all replicas, real[B * replicas, ...], in batch order.
 
-    In a step of `DataParallel` this is an exchange between the replicas, which all of them must reach. Elsewhere
-    `rows`, real[B, ...], are those of the whole batch already, and are returned.
+    In a `DataParallel` step this is an exchange between the replicas, which all of them must reach. Elsewhere `rows`,
+    real[B, ...], already belong to the whole batch, and are returned.
+
+    >>> gather_replicas(jax.numpy.ones((2, 3))).shape
+    (2, 3)
     """
     try:
         return jax.lax.all_gather(rows, _axis.get(), tiled=True)

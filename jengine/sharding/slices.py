@@ -1,4 +1,4 @@
-"""Arrange the devices of one slice, or of several with a slower network between them, in a mesh."""
+"""Device order in a mesh over one slice, or over several with a slower network between them."""
 
 import collections
 import logging
@@ -15,14 +15,14 @@ logger = logging.getLogger("jengine")
 
 
 def arrange_devices(sizes: Mapping[str, int], slices: Any, devices: Sequence[Any]) -> np.ndarray:
-    """Return an array of devices with the shape of a mesh, in which neighbours are close.
+    """Return a device array in the shape of a mesh, in which neighbours are close.
 
-    Physical axes of a TPU slice are split where that is necessary, for instance 4 x 4 x 4 chips for a mesh of 8 x 8.
+    Physical axes of a TPU slice are split where necessary, for instance 4 x 4 x 4 chips for an 8 x 8 mesh.
 
     Args:
       sizes: total number of devices along each axis.
-      slices: number of slices along some of the axes, by which their sizes are divided. None divides the slices that
-        there are over the first axes that allow it. Only TPUs have slices; elsewhere each process counts as one.
+      slices: number of slices along some axes, which divides the axis size. None divides the slices over the first
+        axes that allow it. Only TPUs have slices; elsewhere each process counts as one.
       devices: as many as the product of the sizes.
 
     Raises:
@@ -49,12 +49,12 @@ def arrange_devices(sizes: Mapping[str, int], slices: Any, devices: Sequence[Any
 
 
 def _group(devices: Sequence[Any], name: str) -> collections.Counter[int]:
-    """Return the number of devices by slice or process; those of a single slice need not have an index."""
+    """Return the number of devices by slice or process; devices in a single slice may have no index."""
     return collections.Counter(getattr(device, name, 0) for device in devices)
 
 
 def _choose_slices(sizes: Mapping[str, int], count: int) -> dict[str, int]:
-    """Divide slices over the first axes of a mesh that allow it, `data` above all, which exchanges least."""
+    """Divide slices over the first mesh axes that allow it, `data` above all, which exchanges least."""
     numbers = {}
     for name, size in sizes.items():
         if (number := math.gcd(size, count)) > 1:

@@ -1,4 +1,4 @@
-"""Define how a run places its arrays and compiles its step, and implement it for a single device."""
+"""Strategy interface: how a run places arrays and compiles steps; with the implementation for a single device."""
 
 import collections
 import types
@@ -17,52 +17,55 @@ _FAST_COMPILATION = {"xla_backend_optimization_level": 1}  # of LLVM, on CPU; th
 
 
 class Strategy(Protocol):
-    """Define the interface between the Runner and the devices.
+    """Interface between the Runner and the devices; the defaults suit a state without replicas.
 
     Attributes:
       axis_name: the mapped axis of the step, or None.
-      replicas: number of replicas of the state; None if it has no replica axis.
+      replicas: number of state replicas; None without a replica axis.
       max_in_flight: number of dispatched steps that may be unfinished; at more, the host waits.
+      mesh_shape: number of devices along each mesh axis; empty for a single device.
       mesh_description: the mesh for the log; empty for a single device.
+      platform: 'cpu', 'gpu' or 'tpu'.
     """
 
-    axis_name: str | None
-    replicas: int | None
+    axis_name: str | None = None
+    replicas: int | None = None
     max_in_flight: int
+    mesh_shape: Mapping[str, int]
     mesh_description: str
-
-    @property
-    def mesh_shape(self) -> Mapping[str, int]:
-        """The number of devices along each axis of the mesh; empty for a single device."""
-
-    @property
-    def platform(self) -> str:
-        """The kind of device: 'cpu', 'gpu' or 'tpu'."""
+    platform: str
 
     @property
     def batch_multiple(self) -> int:
-        """The number that must divide the batch of this process."""
+        """Number that must divide this process's batch."""
 
     @property
     def data_shard(self) -> DataShard:
-        """The rows of each global batch that this process supplies."""
+        """Rows of each global batch that this process supplies."""
 
     def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
         """Start the transfer of a host batch to the devices.
 
         Args:
-          batch: the share of this process, real[B, ...].
+          batch: this process's share, real[B, ...]; see `DataShard`.
           chunked: whether `batch` is the stacked batches of a chunk, real[K, B, ...].
+
+        Raises:
+          ValueError: a batch that cannot be divided.
         """
 
     def put_replicated(self, tree: PyTree) -> PyTree:
         """Copy small values, which are equal on all processes, to every device."""
 
     def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call`, which calls a model outside of a step, with the mesh as context if it has explicit axes."""
+        """Return `call`, which calls a model outside a step, with the mesh as context if it has explicit axes."""
+        return call
 
     def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
-        """Compile a function that is called once with `args` and creates the training state, or states of hooks."""
+        """Compile `make`, called once with `args`, which returns the training state or hook states.
+
+        `model` may have logical axes for the parameters.
+        """
 
     def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
         """Compile `step(state, batch, inputs) -> (state, metrics)`; the state is donated.
@@ -73,43 +76,42 @@ class Strategy(Protocol):
         """
 
     def constrain(self, tree: PyTree, under: str = "") -> PyTree:
-        """Set the shardings of a part of the training state within a compiled step, where XLA would choose them.
+        """Set the shardings for a part of the training state within a compiled step, where XLA would choose them.
 
         Args:
-          tree: a training state, gradients, or another part of it.
-          under: the dotted path of that part, followed by a dot: 'params.' for gradients.
+          tree: a training state, gradients, or another part.
+          under: the dotted path to that part, followed by a dot: 'params.' for gradients.
         """
+        return tree
 
     def gather_tables(self, params: PyTree) -> PyTree:
         """Return the parameters for use in a model, with lookup tables replicated where XLA requires this."""
+        return params
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile `step(params, model_state, metrics, batch) -> (metrics, predictions)`; the metrics are donated."""
 
     def adapt_for_eval(self, model: Any) -> Any:
         """Return the model for use in an evaluation step."""
+        return model
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
         """Return the model state with the mean over replicas in each floating leaf."""
+        return model_state
 
 
 @STRATEGIES.register_module()
-class SingleDevice:
-    """Place everything on one device.
+class SingleDevice(Strategy):
+    """Strategy that places everything on one device; see `Strategy` for the attributes.
 
     Args:
       device: index into `jax.local_devices()`.
 
-    Attributes:
-      axis_name, replicas: None: the step has no mapped axis.
-      batch_multiple: 1: a batch is not divided.
-      data_shard: all rows.
-      mesh_shape, mesh_description: empty: there is no mesh.
-      max_in_flight: see `Strategy`.
+    >>> strategy = SingleDevice()
+    >>> strategy.compile_train_step(lambda state, batch, inputs: (state + batch, {}))(jax.numpy.float32(1), 2.0, {})
+    (Array(3., dtype=float32), {})
     """
 
-    axis_name: str | None = None
-    replicas: int | None = None
     batch_multiple = 1
     data_shard = DataShard()
     mesh_shape: Mapping[str, int] = types.MappingProxyType({})
@@ -120,15 +122,11 @@ class SingleDevice:
         if not 0 <= device < len(devices):
             raise ValueError(f"SingleDevice: device must be an index of the {len(devices)} local devices, got {device}")
         self.device = devices[device]
+        self.platform = self.device.platform
         check_context([self.device])
         # On CPU a compiled step reads host arrays directly, without the cost of `device_put`
         self._takes_host_batches = self.platform == "cpu"
         self.max_in_flight = 8 if self.platform == "cpu" else 2  # on an accelerator each holds a batch in device memory
-
-    @property
-    def platform(self) -> str:
-        """The kind of device: 'cpu', 'gpu' or 'tpu'."""
-        return self.device.platform
 
     def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
         """Start the transfer of a host batch to the device; see `Strategy`."""
@@ -138,10 +136,6 @@ class SingleDevice:
         """Copy values to the device."""
         return jax.device_put(tree, self.device)
 
-    def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` itself."""
-        return call
-
     def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
         """Compile a function that is called once with `args`; `model` is not used."""
         return jit_init(make, self.platform, jax.sharding.SingleDeviceSharding(self.device))
@@ -150,36 +144,15 @@ class SingleDevice:
         """Compile a training step or a chunk; the state is donated."""
         return jax.jit(step, donate_argnums=0)
 
-    def constrain(self, tree: PyTree, under: str = "") -> PyTree:
-        """Return the tree itself."""
-        return tree
-
-    def gather_tables(self, params: PyTree) -> PyTree:
-        """Return the parameters themselves."""
-        return params
-
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile an evaluation step; the metrics, its third argument, are donated."""
+        """Compile an evaluation step; the metrics, the third argument, are donated."""
         return jax.jit(step, donate_argnums=2)
-
-    def adapt_for_eval(self, model: Any) -> Any:
-        """Return the model itself."""
-        return model
-
-    def mean_over_replicas(self, model_state: PyTree) -> PyTree:
-        """Return the model state itself: there are no replicas."""
-        return model_state
 
 
 def jit_init(make: Callable[..., Any], platform: str, out_shardings: Any) -> Callable[..., Any]:
-    """Return `jax.jit(make)` for a function that is called once, so that compilation dominates its time.
+    """Return `jax.jit(make)` for a function that is called once, so compilation dominates the time.
 
     On CPU it is compiled with fewer optimizations, which is several times faster.
-
-    Args:
-      make: the function.
-      platform: platform of its devices.
-      out_shardings: shardings of its results.
     """
     options = _FAST_COMPILATION if platform == "cpu" else None
     return jax.jit(make, out_shardings=out_shardings, compiler_options=options)
@@ -191,11 +164,11 @@ def is_pending(array: Any) -> bool:
 
 
 class DispatchLimiter:
-    """Limit the number of dispatched steps that are unfinished.
+    """Limit for dispatched steps that are unfinished.
 
-    Without a limit the queue of dispatched steps, and the memory that it holds, grows while the device is slower than
-    the host. At the limit the host waits until half of the steps are finished, so there are fewer wake-ups, each of
-    which takes a core from the running step on CPU. Waiting for a step transfers no data.
+    Without a limit the queue, and the memory that it holds, would grow while the device is slower than the host. At the
+    limit the host waits until half of the steps are finished, so there are fewer wake-ups, each of which takes a core
+    from the running step on CPU. Waiting for a step transfers no data.
 
     Args:
       limit: number of steps.
@@ -219,7 +192,7 @@ class DispatchLimiter:
         self._tokens.append(token)
 
     def find_unfinished(self) -> list[jax.Array]:
-        """Return the outputs of the dispatched steps that are unfinished, without blocking."""
+        """Return the outputs that dispatched steps have yet to compute, without blocking."""
         return [token for token in self._tokens if is_pending(token)]
 
     def drain(self) -> None:

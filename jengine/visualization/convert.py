@@ -1,8 +1,6 @@
 """Conversion of scalars, histograms, images and models to the data types that backends write."""
 
 import io
-import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,32 +8,6 @@ import numpy as np
 from jengine.errors import require_extra
 
 _REAL_KINDS = "biufV"  # V: bfloat16 and other ml_dtypes
-
-
-def to_jsonable(value: Any, name: str = "") -> Any:
-    """Return a value in JSON types: arrays as lists, or numbers if they have one element; dict keys as strings.
-
-    JSON has no NaN and no infinity: they become the strings 'NaN', 'Infinity' and '-Infinity', which `float()` reads.
-
-    Args:
-      value: a number, string, None or array, or lists, tuples and dicts with these.
-      name: what it is, for the error; by default the key in `value`.
-
-    Examples:
-      >>> to_jsonable({"loss": np.float32(0.5), "norms": np.array([1.0, np.inf])})
-      {'loss': 0.5, 'norms': [1.0, 'Infinity']}
-    """
-    if isinstance(value, Mapping):
-        return {str(key): to_jsonable(item, name or str(key)) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_jsonable(item, name) for item in value]
-    if hasattr(value, "__array__"):
-        return to_jsonable(to_plain(value), name)
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"`{name}` must be JSON-serializable (a number, string, list or dict), got {type(value).__name__}")
 
 
 class Histogram(NamedTuple):

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, ClassVar
@@ -10,11 +9,10 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from jengine.config import write_config
+from jengine.json_codec import encode
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
-from jengine.visualization.convert import Histogram, encode_png, to_jsonable, to_plain
-
-_encode_json = json.JSONEncoder(allow_nan=False).encode  # json.dumps creates an encoder for each call
+from jengine.visualization.convert import Histogram, encode_png, to_plain
 
 
 class FilesVisBackend(BaseVisBackend):
@@ -179,7 +177,4 @@ class CSVVisBackend(FilesVisBackend):
 
 
 def _json_line(values: Mapping[str, Any]) -> str:
-    try:
-        return _encode_json(values) + "\n"  # finite numbers and strings, nearly always
-    except (TypeError, ValueError):
-        return _encode_json(to_jsonable(values)) + "\n"
+    return encode(values, for_logs=True) + "\n"

@@ -1,5 +1,6 @@
 """Test one program over a mesh: results, shardings and collectives."""
 
+import collections
 from collections import Counter
 
 import flax.linen as nn
@@ -44,12 +45,13 @@ def test_optimizer_state_averages_and_accumulated_gradients_are_sharded_like_the
 def test_no_device_holds_a_whole_sharded_parameter():
     strategy = Pjit(mesh=dict(data=1, fsdp=8), fsdp_min_size=1)
 
-    def make(rng):
-        return {"w": jax.random.normal(rng, (64, 32))}
+    State = collections.namedtuple("State", "params")
 
-    shapes = jax.eval_shape(make, jax.random.key(0))
-    strategy._assign_specs(shapes, None)
-    text = jax.jit(make, out_shardings=strategy.shardings(shapes)).lower(jax.random.key(0)).compile().as_text()
+    def make(rng):
+        return State({"w": jax.random.normal(rng, (64, 32))})
+
+    key = jax.random.key(0)
+    text = strategy.compile_init(make, key).lower(key).compile().as_text()
     assert "f32[64,32]" not in text
     assert "f32[8,32]" in text
 

@@ -4,7 +4,6 @@ import base64
 import functools
 import gzip
 import importlib.resources
-import json
 import pathlib
 import re
 import time
@@ -14,6 +13,7 @@ from typing import Any
 from jengine.cli.report.page_data import build_page_data
 from jengine.cli.report.run_files import find_runs, name_runs, read_run
 from jengine.errors import require_extra
+from jengine.json_codec import encode
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
@@ -59,7 +59,7 @@ def render_page(data: dict[str, Any], refresh: float = 0) -> str:
 
 def to_json(data: Any) -> str:
     """Return the data as compact JSON."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return encode(data, for_logs=True, separators=(",", ":"))
 
 
 @functools.cache

@@ -1,11 +1,12 @@
 """Write files of JSON lines that a resumed run continues."""
 
 import json
-import math
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any, TextIO
+
+from jengine.json_codec import encode
 
 
 class JsonLines:
@@ -31,11 +32,7 @@ class JsonLines:
         """
         if self._file is None:
             self._file = self._open()
-        plain = {
-            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
-        self._file.write(json.dumps(plain, sort_keys=True, allow_nan=False) + "\n")
+        self._file.write(encode(values, for_logs=True, sort_keys=True) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
