@@ -1,4 +1,4 @@
-"""Build a model from a Flax Linen module."""
+"""Model adapter for Flax Linen modules."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,13 +20,16 @@ _INTERMEDIATES = "intermediates"  # the collection that `init` never returns
 
 @MODELS.register_module()
 class LinenModel(Model):
-    """Adapt a `flax.linen` module and a loss of its outputs.
+    """Model from a `flax.linen` module and a loss on its outputs.
 
-    The collection `params` is differentiated. All other collections of the module (`batch_stats`, …) are the model
-    state, which is mutable in training and fixed in prediction; except those that the module only sows into, which are
-    read after each call and are not part of any state. If the module's `__call__` has an argument `train`, `training`,
-    `is_training` or `deterministic`, it is set accordingly. In low precision, the module's parameters and inputs are
-    cast, and its outputs are cast back to float32; the batch is passed to `loss` unchanged.
+    The collection `params` is differentiated. All other collections (`batch_stats`, …) are the model state, which is
+    mutable in training and fixed in prediction; except those that the module only sows into, which are read after each
+    call and are not part of any state. If the module's `__call__` has an argument `train`, `training`, `is_training` or
+    `deterministic`, it is set accordingly. In low precision, the module's parameters and inputs are cast, and the
+    outputs are cast back to float32; `loss` gets the batch unchanged.
+
+    >>> from jengine.model import CrossEntropy, SmallCNN
+    >>> model = LinenModel(SmallCNN(num_classes=3), loss=CrossEntropy(label="label"), inputs="image")
 
     Args:
       module: the module or its config (`dict(type=..., ...)`).
@@ -34,12 +37,12 @@ class LinenModel(Model):
         collection and dotted path; or its config.
       inputs: the batch entries to call the module with, in order, each a name, index or dotted path; None to pass the
         whole batch.
-      rngs: names of the module's random number streams in training.
-      predict_rngs: names of those that it also requires in prediction, where their key is always the same.
-      sown_losses: names of sown collections or values to add to the losses; or a dict from name to weight. () ignores
-        losses that are sown; with None they are an error.
-      sown_predictions: names of sown values to return with the predictions, which are then a dict of `outputs` and
-        these names.
+      rngs: the random number streams in training.
+      predict_rngs: those that prediction requires too, where the key is always the same.
+      sown_losses: sown collections or values to add to the losses; or a dict from name to weight. () ignores losses
+        that are sown; with None they are an error.
+      sown_predictions: sown values to return with the predictions, which are then a dict with `outputs` and these
+        names.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class LinenModel(Model):
         self.logical_axes: dict[str, tuple[str | None, ...]] = {}
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Initialize the module in inference mode, and record the types of its submodules and its logical axes."""
+        """Initialize the module in inference mode, and record the submodule types and the logical axes."""
         from flax import linen as nn
 
         types: dict[str, str] = {}
@@ -93,7 +96,7 @@ class LinenModel(Model):
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
-        """Return the losses of the module's outputs in training mode, and the new model state."""
+        """Return the losses in training mode, and the new model state."""
         with exclude_padding(batch):
             outputs, updated = self._apply(
                 {"params": params, **model_state},
@@ -113,10 +116,10 @@ class LinenModel(Model):
             {"params": params, **model_state},
             *select_inputs(batch, self._inputs),
             rngs=_fixed_keys(self._predict_rngs),
-            mutable=list(self._sown_collections) if self._sown.in_predictions else False,
+            mutable=list(self._sown_collections) if self._sown.predictions else False,
             **train_arguments(type(self.module), train=False),
         )
-        if not self._sown.in_predictions:
+        if not self._sown.predictions:
             return outputs
         outputs, sown = outputs
         return self._sown.add_predictions(outputs, _flatten(sown))
@@ -126,8 +129,7 @@ class LinenModel(Model):
 
         Args:
           params, model_state: the variables.
-          train: bind it with random streams and a mutable model state; the mode is still selected by the arguments of
-            the call.
+          train: bind it with random streams and a mutable model state; the call's arguments still select the mode.
         """
         variables = {"params": params, **model_state}
         if not train:
@@ -141,8 +143,7 @@ class LinenModel(Model):
     def _is_sown(self, name: str, variables: Mapping[str, Any], inputs: tuple[Any, ...]) -> bool:
         """Return whether the module only sows into a collection: it works without, as `sow` then does nothing.
 
-        Only collections that may be sown are tried: those of tuples, which is how `sow` collects values, and those with
-        'loss' in their name.
+        Only collections that may be sown are tried: tuples, which is how `sow` collects values, and names with 'loss'.
         """
         if name == "params":
             return False
@@ -162,10 +163,10 @@ class LinenModel(Model):
 
 
 def _dense_general_without_mesh() -> Any:
-    """Return a context in which each `nn.DenseGeneral` is called without the mesh of the step.
+    """Return a context in which each `nn.DenseGeneral` is called without the step's mesh.
 
     DenseGeneral initializes a matrix and reshapes it, also in `apply`, which compares the shapes. On a mesh, the axis
-    names of `nn.with_partitioning` constrain that matrix, although they name the axes of the reshaped parameter.
+    names from `nn.with_partitioning` constrain that matrix, although they name the axes after reshaping.
     """
     from flax import linen as nn
 

@@ -1,6 +1,6 @@
-"""Leave padding out of the statistics of BatchNorm in Linen and NNX modules.
+"""BatchNorm statistics without padding, in Linen and NNX modules.
 
-The mask of the batch is read while tracing, as the dtype of `autocast` is: modules need no argument for it.
+The batch's mask is read while tracing, as the dtype in `autocast` is: modules need no argument for it.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ _MASK: contextvars.ContextVar[Any] = contextvars.ContextVar("jengine_padding_mas
 
 @contextlib.contextmanager
 def exclude_padding(batch: PyTree) -> Iterator[None]:
-    """Compute the statistics of each BatchNorm that is called in the body from the real examples of `batch`.
+    """Compute the statistics in each BatchNorm that is called in the body from the real examples in `batch`.
 
-    It applies to `flax.linen.BatchNorm`, and to the modules of `mask_batch_norms`, whose input has the examples of the
-    batch on its first axis. If all examples are padding, as on a replica whose share of the last batch is empty, all
-    are counted: there would be no statistics otherwise.
+    It applies to `flax.linen.BatchNorm`, and to the modules passed to `mask_batch_norms`, if the first input axis is
+    the batch's. If all examples are padding, as on a replica whose share of the last batch is empty, all are counted:
+    there would be no statistics otherwise.
 
     Args:
       batch: its mask marks the real examples (see `get_mask`); without one nothing changes.
@@ -40,7 +40,7 @@ def exclude_padding(batch: PyTree) -> Iterator[None]:
 
 
 def mask_batch_norms(module: Any) -> None:
-    """Make the BatchNorms of an NNX module read the mask of `exclude_padding`, in place."""
+    """Make the BatchNorms in an NNX module read the mask from `exclude_padding`, in place."""
     if _MASK.get() is None:
         return
     from flax import nnx
@@ -51,7 +51,7 @@ def mask_batch_norms(module: Any) -> None:
 
 
 def _pass_mask(next_fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
-    """Intercept the call of a Linen module."""
+    """Intercept a call to a Linen module."""
     from flax import linen as nn
 
     if isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__" and kwargs.get("mask") is None:
@@ -76,7 +76,7 @@ def _masked_batch_norm() -> type:
 
 
 def _mask_for(x: jax.Array) -> jax.Array | None:
-    """Return the mask with the rank of `x`; None if the first axis of `x` is not that of the examples."""
+    """Return the mask with the rank of `x`; None if the first axis is not the batch's."""
     mask = _MASK.get()
     if x.ndim == 0 or x.shape[0] != mask.shape[0]:
         return None
