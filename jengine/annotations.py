@@ -268,13 +268,15 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value is a real number, but not a bool: of Python or NumPy, or an array without axes."""
     is_scalar = isinstance(value, numbers.Real) or (hasattr(value, "__float__") and hasattr(value, "shape"))
     return is_scalar and not isinstance(value, bool) and (not hasattr(value, "shape") or value.shape == ())
 
 
-def _is_mapping(value: Any) -> bool:
-    return hasattr(value, "items")  # a ConfigDict is not a Mapping
+def is_mapping(value: Any) -> bool:
+    """Return whether a value is a dict or a config; a ConfigDict is not a Mapping."""
+    return hasattr(value, "items")
 
 
 # Types whose values are not just their instances.
@@ -283,14 +285,14 @@ _TESTS: dict[Any, Callable[[Any], bool]] = {
     inspect.Parameter.empty: lambda value: True,
     None: lambda value: value is None,
     int: lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool),
-    float: _is_number,
+    float: is_number,
     collections.abc.Sequence: _is_sequence,
     list: _is_sequence,
     tuple: _is_sequence,
     collections.abc.Callable: callable,
-    collections.abc.Mapping: _is_mapping,
-    collections.abc.MutableMapping: _is_mapping,
-    dict: _is_mapping,
+    collections.abc.Mapping: is_mapping,
+    collections.abc.MutableMapping: is_mapping,
+    dict: is_mapping,
 }
 
 
@@ -300,7 +302,7 @@ def _has_type(kind: Any, value: Any) -> bool:
         test = _TESTS.get(kind)
         if test is not None:
             return test(value)
-        return isinstance(value, kind) or (hasattr(kind, "items") and _is_mapping(value))
+        return isinstance(value, kind) or (hasattr(kind, "items") and is_mapping(value))
     except TypeError:
         return True
 
@@ -312,7 +314,7 @@ def _error(owner: str, name: str, mismatch: _Mismatch) -> Exception:
     annotation, value = mismatch.annotation, mismatch.value
     choices = [choice for choice in _choices(annotation) if isinstance(choice, str)]
     hint = did_you_mean(value, choices) if isinstance(value, str) else ""  # the choices are part of the message
-    if isinstance(value, tuple) and len(value) == 1 and _is_mapping(value[0]):
+    if isinstance(value, tuple) and len(value) == 1 and is_mapping(value[0]):
         hint = "; remove the comma after `dict(...)`"
     message = f"`{path}` must be {describe(annotation)}, got {value!r}{hint}"
     return TypeError(message) if mismatch.is_type else ArgumentError(message)

@@ -2,6 +2,7 @@
 
 from jengine.data.batch_check import BatchCheck as BatchCheck
 from jengine.data.batch_stream import BatchStream as BatchStream
+from jengine.data.batch_stream import prefetch_to_device as prefetch_to_device
 from jengine.data.build import build_dataloader as build_dataloader
 from jengine.data.build import check_dataloader as check_dataloader
 from jengine.data.collate import default_collate as default_collate
@@ -16,7 +17,6 @@ from jengine.data.loader import DataLoader as DataLoader
 from jengine.data.masking import MaskedTuple as MaskedTuple
 from jengine.data.pipeline import Pipeline as Pipeline
 from jengine.data.pipeline import TransformedDataset as TransformedDataset
-from jengine.data.prefetch import prefetch_to_device as prefetch_to_device
 from jengine.data.samplers import DefaultSampler as DefaultSampler
 from jengine.data.samplers import InfiniteSampler as InfiniteSampler
 from jengine.data.text import Sentences as Sentences

@@ -1,13 +1,13 @@
 """Check the batches of a loader on the host, before they are sent to the device."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import numpy as np
 
 from jengine import paths
-from jengine.data.host_entries import is_array
+from jengine.data.host_entries import is_array, list_host_entries
 
 _INT32 = np.iinfo(np.int32)
 _ARRAYS = {np.ndarray}
@@ -62,14 +62,12 @@ class BatchCheck:
             self._raise_structure(batch)
 
     def _check_arrays(self, batch: Any) -> None:
-        leaves = paths.flatten(batch)
-        if any(map(is_array, leaves.values())):
-            return
-        kinds = {path: str(getattr(leaf, "dtype", type(leaf).__name__)) for path, leaf in leaves.items()}
-        raise TypeError(
-            f"`{self._loader}` must yield batches with numeric arrays, got {kinds or type(batch).__name__}: strings "
-            "and arrays of objects stay on the host; stack numbers of equal shapes, or pass a collate_fn"
-        )
+        if not any(map(is_array, paths.flatten(batch).values())):
+            raise TypeError(
+                f"`{self._loader}` must yield batches with numeric arrays, got "
+                f"{list_host_entries(batch) or type(batch).__name__}: strings and arrays of objects stay on the host; "
+                "stack numbers of equal shapes, or pass a collate_fn"
+            )
 
     def _raise_structure(self, batch: Any) -> None:
         own = list(paths.flatten(batch))
@@ -95,10 +93,7 @@ class BatchCheck:
 
 def describe_batch(batch: Any) -> dict[str, str]:
     """Return the dtype and shape of each entry of a batch by dotted path: 'float32[64, 8, 8, 1]'."""
-    return {path: _describe(leaf) for path, leaf in paths.flatten(batch).items()}
-
-
-def _describe(leaf: Any) -> str:
-    if isinstance(leaf, Mapping) or not hasattr(leaf, "dtype"):
-        return type(leaf).__name__
-    return f"{leaf.dtype}{list(leaf.shape)}"
+    return {
+        path: f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__
+        for path, leaf in paths.flatten(batch).items()
+    }

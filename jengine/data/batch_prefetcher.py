@@ -154,10 +154,8 @@ class _Worker:
 
     def __init__(self, source: BatchSource, part: slice, num_threads: int, prefetch_factor: int) -> None:
         import grain
-        from absl import flags
 
-        if not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # grain reads absl flags, which a script without absl never parses
+        parse_flags()
         threads = grain.ReadOptions(num_threads, num_threads * prefetch_factor)
         dataset = grain.MapDataset.source(source)[part].to_iter_dataset(threads)
         # A pipeline of its own for each worker: grain cannot move several workers to another index.
@@ -177,6 +175,14 @@ class _Worker:
     def close(self) -> None:
         """End the process."""
         self._iterator.close()
+
+
+def parse_flags() -> None:
+    """Mark absl's flags as parsed: grain reads them, and a script without absl never parses them."""
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
 
 
 def _end_with_parent(*_: int) -> None:

@@ -1,8 +1,9 @@
-"""Take one or several batches of a source at a time, and keep its position with them."""
+"""Batches from a source, one or several at a time, sent to the device ahead of the consumer."""
 
 import collections
+import contextlib
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import jax
@@ -87,6 +88,36 @@ class BatchStream:
         """Close the source."""
         if hasattr(self._source, "close"):
             self._source.close()
+
+
+def prefetch_to_device(
+    batches: Iterable[Any], put: Callable[[Any], Any] = jax.device_put, depth: int = 2
+) -> Generator[Any, None, None]:
+    """Yield batches as device arrays, with `depth` of them sent ahead of the consumer.
+
+    Transfers are asynchronous, so no thread is needed: while the device computes on a batch, the next ones are
+    transferred.
+
+    Args:
+      batches: numpy pytrees.
+      put: numpy pytree -> device pytree; it must not block. One call for the whole pytree is the fastest.
+      depth: number of batches sent ahead of the current one of the consumer; 0 for none.
+
+    Yields:
+      Device pytrees, in order. An exception of the source is raised after the batches before it, with its traceback.
+
+    Raises:
+      ValueError: a negative depth.
+    """
+    if depth < 0:
+        raise ValueError(f"depth must be 0 or more batches, got {depth}")
+
+    def prefetch() -> Generator[Any, None, None]:
+        with contextlib.closing(BatchStream(batches, put, depth)) as stream:
+            while taken := stream.take(1):
+                yield taken.pop()
+
+    return prefetch()
 
 
 def _no_position() -> None:

@@ -5,26 +5,17 @@ can fetch different batches, and a resumed run starts at its position at once.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from jengine.data.collate import default_collate
 from jengine.data.masking import with_mask
+from jengine.data.samplers import IteratedSampler, Sampler
 from jengine.errors import ConfigError
 
 # More epochs than any run has; grain requires the length of a source.
 _MAX_EPOCHS = 2**24
-
-
-class Order(Protocol):
-    """Describe the methods of a sampler that are used here."""
-
-    def indices(self, epoch: int, count: int) -> np.ndarray:
-        """Return at most `count` indices of this process for `epoch`: int64[<= count]."""
-
-    def num_real(self, count: int) -> int:
-        """Return how many of the first `count` indices are not padding."""
 
 
 class BatchSource:
@@ -44,7 +35,7 @@ class BatchSource:
     def __init__(
         self,
         dataset: Any,
-        order: Order,
+        order: Sampler | IteratedSampler,
         collate: Callable[[Sequence[Any]], Any],
         batch_size: int,
         length: int,

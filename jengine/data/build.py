@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from jengine.annotations import is_mapping
 from jengine.data.find_source import is_stream, require_map_style
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
@@ -45,13 +46,13 @@ def build_dataloader(
         divided = cfg_or_loader if isinstance(cfg_or_loader, IterableLoader) else cfg_or_loader.sampler
         _check_shard(divided, *shard)
         return cfg_or_loader
-    if not _is_config(cfg_or_loader):
+    if not is_mapping(cfg_or_loader):
         return IterableLoader(cfg_or_loader, train)
     arguments: dict[str, Any] = {"drop_last": train, "sampler": None, **dict(cfg_or_loader.items())}
     check_dataloader(arguments)
     with config_path("dataset"):
         arguments["dataset"] = as_config(arguments["dataset"])
-        if _is_config(arguments["dataset"]):
+        if is_mapping(arguments["dataset"]):
             arguments["dataset"] = DATASETS.build(arguments["dataset"])
         if is_stream(arguments["dataset"]):
             return _build_stream(arguments, train, *shard)
@@ -68,16 +69,16 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
         if key in cfg:
             raise TypeError(f"a dataloader must not have the argument {key!r}: {reason}; remove it")
     dataset = as_config(cfg.get("dataset"))
-    if _is_config(dataset) and "type" not in dataset:
+    if is_mapping(dataset) and "type" not in dataset:
         raise TypeError(
             f"a dataset must be an object, or a dict with its 'type', got a dict of {sorted(map(str, dataset))}; wrap "
             "its arrays in ArrayDataset"
         )
     check_arguments(DataLoader, dict(cfg.items()))
-    if not _is_config(dataset) and not is_stream(dataset):
+    if not is_mapping(dataset) and not is_stream(dataset):
         require_map_style(dataset)
     sampler = as_config(cfg.get("sampler"))
-    if sampler is not None and not _is_config(sampler) and not isinstance(sampler, Sampler):
+    if sampler is not None and not is_mapping(sampler) and not isinstance(sampler, Sampler):
         IteratedSampler(sampler)  # raises the error
 
 
@@ -97,10 +98,6 @@ def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, pr
         )
     shard: dict[str, Any] = {"process_index": process_index, "process_count": process_count}
     return IterableLoader(arguments.pop("dataset"), train, **arguments, **shard)
-
-
-def _is_config(value: Any) -> bool:
-    return isinstance(value, Mapping) or hasattr(value, "items")
 
 
 def _build_sampler(cfg: Any, dataset: Any, train: bool, defaults: dict[str, Any]) -> Any:

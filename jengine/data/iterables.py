@@ -15,7 +15,7 @@ from jengine.data.collate import count_examples, default_collate, is_flat, is_nu
 from jengine.data.find_source import as_source, set_epoch
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import with_mask
-from jengine.data.sources import Pass, Resume
+from jengine.data.sources import Pass
 from jengine.errors import ConfigError
 
 State = dict[str, Any]
@@ -52,6 +52,8 @@ class IterableLoader:
       ConfigError: data that cannot be iterated. ValueError: no batches.
     """
 
+    has_random_access = False  # each process reads its own share
+
     def __init__(
         self,
         iterable: Any,
@@ -68,14 +70,12 @@ class IterableLoader:
         self.iterable = iterable
         self.source = source = as_source(iterable)
         self.train = train
+        self.dataset = getattr(iterable, "dataset", iterable)
+        self.sampler = getattr(iterable, "sampler", None)
         self.device_prefetch: int = getattr(iterable, "device_prefetch", 2)
         if device_prefetch is not None:
             self.device_prefetch = device_prefetch
-        if (
-            isinstance(self.device_prefetch, bool)
-            or not isinstance(self.device_prefetch, int)
-            or self.device_prefetch < 0
-        ):
+        if type(self.device_prefetch) is not int or self.device_prefetch < 0:
             raise ConfigError(
                 f"`device_prefetch` must be an integer of at least 0, got {self.device_prefetch!r} of {source.kind}"
             )
@@ -84,6 +84,7 @@ class IterableLoader:
         sharded = source.shard(process_index, process_count) if train and process_count > 1 and batch_size else None
         if sharded is not None:
             self.source = source = sharded
+        self.kind, self.advice, self.resume = source.kind, source.advice, source.resume
         shard = (0, 1) if sharded is not None or not batch_size else (process_index, process_count)
         self._reader = _Reader(batch_size, collate_fn or default_collate, *shard)
         self._total = self._reader.count_batches(source.length, drop_last=train)
@@ -100,19 +101,9 @@ class IterableLoader:
         self._opened: tuple[int, Pass, tuple[Any, int | None]] | None = None  # pass, its iterator, and its first batch
 
     @property
-    def dataset(self) -> Any:
-        """The dataset of the loader, or the loader itself if it has none."""
-        return getattr(self.iterable, "dataset", self.iterable)
-
-    @property
     def metainfo(self) -> Any:
         """The metainfo of the dataset (class names and so on); None if it has none."""
         return getattr(self.dataset, "metainfo", None)
-
-    @property
-    def sampler(self) -> Any:
-        """The sampler of the loader; None if it has none."""
-        return getattr(self.iterable, "sampler", None)
 
     @property
     def batch_size(self) -> int | None:
@@ -133,26 +124,6 @@ class IterableLoader:
         if self._reader.batch_size is not None:
             return self.source.length
         return operator.length_hint(self.dataset, -1) if hasattr(self.iterable, "dataset") else None
-
-    @property
-    def has_random_access(self) -> bool:
-        """False: each process reads its own share."""
-        return False
-
-    @property
-    def kind(self) -> str:
-        """The name of the data in messages."""
-        return self.source.kind
-
-    @property
-    def advice(self) -> str:
-        """What makes the position exact; empty if there is nothing to say."""
-        return self.source.advice
-
-    @property
-    def resume(self) -> Resume:
-        """Whether the position in the data is restored: 'exact', 'replayed' or 'lost' (see `Source`)."""
-        return self.source.resume
 
     def __len__(self) -> int:
         if self.length is None:
@@ -205,11 +176,6 @@ class IterableLoader:
         Raises:
           ValueError: the data allow only one pass at a time.
         """
-        if getattr(self.iterable, "persistent_workers", False):
-            raise ValueError(
-                f"{self.kind} must allow a second pass during the current one, got one that allows only one pass at a "
-                "time; remove persistent_workers=True"
-            )
         other = copy.copy(self)
         other.source = self.source.copy()
         other._opened = None
@@ -229,7 +195,6 @@ class IterableLoader:
             except StopIteration:
                 raise ValueError(f"{self.source.kind} must yield at least one batch, got none") from None
             self._opened = (self.epoch, reading, first)
-        assert self._opened is not None
         batch, num_real = self._opened[2]
         count, size = self._measure(batch, num_real)
         return batch if self.train else self._add_mask(batch, count, size)

@@ -1,11 +1,14 @@
 """Read the data of grain, PyTorch, Hugging Face and TensorFlow, each with its own way to store a position."""
 
 import logging
+import pathlib
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Mapping
 from typing import Any
 
-from jengine.data.sources import Pass, Resume, Source, StateDictSource
+from jengine.data.batch_prefetcher import parse_flags
+from jengine.data.sources import Pass, Resume, Source, StateDictSource, skip
 
 _LOGGER = logging.getLogger("jengine")
 _END = object()
@@ -32,11 +35,11 @@ class GrainSource(Source):
                 f"{self.kind}: each pass has the order of the first. For another order in each, use {self._repeat}, "
                 "and train_cfg.epoch_length in a loop over epochs."
             )
-        _parse_flags()
+        parse_flags()
         iterator = iter(self.data)
         if state is not None:
             iterator.set_state(state)
-        return Pass(self._skip(iterator, start))
+        return Pass(skip(iterator, start))
 
     def get_state(self, reading: Pass) -> Any:
         """Return the state of the iterator."""
@@ -65,27 +68,18 @@ class GrainMapSource(Source):
             data = data[start:]
         iterator = iter(data.to_iter_dataset())
         if state is None:
-            return _GrainMapPass(iterator, offset=start)
-        iterator.set_state({**state, "next_index": state["next_index"]})
-        return _GrainMapPass(self._skip(iterator, start), offset=0)
+            return Pass(iterator, offset=start)
+        iterator.set_state(dict(state))
+        return Pass(skip(iterator, start))
 
     def get_state(self, reading: Pass) -> Any:
         """Return the index of the next element in the repetition."""
-        assert isinstance(reading, _GrainMapPass)
         state = reading.iterator.get_state()  # type: ignore[attr-defined]
         return {**state, "next_index": state["next_index"] + reading.offset}
 
     def shard(self, index: int, count: int) -> "GrainMapSource":
         """Return the source of every `count`-th element from `index` on."""
         return GrainMapSource(self.data[index::count])
-
-
-class _GrainMapPass(Pass):
-    """Hold a pass over a part of a `MapDataset`, whose iterator counts from `offset`."""
-
-    def __init__(self, iterator: Iterator[Any], offset: int) -> None:
-        super().__init__(iterator)
-        self.offset = offset
 
 
 class TorchDataSource(StateDictSource):
@@ -148,7 +142,7 @@ class TorchSource(Source):
         if self._generator is not None and state is not None:
             self._generator.set_state(state)
         initial = self._get_generator_state()  # the order of the pass is drawn from it
-        return Pass(self._skip(iter(self.data), start), initial)
+        return Pass(skip(iter(self.data), start), initial)
 
     def get_end_state(self, reading: Pass) -> Any:
         """Return the state of the generator, from which the order of the next pass is drawn."""
@@ -183,7 +177,7 @@ class TensorFlowSource(Source):
                 _restore_iterator(iterator, state)
             elif self.length is not None:
                 start += epoch * self.length
-            self._skip(iterator, start)
+            skip(iterator, start)
         self._epoch = epoch
         if self.length is not None:
             self._next = (epoch + 1, iterator)
@@ -221,18 +215,7 @@ def _has_shuffle_buffer(stream: Any) -> bool:
     return False
 
 
-def _parse_flags() -> None:
-    """Mark absl's flags as parsed: grain's workers read them, and a script without absl never parses them."""
-    from absl import flags
-
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()
-
-
 def _save_iterator(iterator: Any) -> dict[str, bytes]:
-    import pathlib
-    import tempfile
-
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as directory:
@@ -241,9 +224,6 @@ def _save_iterator(iterator: Any) -> dict[str, bytes]:
 
 
 def _restore_iterator(iterator: Any, state: Mapping[str, bytes]) -> None:
-    import pathlib
-    import tempfile
-
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as directory:

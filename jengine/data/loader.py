@@ -44,6 +44,9 @@ class DataLoader:
       TypeError: the dataset is not map-style. ValueError: a number out of range, or a dataset smaller than one batch.
     """
 
+    has_random_access = True  # any process can continue at any example
+    advice = "use a sampler of jengine.data, whose order is a function of the seed and the epoch"
+
     def __init__(
         self,
         dataset: Annotated[Any, ConfigOf(DATASETS)],
@@ -69,6 +72,8 @@ class DataLoader:
         self.device_prefetch = device_prefetch
         self.sampler = DefaultSampler(dataset, shuffle=False) if sampler is None else sampler
         self._order = self.sampler if isinstance(self.sampler, Sampler) else IteratedSampler(self.sampler)
+        self.kind = f"DataLoader({type(dataset).__name__})"
+        self.resume: Resume = "replayed" if isinstance(self._order, IteratedSampler) else "exact"
         self.length = self._count_batches(num_batch_per_epoch)
         self._collate = collate_fn or default_collate
         self._epoch = self._start = self._position = 0
@@ -80,28 +85,8 @@ class DataLoader:
 
     @property
     def dataset_size(self) -> int:
-        """The number of samples of the dataset."""
+        """The number of samples in the dataset."""
         return len(self.dataset)
-
-    @property
-    def has_random_access(self) -> bool:
-        """True: any process can continue at any example."""
-        return True
-
-    @property
-    def kind(self) -> str:
-        """The name of the data in messages."""
-        return f"DataLoader({type(self.dataset).__name__})"
-
-    @property
-    def advice(self) -> str:
-        """What makes the position exact."""
-        return "use a sampler of jengine.data, whose order is a function of the seed and the epoch"
-
-    @property
-    def resume(self) -> Resume:
-        """'exact': any batch of any epoch can be fetched; 'replayed' if a foreign sampler determines the order."""
-        return "replayed" if isinstance(self._order, IteratedSampler) else "exact"
 
     @property
     def metainfo(self) -> Any:

@@ -25,7 +25,8 @@ class Sampler(abc.ABC):
       ValueError: an empty dataset, or a process index out of range.
     """
 
-    is_endless: bool = False  # whether epochs are sections of one stream of samples
+    is_endless = False  # whether epochs are sections of one stream of samples
+    repeats = False  # whether all epochs have the same order
 
     def __init__(
         self,
@@ -58,11 +59,6 @@ class Sampler(abc.ABC):
         # release must have the same order.
         bits = np.random.MT19937(np.random.SeedSequence((self.seed % 2**64, epoch)))
         return np.random.RandomState(bits).permutation(self.size)
-
-    @property
-    def repeats(self) -> bool:
-        """True if all epochs have the same order."""
-        return False
 
     @abc.abstractmethod
     def samples_per_epoch(self, drop_last: bool) -> int:
@@ -102,11 +98,7 @@ class DefaultSampler(Sampler):
     ) -> None:
         super().__init__(dataset, shuffle, seed, process_index, process_count)
         self.round_up = round_up
-
-    @property
-    def repeats(self) -> bool:
-        """True if all epochs have the same order."""
-        return not self.shuffle
+        self.repeats = not shuffle
 
     def samples_per_epoch(self, drop_last: bool) -> int:
         """Return the size of the largest shard, or of the smallest if samples may not be repeated."""
@@ -128,9 +120,7 @@ class DefaultSampler(Sampler):
         return iter(self.indices(self.epoch, self.size).tolist())
 
     def __len__(self) -> int:
-        if self.round_up:
-            return -(-self.size // self.process_count)
-        return len(range(self.process_index, self.size, self.process_count))
+        return self.samples_per_epoch(False) if self.round_up else self.num_real(self.size)
 
 
 @DATA_SAMPLERS.register_module()

@@ -5,24 +5,21 @@ itself, PyTorch in a generator, TensorFlow in a checkpoint of its own, most othe
 """
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 Resume = Literal["exact", "replayed", "lost"]
 
 
+@dataclasses.dataclass
 class Pass:
-    """Hold the iterator of one pass over a source.
+    """One pass over a source."""
 
-    Args:
-      iterator: yields the elements.
-      initial_state: the state before the first of them; None if the source has no state.
-    """
-
-    def __init__(self, iterator: Iterator[Any], initial_state: Any = None) -> None:
-        self.iterator = iterator
-        self.initial_state = initial_state
+    iterator: Iterator[Any]
+    initial_state: Any = None  # before the first element; None if the source has no state
+    offset: int = 0  # the element from which the iterator counts, for sources with random access
 
     def close(self) -> None:
         """End the threads and processes of the iterator, if it has any."""
@@ -51,6 +48,7 @@ class Source:
     advice = ""
     snapshot_interval: int | None = None
     may_be_shorter = False
+    is_single = False
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -65,7 +63,7 @@ class Source:
           start: number of elements to read and drop.
           state: of the source, from `get_state` or `Pass.initial_state`; `start` then counts from there.
         """
-        return Pass(self._skip(iter(self.data), start))
+        return Pass(skip(iter(self.data), start))
 
     def get_state(self, reading: Pass) -> Any:
         """Return the state after the elements taken so far; None if there is none."""
@@ -89,18 +87,14 @@ class Source:
         Raises:
           ValueError: the data allow only one pass at a time.
         """
+        keeps_workers = getattr(self.data, "persistent_workers", False)  # a PyTorch loader's, which are of one pass
+        if self.is_single or keeps_workers:
+            advice = self.advice or "use data without a state of their own"
+            raise ValueError(
+                f"{self.kind} must allow a second pass during the current one, got one that allows only one pass at a "
+                f"time; {'remove persistent_workers=True' if keeps_workers else advice}"
+            )
         return copy.copy(self)
-
-    def _refuse_copy(self) -> NoReturn:
-        raise ValueError(
-            f"{self.kind} must allow a second pass during the current one, got one that allows only one pass at a "
-            f"time; {self.advice or 'use data without a state of their own'}"
-        )
-
-    def _skip(self, iterator: Iterator[Any], count: int) -> Iterator[Any]:
-        for _ in itertools.islice(iterator, count):
-            pass
-        return iterator
 
 
 class SequenceSource(Source):
@@ -123,34 +117,31 @@ class FunctionSource(Source):
 
     def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
         """Call the function, and drop `start` elements."""
-        return Pass(self._skip(iter(self.data()), start))
+        return Pass(skip(iter(self.data()), start))
 
 
 class IteratorSource(Source):
-    """Read an iterator, which allows one pass. Grain's iterators have a state."""
+    """Iterator, which allows one pass. Grain's iterators have a state."""
 
     advice = "pass the object that the iterator was made of, or a function that returns a new iterator"
+    is_single = True
 
     def __init__(self, data: Iterator[Any]) -> None:
         super().__init__(data)
         self.length = None
-        self.resume = "exact" if _has_iterator_state(data) else "lost"
+        self.resume = "exact" if hasattr(data, "get_state") and hasattr(data, "set_state") else "lost"
         self.snapshot_interval = 1 if self.resume == "exact" else None
 
     def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
         """Return the iterator, at `state` if it has one; elements that an earlier run read are not dropped."""
         if state is not None:
             self.data.set_state(state)
-            self._skip(self.data, start)
+            skip(self.data, start)
         return Pass(itertools.chain(self.data))  # which cannot be closed with the pass
 
     def get_state(self, reading: Pass) -> Any:
         """Return the state of the iterator."""
         return self.data.get_state() if self.resume == "exact" else None
-
-    def copy(self) -> NoReturn:
-        """Raise ValueError: there is one iterator."""
-        self._refuse_copy()
 
 
 class StateDictSource(Source):
@@ -158,20 +149,23 @@ class StateDictSource(Source):
 
     resume: Resume = "exact"
     snapshot_interval: int | None = 1
+    is_single = True  # the state is that of the last pass that was started
 
     def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
         """Start a pass, at `state` if it is given."""
         if state is not None:
             self.data.load_state_dict(state)
-        return Pass(self._skip(iter(self.data), start))
+        return Pass(skip(iter(self.data), start))
 
     def get_state(self, reading: Pass) -> Any:
         """Return a copy of the state of the object."""
         return copy.deepcopy(self.data.state_dict())
 
-    def copy(self) -> NoReturn:
-        """Raise ValueError: the state is that of the last pass that was started."""
-        self._refuse_copy()
+
+def skip(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    """Drop `count` elements and return the iterator."""
+    next(itertools.islice(iterator, count, count), None)
+    return iterator
 
 
 def _length(data: Any) -> int | None:
@@ -179,7 +173,3 @@ def _length(data: Any) -> int | None:
         return len(data)
     except TypeError:
         return None
-
-
-def _has_iterator_state(data: Any) -> bool:
-    return hasattr(data, "get_state") and hasattr(data, "set_state")
