@@ -1,4 +1,4 @@
-"""Load batches from map-style datasets and foreign iterables, and send them to the device."""
+"""Datasets, samplers and loaders, adapters for foreign data, and the path to the device."""
 
 from jengine.data.batch_check import BatchCheck as BatchCheck
 from jengine.data.batch_stream import BatchStream as BatchStream

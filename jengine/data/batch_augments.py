@@ -1,4 +1,4 @@
-"""Augment whole batches inside the compiled step."""
+"""Augmentation of whole batches inside the compiled step."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,11 +17,15 @@ _ENTRIES = ("augments", "probs")
 
 
 class BatchAugment:
-    """Apply one of several augmentations to each batch, drawn at random.
+    """One of several augmentations for each batch, drawn at random.
+
+    >>> flip = BatchAugment([lambda batch, rng: {"x": -batch["x"]}], probs=[1.0])
+    >>> flip({"x": 3}, jax.random.key(0))
+    {'x': -3}
 
     Args:
       augments: pure functions `(batch, rng) -> batch`, where `rng` is a JAX key.
-      probs: probability of each; a batch is not augmented with the remaining probability, if their sum is below 1.
+      probs: a probability for each; if the sum is below 1, a batch is not augmented with the rest.
 
     Raises:
       ConfigError: a wrong number of probabilities, a negative one, or a sum above 1.
@@ -45,7 +49,7 @@ class BatchAugment:
         return jax.lax.switch(index, [*self.augments, identity], batch, augment_rng)
 
     def check(self, batch: PyTree, rng: jax.Array) -> None:
-        """Check that the augmentations keep the structure, shapes and dtypes of `batch`.
+        """Check that the augmentations keep the structure, shapes and dtypes in `batch`.
 
         Raises:
           ConfigError: an augmentation changes one of them.
@@ -68,12 +72,12 @@ def identity(batch: PyTree, rng: jax.Array) -> PyTree:
 
 
 def build_batch_augment(cfg: Any) -> BatchAugment:
-    """Build an augmentation of batches from a config.
+    """Build a batch augmentation from a config.
 
     Args:
-      cfg: a function `(batch, rng) -> batch`; a config of one that is registered in TRANSFORMS; or
-        `dict(augments=[...], probs=[...])` with several of them, of which one is applied to each batch. Without `probs`
-        all are equally probable.
+      cfg: a function `(batch, rng) -> batch`; a config for one that is registered in TRANSFORMS; or
+        `dict(augments=[...], probs=[...])` with several, from which one is drawn for each batch. Without `probs` all
+        are equally probable.
 
     Raises:
       ConfigError: a dict with other entries. TypeError: an augmentation that is not a function.

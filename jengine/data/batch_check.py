@@ -1,4 +1,4 @@
-"""Check the batches of a loader on the host, before they are sent to the device."""
+"""Host checks on a loader's batches, before they are sent to the device."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,10 +15,15 @@ _INSPECTED = 10  # batches
 
 
 class BatchCheck:
-    """Check that each batch has the structure of the first one, and integers that fit the device.
+    """Check that each batch has the same structure, and integers that fit the device.
+
+    >>> check = BatchCheck("train_dataloader")
+    >>> check({"id": np.array([2**40])})
+    Traceback (most recent call last):
+    ValueError: `train_dataloader` must yield integers that fit in int32, got 1099511627776 to 1099511627776 in ...
 
     Args:
-      loader: the name of the loader in messages: 'train_dataloader'.
+      loader: the loader's name in messages: 'train_dataloader'.
 
     Attributes:
       inspect: called with each of the first batches; raises for one that cannot be used. None for no further check.
@@ -36,7 +41,7 @@ class BatchCheck:
 
         Raises:
           TypeError: there is no array in it, so that nothing reaches the model.
-          ValueError: it has another structure than the first, or an integer that the device would wrap around.
+          ValueError: another structure than the first, or an integer that the device would wrap around.
         """
         structure: Any
         leaves: Iterable[Any]
@@ -92,7 +97,7 @@ class BatchCheck:
 
 
 def describe_batch(batch: Any) -> dict[str, str]:
-    """Return the dtype and shape of each entry of a batch by dotted path: 'float32[64, 8, 8, 1]'."""
+    """Return the dtype and shape for each entry by dotted path: 'float32[64, 8, 8, 1]'."""
     return {
         path: f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__
         for path, leaf in paths.flatten(batch).items()

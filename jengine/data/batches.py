@@ -1,7 +1,7 @@
-"""Fetch batches by index.
+"""Batches by index.
 
-Batch i of epoch e has the index e * length + i. Any index can be fetched on its own, so threads and worker processes
-can fetch different batches, and a resumed run starts at its position at once.
+Batch i in epoch e has the index e * length + i. Any index can be fetched on its own, so threads and worker processes
+can fetch different batches, and a resumed run continues at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,17 +19,17 @@ _MAX_EPOCHS = 2**24
 
 
 class BatchSource:
-    """Provide random access to batches. It can be pickled if the dataset, the sampler and `collate` can.
+    """Random access to batches. It can be pickled if the dataset, the sampler and `collate` can.
 
     Args:
       dataset: has `__getitems__(indices)` or `__getitem__(index)`.
       order: the sampler.
-      collate: list of samples -> batch. Batches of `__getitems__` are used as they are with `default_collate`, and not
-        used with another function.
+      collate: list of samples -> batch. Batches from `__getitems__` are used as they are with `default_collate`, and
+        not used with another function.
       batch_size: examples per batch.
       length: batches per epoch.
-      masked: whether short batches are padded and every batch gets a mask of its real examples.
-      shift: an epoch, and the number of examples by which its batches are shifted, which may be negative.
+      masked: whether short batches are padded and every batch gets a mask for the real examples.
+      shift: an epoch, and the number of examples by which it is shifted, which may be negative.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class BatchSource:
         """Make `epoch` the current one.
 
         Returns:
-          The epoch, the sample index of every example and their mask: int64 and bool[length * batch_size].
+          The epoch, the sample index for every example and the mask: int64 and bool[length * batch_size].
         """
         shift = self.shift[1] if self.shift[0] == epoch else 0
         count = self.length * self.batch_size

@@ -1,4 +1,4 @@
-"""Build a loader from the dataloader section of a config."""
+"""Loaders from the dataloader sections in a config."""
 
 import inspect
 from collections.abc import Mapping
@@ -25,18 +25,21 @@ def build_dataloader(
 ) -> DataLoader | IterableLoader:
     """Build a loader from a config, or adapt an existing one.
 
+    >>> loader = build_dataloader(dict(dataset=[{"x": 1.0}, {"x": 2.0}, {"x": 3.0}], batch_size=2), train=False)
+    >>> [batch["mask"].tolist() for batch in loader]
+    [[True, True], [True, False]]
+
     Args:
-      cfg_or_loader: a dict of `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`,
+      cfg_or_loader: a dict with `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`,
         and `dataset` may also be a stream of examples (see `IterableLoader`); or a loader; or an iterable of batches;
-        or a function that returns an iterator of batches. It is not modified.
-      train: whether the data are for training. By default the order is then shuffled and `drop_last` is True;
-        otherwise the data are in order and the last batch is padded.
-      seed: seed of the sampler, unless the config has one.
-      process_index: index of this process.
-      process_count: number of processes that share the data.
+        or a function that returns an iterator over batches. It is not modified.
+      train: whether the data are for training. By default the order is then shuffled and `drop_last` is True; otherwise
+        the data are in order and the last batch is padded.
+      seed: sampler seed, unless the config has one.
+      process_index, process_count: this process, and the number of processes that share the data.
 
     Returns:
-      A loader with `set_epoch(epoch, start=0)` that yields batches of NumPy arrays.
+      A loader with `set_epoch(epoch, start=0)` that yields batches with NumPy arrays.
 
     Raises:
       TypeError: an unknown or missing argument. ValueError: a number out of range, or data that cannot be iterated.
@@ -83,7 +86,7 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
 
 
 def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, process_count: int) -> IterableLoader:
-    """Return the loader of a dataset without access by index."""
+    """Return the loader for a dataset without access by index."""
     name = type(arguments["dataset"]).__name__
     for key in ("sampler", "num_workers", "num_threads", "prefetch_factor"):
         if arguments.pop(key, None):
@@ -118,10 +121,9 @@ def _build_sampler(cfg: Any, dataset: Any, train: bool, defaults: dict[str, Any]
 
 
 def _check_shard(divided: Any, index: int, count: int) -> None:
-    """Check that a sampler, or a loader of examples, reads the share of this process.
+    """Raise ConfigError unless a sampler, or a loader of examples, reads this process's share.
 
-    Raises:
-      ConfigError: it reads another, so that processes would read the same examples, or none would read some of them.
+    Otherwise processes would read the same examples, or none would read some.
     """
     if not isinstance(divided, Sampler | IterableLoader) or (
         isinstance(divided, IterableLoader) and divided.is_batched

@@ -1,4 +1,4 @@
-"""Collate samples into batches: stack them, and pad a short batch."""
+"""From samples to batches: stack them, and pad a short batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,12 +13,16 @@ from jengine import paths
 def default_collate(samples: Sequence[Any]) -> Any:
     """Stack samples along a new leading axis.
 
+    >>> default_collate([{"x": [1, 2], "y": 0}, {"x": [3, 4], "y": 1}])
+    {'x': array([[1, 2],
+           [3, 4]]), 'y': array([0, 1])}
+
     Args:
-      samples: pytrees of equal structure whose leaves have equal shapes: arrays, numbers, CPU tensors. A list of
-        numbers in a dict or tuple is an array.
+      samples: pytrees with equal structure and shapes: arrays, numbers, CPU tensors. A list of numbers in a dict or
+        tuple is an array.
 
     Returns:
-      One pytree of numpy arrays with leading axis `len(samples)`.
+      One pytree with numpy arrays that have the leading axis `len(samples)`.
 
     Raises:
       ValueError: the samples differ in structure or shape; the message names the leaf.
@@ -47,7 +51,7 @@ def _is_numbers_in(root: Any) -> Callable[[Any], bool]:
 
 
 def stack_batches(batches: Sequence[Any]) -> Any:
-    """Stack batches of equal structure and shapes along a new leading axis: real[K, B, ...]."""
+    """Stack batches with equal structure and shapes along a new leading axis: real[K, B, ...]."""
 
     def stack(*leaves: Any) -> Any:
         if isinstance(leaves[0], jax.Array):
@@ -65,7 +69,7 @@ def is_flat(batch: Any) -> bool:
 
 
 def count_examples(batch: Any) -> int:
-    """Return the number of examples of a batch, the length of the leading axis of all leaves.
+    """Return the number of examples in a batch, which all leaves must have as leading axis.
 
     Raises:
       ValueError: no array, a leaf without a leading axis, or two leaves that differ in it.

@@ -1,4 +1,4 @@
-"""Provide two datasets: arrays in memory, and the handwritten digits bundled with scikit-learn."""
+"""Two datasets: arrays in memory, and the handwritten digits bundled with scikit-learn."""
 
 import operator
 from collections.abc import Mapping
@@ -14,11 +14,14 @@ from jengine.registry import DATASETS
 
 @DATASETS.register_module()
 class ArrayDataset:
-    """Hold arrays in memory; sample i is entry i of each.
+    """Dataset in memory; sample i has entry i from each array.
+
+    >>> ArrayDataset({"x": np.array([1.0, 2.0]), "label": np.array([0, 1])})[1]
+    {'label': np.int64(1), 'x': np.float64(2.0)}
 
     Args:
-      arrays: pytree of NumPy arrays (or values that convert to them) of equal leading length, usually a dict or a
-        tuple; a list of arrays counts as a tuple.
+      arrays: NumPy arrays (or values that convert to them) with equal leading length, usually in a dict or a tuple; a
+        list of arrays counts as a tuple.
       metainfo: facts about the dataset for metrics and visualizers, such as the class names.
 
     Raises:
@@ -43,10 +46,10 @@ class ArrayDataset:
 
 @DATASETS.register_module()
 class Digits(ArrayDataset):
-    """Load 1,797 handwritten digits of 8x8 pixels (the test part of the UCI set), bundled with scikit-learn.
+    """1,797 handwritten digits with 8x8 pixels (the test part of the UCI set), bundled with scikit-learn.
 
-    A fifth (359 images) is held out as 'test', chosen by a fixed permutation and not stratified by class.
-    Samples are `image`: float32[8, 8, 1] (float32[64] when `flat`), 0 to 1, and `label`: int32[].
+    A fifth (359 images) is held out as 'test', chosen by a fixed permutation and not stratified by class. Samples are
+    `image`: float32[8, 8, 1] (float32[64] when `flat`), 0 to 1, and `label`: int32[].
 
     Args:
       split: 'train' (1,438 images) or 'test' (359).

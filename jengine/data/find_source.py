@@ -1,4 +1,4 @@
-"""Recognize what an object of the user is: batches, a stream of examples, or a dataset with access by index."""
+"""Recognition of the user's object: batches, a stream of examples, or a dataset with access by index."""
 
 import sys
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from jengine.errors import ConfigError
 
 
 def as_source(data: Any) -> Source:
-    """Return the source of an object that yields batches or examples.
+    """Return the source for an object that yields batches or examples.
 
     Raises:
       ConfigError: it can neither be iterated nor called, or it is a dataset with access by index.
@@ -59,7 +59,7 @@ def _not_batches(data: Any) -> ConfigError:
 
 
 def is_map_style(data: Any) -> bool:
-    """Return whether an object has a length and access by index, so that batches are chosen by a sampler."""
+    """Return whether an object has a length and access by index, so that a sampler can choose batches."""
     if isinstance(data, Mapping) or not hasattr(data, "__len__"):
         return False
     tensorflow = sys.modules.get("tensorflow")
@@ -77,7 +77,7 @@ def require_map_style(dataset: Any) -> None:
 
 
 def set_epoch(data: Any, epoch: int) -> None:
-    """Pass the epoch to the first of `set_epoch` of the data, its sampler, the batch sampler's sampler, and that."""
+    """Pass the epoch to the first `set_epoch` in the data, its sampler, the batch sampler's sampler, and that."""
     batch_sampler = getattr(data, "batch_sampler", None)
     owners = [data, getattr(data, "sampler", None), getattr(batch_sampler, "sampler", None), batch_sampler]
     for owner in owners:

@@ -1,4 +1,4 @@
-"""Read the data of grain, PyTorch, Hugging Face and TensorFlow, each with its own way to store a position."""
+"""Sources for grain, PyTorch, Hugging Face and TensorFlow, each of which stores a position differently."""
 
 import logging
 import pathlib
@@ -15,7 +15,7 @@ _END = object()
 
 
 class GrainSource(Source):
-    """Read a grain `IterDataset` or `DataLoader`, whose iterators have a state."""
+    """Grain `IterDataset` or `DataLoader`, whose iterators have a state."""
 
     resume: Resume = "exact"
     snapshot_interval: int | None = 1
@@ -42,12 +42,12 @@ class GrainSource(Source):
         return Pass(skip(iterator, start))
 
     def get_state(self, reading: Pass) -> Any:
-        """Return the state of the iterator."""
+        """Return the iterator's state."""
         return reading.iterator.get_state()  # type: ignore[attr-defined]
 
 
 class GrainMapSource(Source):
-    """Read a grain `MapDataset`: pass e is its e-th repetition, which it shuffles with another seed."""
+    """Grain `MapDataset`: pass e is the e-th repetition, which it shuffles with another seed."""
 
     resume: Resume = "exact"
     snapshot_interval: int | None = 1
@@ -59,7 +59,7 @@ class GrainMapSource(Source):
         self.length = None if len(data) >= sys.maxsize else len(data)
 
     def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start at element `start` of repetition `epoch`, without reading those before."""
+        """Start at element `start` in repetition `epoch`, without reading those before."""
         data = self.data
         if self.length is not None:
             first = epoch * self.length + (0 if state is not None else start)
@@ -73,17 +73,17 @@ class GrainMapSource(Source):
         return Pass(skip(iterator, start))
 
     def get_state(self, reading: Pass) -> Any:
-        """Return the index of the next element in the repetition."""
+        """Return the next element's index in the repetition."""
         state = reading.iterator.get_state()  # type: ignore[attr-defined]
         return {**state, "next_index": state["next_index"] + reading.offset}
 
     def shard(self, index: int, count: int) -> "GrainMapSource":
-        """Return the source of every `count`-th element from `index` on."""
+        """Return the source for every `count`-th element from `index` on."""
         return GrainMapSource(self.data[index::count])
 
 
 class TorchDataSource(StateDictSource):
-    """Read torchdata's `StatefulDataLoader`, whose state at the end of a pass determines the order of the next one."""
+    """Torchdata's `StatefulDataLoader`, whose state at the end of a pass determines the next pass's order."""
 
     def get_end_state(self, reading: Pass) -> Any:
         """Return the state after the end; None if the pass is cut short by a limit."""
@@ -91,9 +91,9 @@ class TorchDataSource(StateDictSource):
 
 
 class HuggingFaceSource(StateDictSource):
-    """Read a stream of Hugging Face `datasets`, whose order is a function of its seed and its epoch.
+    """Hugging Face `datasets` stream, whose order is a function of seed and epoch.
 
-    Its state lacks the content of shuffle buffers: with one, the elements before the position are read and dropped.
+    The state lacks the content of shuffle buffers: with one, the elements before the position are read and dropped.
     """
 
     def __init__(self, data: Any) -> None:
@@ -104,14 +104,14 @@ class HuggingFaceSource(StateDictSource):
             self.advice = "shuffle the shards alone, .shuffle(seed=..., buffer_size=1), or use a map-style dataset"
 
     def shard(self, index: int, count: int) -> "HuggingFaceSource":
-        """Return the source of every `count`-th shard, or of every `count`-th example if the shards do not divide."""
+        """Return the source for every `count`-th shard, or for every `count`-th example if the shards do not divide."""
         from datasets.distributed import split_dataset_by_node
 
         return HuggingFaceSource(split_dataset_by_node(self.data, rank=index, world_size=count))
 
 
 class TorchSource(Source):
-    """Read a PyTorch `DataLoader`. Its order is known if it is not shuffled, or if it has a generator or an epoch."""
+    """PyTorch `DataLoader`. The order is known if it is not shuffled, or if it has a generator or an epoch."""
 
     advice = (
         "pass generator=torch.Generator() to the DataLoader, whose order comes from PyTorch's global generator, or use "
@@ -145,7 +145,7 @@ class TorchSource(Source):
         return Pass(skip(iter(self.data), start), initial)
 
     def get_end_state(self, reading: Pass) -> Any:
-        """Return the state of the generator, from which the order of the next pass is drawn."""
+        """Return the generator's state, from which the next pass's order is drawn."""
         return self._get_generator_state()
 
     def _get_generator_state(self) -> Any:
@@ -153,7 +153,7 @@ class TorchSource(Source):
 
 
 class TensorFlowSource(Source):
-    """Read a `tf.data.Dataset`; its position is a TensorFlow checkpoint of the iterator, with its shuffle buffers."""
+    """`tf.data.Dataset`; the position is a TensorFlow checkpoint of the iterator, with shuffle buffers."""
 
     resume: Resume = "exact"
     snapshot_interval: int | None = 100  # writing one takes about as long as many batches
@@ -167,7 +167,7 @@ class TensorFlowSource(Source):
         self._next: tuple[int, Any] | None = None  # the number of the next pass, and its iterator
 
     def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start a pass. A dataset of known length is one endless repetition, which shuffles each pass differently."""
+        """Start a pass. A dataset with known length is one endless repetition, which shuffles each pass differently."""
         following, self._next = self._next, None
         if following is not None and following[0] == epoch and start == 0 and state is None:
             iterator = following[1]
@@ -184,29 +184,29 @@ class TensorFlowSource(Source):
         return Pass(iterator, _save_iterator(iterator))
 
     def get_state(self, reading: Pass) -> Any:
-        """Return the files of a TensorFlow checkpoint of the iterator, by name."""
+        """Return the files in a TensorFlow checkpoint for the iterator, by name."""
         return _save_iterator(reading.iterator)
 
     def get_end_state(self, reading: Pass) -> Any:
-        """Return the state of the iterator of the next pass, whose order TensorFlow draws when it is made."""
+        """Return the state of the next pass's iterator, whose order TensorFlow draws when it is made."""
         if self._next is None:
             self._next = (self._epoch + 1, self._iterate())
         return _save_iterator(self._next[1])
 
     def copy(self) -> "TensorFlowSource":
-        """Return a source with iterators of its own."""
+        """Return a source with separate iterators."""
         return TensorFlowSource(self.data)
 
     def _iterate(self) -> Any:
         return iter(self.data.repeat() if self.length is not None else self.data)
 
     def shard(self, index: int, count: int) -> "TensorFlowSource":
-        """Return the source of every `count`-th element from `index` on."""
+        """Return the source for every `count`-th element from `index` on."""
         return TensorFlowSource(self.data.shard(count, index))
 
 
 def _has_shuffle_buffer(stream: Any) -> bool:
-    """Return whether a stream of Hugging Face `datasets` has a shuffle buffer in a step, or unknown steps."""
+    """Return whether a Hugging Face stream has a shuffle buffer in a step, or unknown steps."""
     nodes: list[Any] = [getattr(stream, "_ex_iterable", None)]
     for node in nodes:
         if node is None or (type(node).__name__.startswith("BufferShuffled") and node.buffer_size > 1):

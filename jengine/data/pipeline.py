@@ -1,4 +1,4 @@
-"""Transform the samples of a dataset on the host."""
+"""Transforms for samples on the host."""
 
 import copy
 import inspect
@@ -15,11 +15,14 @@ Transform = Callable[..., Any]  # sample -> sample, or (sample, rng) -> sample
 
 
 class Pipeline:
-    """Apply transforms one after the other.
+    """Pipeline of transforms, applied one after the other.
+
+    >>> Pipeline([lambda sample: sample + 1, lambda sample: 2 * sample])(3)
+    8
 
     Args:
-      transforms: each a function of the sample, or of the sample and `rng`, an `np.random.RandomState`; a config of one
-        that is registered in TRANSFORMS; or a list of those. None for no transforms.
+      transforms: each a function of the sample, or of the sample and `rng`, an `np.random.RandomState`; a config for
+        one that is registered in TRANSFORMS; or a list of those. None for no transforms.
 
     Raises:
       TypeError: a transform that is not a function.
@@ -58,7 +61,7 @@ class Pipeline:
 
 @DATASETS.register_module()
 class TransformedDataset:
-    """Wrap a dataset and transform its samples when they are read.
+    """Dataset whose samples are transformed when they are read.
 
     Random numbers are a function of the seed, the epoch and the sample index, so a resumed run reads the same samples,
     with any number of processes and workers.
@@ -66,7 +69,7 @@ class TransformedDataset:
     Args:
       dataset: the dataset, or its config.
       pipeline: the transforms; see `Pipeline`.
-      seed: seed of the random transforms.
+      seed: seed for random transforms.
 
     Attributes:
       pipeline: the `Pipeline`. A replacement takes effect at the next batch that is read, but not in workers and
@@ -83,7 +86,7 @@ class TransformedDataset:
         self._epoch = 0
 
     def at_epoch(self, epoch: int) -> "TransformedDataset":
-        """Return this dataset with the random numbers of `epoch`; called by the loader."""
+        """Return this dataset with the random numbers for `epoch`; called by the loader."""
         if not self.pipeline.is_random:
             return self
         dataset = copy.copy(self)

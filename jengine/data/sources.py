@@ -1,7 +1,7 @@
-"""Read the data of other libraries in passes, and continue a pass where a checkpoint was written.
+"""Foreign data in passes, which continue where a checkpoint was written.
 
 A `Source` hides how a library stores a position: grain in its iterators, Hugging Face and torchdata in the object
-itself, PyTorch in a generator, TensorFlow in a checkpoint of its own, most others not at all.
+itself, PyTorch in a generator, TensorFlow in its own checkpoint, most others not at all.
 """
 
 import copy
@@ -22,26 +22,27 @@ class Pass:
     offset: int = 0  # the element from which the iterator counts, for sources with random access
 
     def close(self) -> None:
-        """End the threads and processes of the iterator, if it has any."""
+        """End the iterator's threads and processes, if it has any."""
         close = getattr(self.iterator, "close", None)  # a foreign iterator need not have it
         if close is not None:
             close()
 
 
 class Source:
-    """Read data that can be iterated repeatedly, without a position of their own: elements are read and dropped.
+    """Data that can be iterated repeatedly, without a position: elements are read and dropped.
 
     Args:
-      data: the object of the user.
+      data: the user's object.
 
     Attributes:
-      kind: name of the object in messages.
+      kind: the object's name in messages.
       length: number of elements in a pass; None if unknown or endless.
       resume: 'exact' if a resumed run continues with the same elements; 'replayed' if elements are read and dropped, so
         that this depends on whether the data repeat their order; 'lost' if it continues with what the data yield next.
       advice: what makes the position exact, or passes differ; empty if there is nothing to say.
-      snapshot_interval: elements between two calls of `get_state`; None for the initial state of a pass only.
+      snapshot_interval: elements between two calls to `get_state`; None for a pass's initial state only.
       may_be_shorter: whether a pass may yield fewer elements than `length`.
+      is_single: whether the data allow only one pass at a time.
     """
 
     resume: Resume = "replayed"
@@ -59,9 +60,9 @@ class Source:
         """Start pass number `epoch`.
 
         Args:
-          epoch: the number of the pass; it has been passed to `set_epoch` of the data.
+          epoch: the pass; the data's `set_epoch` has received it.
           start: number of elements to read and drop.
-          state: of the source, from `get_state` or `Pass.initial_state`; `start` then counts from there.
+          state: from `get_state` or `Pass.initial_state`; `start` then counts from there.
         """
         return Pass(skip(iter(self.data), start))
 
@@ -78,11 +79,11 @@ class Source:
         return None
 
     def shard(self, index: int, count: int) -> "Source | None":
-        """Return the source of every `count`-th element from `index` on; None if the library cannot divide it."""
+        """Return the source for every `count`-th element from `index` on; None if the library cannot divide it."""
         return None
 
     def copy(self) -> "Source":
-        """Return a source for passes of its own, during those of this one.
+        """Return a source for further passes, during those in this one.
 
         Raises:
           ValueError: the data allow only one pass at a time.
@@ -98,7 +99,7 @@ class Source:
 
 
 class SequenceSource(Source):
-    """Read a list or tuple of batches, from any position."""
+    """List or tuple with batches, from any position."""
 
     resume: Resume = "exact"
 
@@ -108,7 +109,7 @@ class SequenceSource(Source):
 
 
 class FunctionSource(Source):
-    """Call a function, such as a generator function, for the iterator of each pass."""
+    """Function, such as a generator function, that returns the iterator for each pass."""
 
     def __init__(self, data: Callable[[], Any]) -> None:
         self.data = data
@@ -140,12 +141,12 @@ class IteratorSource(Source):
         return Pass(itertools.chain(self.data))  # which cannot be closed with the pass
 
     def get_state(self, reading: Pass) -> Any:
-        """Return the state of the iterator."""
+        """Return the iterator's state."""
         return self.data.get_state() if self.resume == "exact" else None
 
 
 class StateDictSource(Source):
-    """Read an object with `state_dict` and `load_state_dict`, and with `set_epoch` if its passes differ."""
+    """Object with `state_dict` and `load_state_dict`, and with `set_epoch` if passes differ."""
 
     resume: Resume = "exact"
     snapshot_interval: int | None = 1
@@ -158,7 +159,7 @@ class StateDictSource(Source):
         return Pass(skip(iter(self.data), start))
 
     def get_state(self, reading: Pass) -> Any:
-        """Return a copy of the state of the object."""
+        """Return a copy of the object's state."""
         return copy.deepcopy(self.data.state_dict())
 
 

@@ -1,4 +1,4 @@
-"""Encode the state of a data source as JSON values, and decode it. Nothing in it can run code."""
+"""JSON values for a data source's state, and back. Nothing in them can run code."""
 
 import base64
 from collections.abc import Callable
@@ -12,8 +12,11 @@ _KEY = "__jengine__"
 def encode(value: Any) -> Any:
     """Return JSON values for nested dicts, lists, tuples, numbers, strings, bytes, arrays and CPU tensors.
 
+    >>> decode(encode({"next": (3, b"x")}))
+    {'next': (3, b'x')}
+
     Raises:
-      TypeError: a value of another kind, which a checkpoint cannot hold.
+      TypeError: another kind of value, which a checkpoint cannot hold.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value

@@ -1,4 +1,4 @@
-"""Provide datasets for language models: windows of a long sequence of tokens, and a small generated text."""
+"""Datasets for language models: windows over a long token sequence, and a small generated text."""
 
 import os
 from typing import Any, Literal
@@ -11,13 +11,17 @@ from jengine.registry import DATASETS
 
 @DATASETS.register_module()
 class TokenWindows:
-    """Cut a sequence of tokens into windows for a language model, which predicts each next token.
+    """Windows over a token sequence, for a language model that predicts each next token.
 
     Samples are `tokens`: int32[length], and `targets`: int32[length], the same shifted by one. Windows do not overlap;
-    an incomplete last one is dropped.
+      an
+    incomplete last one is dropped.
+
+    >>> TokenWindows(np.arange(7), length=3)[1]["targets"]
+    array([4, 5, 6], dtype=int32)
 
     Args:
-      tokens: int[N], or the path of such an array in a `.npy` file, of which only the windows are read.
+      tokens: int[N], or the path to such an array in a `.npy` file, from which only the windows are read.
       length: number of tokens in a window.
 
     Raises:
@@ -57,14 +61,14 @@ _SENTENCE = (_ARTICLES, _ADJECTIVES, _NOUNS, _VERBS, _ARTICLES, _ADJECTIVES, _NO
 
 @DATASETS.register_module()
 class Sentences(TokenWindows):
-    """Generate English sentences of eight random parts; the tokens are the bytes of the text.
+    """Generated English sentences with eight random parts; the tokens are the text's bytes.
 
     A sentence has `ENTROPY` nats, so no model predicts it with a lower mean loss than `ENTROPY` divided by its bytes.
 
     Args:
       length: number of bytes in a window.
       split: 'train' or 'test', which have different random sentences.
-      sentences: number of sentences, of 51 bytes on average.
+      sentences: number of sentences, 51 bytes each on average.
     """
 
     ENTROPY = float(sum(np.log(len(part)) for part in _SENTENCE))
