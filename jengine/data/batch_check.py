@@ -60,29 +60,22 @@ class BatchCheck:
         return batch
 
     def _check_structure(self, batch: Any, structure: Any) -> None:
+        entries = paths.flatten(batch)
         if self._structure is None:
-            self._check_arrays(batch)
-            self._structure, self._first = structure, list(paths.flatten(batch))
-        elif set(paths.flatten(batch)) != set(self._first):
-            self._raise_structure(batch)
-
-    def _check_arrays(self, batch: Any) -> None:
-        if not any(map(is_array, paths.flatten(batch).values())):
-            raise TypeError(
-                f"`{self._loader}` must yield batches with numeric arrays, got "
-                f"{list_host_entries(batch) or type(batch).__name__}: strings and arrays of objects stay on the host; "
-                "stack numbers of equal shapes, or pass a collate_fn"
+            if not any(map(is_array, entries.values())):
+                raise TypeError(
+                    f"`{self._loader}` must yield batches with numeric arrays, got "
+                    f"{list_host_entries(batch) or type(batch).__name__}: strings and arrays of objects stay on the "
+                    "host; stack numbers of equal shapes, or pass a collate_fn"
+                )
+            self._structure, self._first = structure, list(entries)
+        missing = [f"without {path!r}" for path in self._first if path not in entries]
+        added = [f"with {path!r}" for path in entries if path not in self._first]
+        if missing or added:
+            raise ValueError(
+                f"`{self._loader}` must yield batches with the entries of the first one, {self._first}, got batch "
+                f"{self._count} {' and '.join(missing + added)}; give every sample the same entries"
             )
-
-    def _raise_structure(self, batch: Any) -> None:
-        own = list(paths.flatten(batch))
-        missing = [path for path in self._first if path not in own]
-        added = [path for path in own if path not in self._first]
-        differences = [*(f"without {path!r}" for path in missing), *(f"with {path!r}" for path in added)]
-        raise ValueError(
-            f"`{self._loader}` must yield batches with the entries of the first one, {self._first}, got batch "
-            f"{self._count} {' and '.join(differences)}; give every sample the same entries"
-        )
 
     def _check_integers(self, batch: Any, array: np.ndarray) -> None:
         low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)

@@ -37,11 +37,9 @@ class BatchPrefetcher:
     def __init__(
         self, source: BatchSource, stop: int, num_workers: int, num_threads: int, prefetch_factor: int
     ) -> None:
-        self._readers: list[Any] = []
-        for worker in range(num_workers):
-            self._readers.append(_Worker(source, slice(worker, stop, num_workers), num_threads, prefetch_factor))
-        if not num_workers:
-            self._readers.append(_Threads(source, stop, num_threads, prefetch_factor))
+        parts = [slice(worker, stop, num_workers) for worker in range(num_workers)]
+        self._readers: list[Any] = [_Worker(source, part, num_threads, prefetch_factor) for part in parts]
+        self._readers = self._readers or [_Threads(source, stop, num_threads, prefetch_factor)]
         self.source, self.next, self.stop = source, 0, stop
         self._close = weakref.finalize(self, _close, self._readers)
         # At exit before multiprocessing ends its queues, as it is imported by now: functions run in reverse order.

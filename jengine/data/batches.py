@@ -42,13 +42,8 @@ class BatchSource:
         masked: bool,
         shift: tuple[int, int] = (0, 0),
     ) -> None:
-        self.dataset = dataset
-        self.order = order
-        self.collate = collate
-        self.batch_size = batch_size
-        self.length = length
-        self.masked = masked
-        self.shift = shift
+        self.dataset, self.order, self.collate = dataset, order, collate
+        self.batch_size, self.length, self.masked, self.shift = batch_size, length, masked, shift
         self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
         self._collates_samples = False  # one by one, because `__getitems__` returns batches
 
@@ -61,9 +56,7 @@ class BatchSource:
     def __getitem__(self, index: int) -> Any:
         epoch, position = divmod(index, self.length)
         loaded = self._epoch
-        if loaded is None or loaded[0] != epoch:
-            loaded = self.load_epoch(epoch)
-        _, indices, mask = loaded
+        _, indices, mask = loaded if loaded is not None and loaded[0] == epoch else self.load_epoch(epoch)
         examples = slice(position * self.batch_size, (position + 1) * self.batch_size)
         batch = self._fetch(epoch, indices[examples])
         return with_mask(batch, mask[examples]) if self.masked else batch

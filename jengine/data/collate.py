@@ -46,7 +46,7 @@ def is_numbers(node: Any) -> bool:
 
 
 def _is_numbers_in(root: Any) -> Callable[[Any], bool]:
-    """Return `is_numbers` for the entries of a sample, which may itself be a list of numbers, such as [x, y]."""
+    # A sample may itself be a list of numbers, such as [x, y].
     return lambda node: node is not root and is_numbers(node)
 
 
@@ -90,7 +90,8 @@ def pad_examples(batch: Any, size: int) -> Any:
 
 def _describe_difference(samples: Sequence[Any]) -> str:
     """Return why the samples cannot be stacked."""
-    samples = [jax.tree.map(_as_object_array, sample, is_leaf=_is_numbers_in(sample)) for sample in samples]
+    to_array = lambda leaf: np.asarray(leaf, object) if type(leaf) is list else leaf  # noqa: E731  # of any lengths
+    samples = [jax.tree.map(to_array, sample, is_leaf=_is_numbers_in(sample)) for sample in samples]
     first = paths.flatten(samples[0])
     structure: Any = jax.tree.structure(samples[0])
     for index, sample in enumerate(samples):
@@ -103,7 +104,3 @@ def _describe_difference(samples: Sequence[Any]) -> str:
                     f"0 and of {np.shape(leaf)} in sample {index}; pad or crop it, or pass a collate_fn"
                 )
     return "the samples of a batch cannot be stacked"
-
-
-def _as_object_array(leaf: Any) -> Any:
-    return np.asarray(leaf, object) if type(leaf) is list else leaf  # of lists of other lengths too

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from jengine import paths
-from jengine.data.masking import MaskedTuple
 
 # Kinds of NumPy dtypes without a form on the device: objects, strings, bytes, dates and durations.
 _HOST_KINDS = frozenset("OUSMm")
@@ -63,25 +62,15 @@ def _prune(node: Any) -> Any:
     if isinstance(node, Mapping):
         pruned = {key: _prune(value) for key, value in node.items()}
         return {key: value for key, value in pruned.items() if value is not None or node[key] is None}
-    if isinstance(node, MaskedTuple):
-        return MaskedTuple(map(_prune, node), node.mask)
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return type(node)(*map(_prune, node))
-    if isinstance(node, list | tuple):
-        return type(node)(map(_prune, node))
-    if all(map(is_array, jax.tree.leaves(node))):
-        return node
-    return None
+    if jax.tree_util.all_leaves([node]):
+        return node if is_array(node) else None
+    return jax.tree.map(_prune, node, is_leaf=lambda child: child is not node)
 
 
 def _merge(batch: Any, arrays: Any) -> Any:
     """Return `batch` with the leaves from `arrays`, and its own where `arrays` has none."""
-    if isinstance(batch, Mapping):
+    if isinstance(batch, Mapping):  # `jax.tree.map` would sort the keys
         return {key: _merge(value, arrays[key]) if key in arrays else value for key, value in batch.items()}
-    if isinstance(batch, MaskedTuple):
-        return MaskedTuple(map(_merge, batch, arrays), arrays.mask)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(_merge, batch, arrays))
-    if isinstance(batch, list | tuple):
-        return type(batch)(map(_merge, batch, arrays))
-    return batch if arrays is None else arrays
+    if arrays is None or jax.tree_util.all_leaves([batch]):
+        return batch if arrays is None else arrays
+    return jax.tree.map(_merge, batch, arrays, is_leaf=lambda child: child is not batch)

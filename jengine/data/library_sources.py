@@ -159,8 +159,7 @@ class TensorFlowSource(Source):
     snapshot_interval: int | None = 100  # writing one takes about as long as many batches
 
     def __init__(self, data: Any) -> None:
-        self.data = data
-        self.kind = "tf.data.Dataset"
+        self.data, self.kind = data, "tf.data.Dataset"
         cardinality = int(data.cardinality())
         self.length = cardinality if cardinality >= 0 else None
         self._epoch = 0
@@ -168,10 +167,8 @@ class TensorFlowSource(Source):
 
     def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
         """Start a pass. A dataset with known length is one endless repetition, which shuffles each pass differently."""
-        following, self._next = self._next, None
-        if following is not None and following[0] == epoch and start == 0 and state is None:
-            iterator = following[1]
-        else:
+        next_epoch, iterator = self._next or (None, None)
+        if next_epoch != epoch or start or state is not None:
             iterator = self._iterate()
             if state is not None:
                 _restore_iterator(iterator, state)
@@ -179,8 +176,7 @@ class TensorFlowSource(Source):
                 start += epoch * self.length
             skip(iterator, start)
         self._epoch = epoch
-        if self.length is not None:
-            self._next = (epoch + 1, iterator)
+        self._next = None if self.length is None else (epoch + 1, iterator)
         return Pass(iterator, _save_iterator(iterator))
 
     def get_state(self, reading: Pass) -> Any:

@@ -68,18 +68,20 @@ class DataLoader:
         require_map_style(dataset)
         if batch_size >= 2**31:
             raise ConfigError(f"`batch_size` must be below 2**31, the largest axis of an array, got {batch_size}")
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self.num_workers = num_workers
-        self.num_threads = num_threads
-        self.prefetch_factor = prefetch_factor
+        self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
+        self.num_workers, self.num_threads, self.prefetch_factor = num_workers, num_threads, prefetch_factor
         self.device_prefetch = device_prefetch
         self.sampler = DefaultSampler(dataset, shuffle=False) if sampler is None else sampler
         self._order = self.sampler if isinstance(self.sampler, Sampler) else IteratedSampler(self.sampler)
         self.kind = f"DataLoader({type(dataset).__name__})"
         self.resume: Resume = "replayed" if isinstance(self._order, IteratedSampler) else "exact"
-        self.length = self._count_batches(num_batch_per_epoch)
+        samples = self._order.samples_per_epoch(drop_last)
+        self.length = min(self._count_whole(samples), num_batch_per_epoch or samples)
+        if self.length == 0:
+            raise ValueError(
+                f"the dataset must have at least one batch: got {samples} samples on this process and batch_size "
+                f"{batch_size}; use a smaller batch_size, or drop_last=False to pad"
+            )
         self._collate = collate_fn or default_collate
         self._epoch = self._start = self._position = 0
         self._shift = (0, 0)  # an epoch, and the examples by which its batches are shifted
@@ -214,13 +216,3 @@ class DataLoader:
     def _count_whole(self, samples: int) -> int:
         """Return the number of batches in `samples` samples."""
         return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
-
-    def _count_batches(self, limit: int | None) -> int:
-        samples = self._order.samples_per_epoch(self.drop_last)
-        batches = self._count_whole(samples)
-        if batches == 0:
-            raise ValueError(
-                f"the dataset must have at least one batch: got {samples} samples on this process and batch_size "
-                f"{self.batch_size}; use a smaller batch_size, or drop_last=False to pad"
-            )
-        return batches if limit is None else min(batches, limit)

@@ -41,11 +41,8 @@ class Sampler(abc.ABC):
             raise ValueError("the dataset must have at least one sample, got an empty one")
         if not 0 <= process_index < process_count:
             raise ValueError(f"process_index must be 0 to {process_count - 1}, got {process_index}")
-        self.shuffle = shuffle
-        self.seed = seed or 0
-        self.process_index = process_index
-        self.process_count = process_count
-        self.epoch = 0
+        self.shuffle, self.seed, self.epoch = shuffle, seed or 0, 0
+        self.process_index, self.process_count = process_index, process_count
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch for the next iteration."""
