@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine import paths
+from jengine.data.batch_check import describe_batch
+from jengine.data.pipeline import build_function
 from jengine.errors import ConfigError, closest, config_path
-from jengine.registry import TRANSFORMS
 
 PyTree = Any
 AugmentFn = Callable[[PyTree, jax.Array], PyTree]
 _ENTRIES = ("augments", "probs")
+_RULE = "an augmentation must be a function (batch, rng) -> batch"
 
 
 class BatchAugment:
@@ -49,20 +50,16 @@ class BatchAugment:
         return jax.lax.switch(index, [*self.augments, identity], batch, augment_rng)
 
     def check(self, batch: PyTree, rng: jax.Array) -> None:
-        """Check that the augmentations keep the structure, shapes and dtypes in `batch`.
-
-        Raises:
-          ConfigError: an augmentation changes one of them.
-        """
-        before = _shapes(batch)
+        """Raise ConfigError if an augmentation changes the structure, a shape or a dtype in `batch`."""
+        before = describe_batch(batch)
         for augment in self.augments:
-            after = _shapes(jax.eval_shape(augment, batch, rng))
+            after = describe_batch(jax.eval_shape(augment, batch, rng))
             if after != before:
                 path = next(p for p in {**before, **after} if before.get(p) != after.get(p))
                 raise ConfigError(
                     "an augmentation must keep the shapes and dtypes of a batch, so that it can be switched off; "
                     f"{getattr(augment, '__name__', augment)} turns the entry {path!r} from "
-                    f"{_format(before.get(path))} into {_format(after.get(path))}"
+                    f"{before.get(path, 'nothing')} into {after.get(path, 'nothing')}"
                 )
 
 
@@ -83,7 +80,7 @@ def build_batch_augment(cfg: Any) -> BatchAugment:
       ConfigError: a dict with other entries. TypeError: an augmentation that is not a function.
     """
     if not hasattr(cfg, "items") or "type" in cfg:
-        return BatchAugment([_build(cfg)], [1.0])
+        return BatchAugment([build_function(cfg, _RULE)], [1.0])
     for name in cfg:
         if name not in _ENTRIES:
             raise ConfigError(
@@ -96,20 +93,5 @@ def build_batch_augment(cfg: Any) -> BatchAugment:
     augments = []
     for i, entry in enumerate(entries):
         with config_path("augments", i):
-            augments.append(_build(entry))
+            augments.append(build_function(entry, _RULE))
     return BatchAugment(augments, cfg.get("probs") or [1 / len(augments)] * len(augments))
-
-
-def _build(entry: Any) -> AugmentFn:
-    augment = TRANSFORMS.build(entry) if hasattr(entry, "items") else entry
-    if not callable(augment):
-        raise TypeError(f"an augmentation must be a function (batch, rng) -> batch, or its config, got {augment!r}")
-    return augment
-
-
-def _shapes(batch: PyTree) -> dict[str, tuple[tuple[int, ...], Any]]:
-    return {path: (leaf.shape, leaf.dtype) for path, leaf in paths.flatten(batch).items()}
-
-
-def _format(array: tuple[tuple[int, ...], Any] | None) -> str:
-    return "nothing" if array is None else f"{array[1]}{list(array[0])}"

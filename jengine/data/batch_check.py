@@ -40,8 +40,8 @@ class BatchCheck:
         """Return the batch.
 
         Raises:
-          TypeError: there is no array in it, so that nothing reaches the model.
-          ValueError: another structure than the first, or an integer that the device would wrap around.
+          TypeError: no array, so that nothing reaches the model. ValueError: another structure than the first, or an
+            integer that the device would wrap around.
         """
         structure: Any
         leaves: Iterable[Any]

@@ -20,14 +20,8 @@ _WORKER = "grain-process-prefetch"  # start of the names of grain's processes
 class BatchPrefetcher:
     """Iterator over batches from any index on, which threads and worker processes build ahead.
 
-    Worker w of n builds the batches w, w + n, w + 2n and so on. Threads and workers start at the first `seek`.
-
-    Args:
-      source: random access to the batches.
-      stop: index after the last batch.
-      num_workers: worker processes; 0 for threads alone.
-      num_threads: number of threads, in each worker if there are workers.
-      prefetch_factor: batches that each worker or thread builds ahead.
+    Worker w of n builds the batches w, w + n, w + 2n and so on, until `stop`. Threads and workers start at the first
+    `seek`. With workers, `num_threads` and `prefetch_factor` count in each; without, in this process.
 
     Attributes:
       next: index of the next batch.

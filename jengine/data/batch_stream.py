@@ -109,11 +109,8 @@ def prefetch_to_device(
       put: numpy pytree -> device pytree; it must not block. One call for the whole pytree is the fastest.
       depth: number of batches sent ahead; 0 for none.
 
-    Yields:
-      Device pytrees, in order. A source's exception is raised after the batches before it, with the traceback.
-
     Raises:
-      ValueError: a negative depth.
+      ValueError: a negative depth. A source's exception is raised after the batches before it, with the traceback.
     """
     if depth < 0:
         raise ValueError(f"depth must be 0 or more batches, got {depth}")

@@ -22,12 +22,9 @@ class BatchSource:
     """Random access to batches. It can be pickled if the dataset, the sampler and `collate` can.
 
     Args:
-      dataset: has `__getitems__(indices)` or `__getitem__(index)`.
-      order: the sampler.
-      collate: list of samples -> batch. Batches from `__getitems__` are used as they are with `default_collate`, and
-        not used with another function.
-      batch_size: examples per batch.
-      length: batches per epoch.
+      dataset, order, collate: see `DataLoader`. Batches from `__getitems__` are used as they are with
+        `default_collate`, and not used with another function.
+      batch_size, length: examples per batch, and batches per epoch.
       masked: whether short batches are padded and every batch gets a mask for the real examples.
       shift: an epoch, and the number of examples by which it is shifted, which may be negative.
     """
@@ -62,11 +59,7 @@ class BatchSource:
         return with_mask(batch, mask[examples]) if self.masked else batch
 
     def load_epoch(self, epoch: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Make `epoch` the current one.
-
-        Returns:
-          The epoch, the sample index for every example and the mask: int64 and bool[length * batch_size].
-        """
+        """Make `epoch` the current one; return the number, the sample indices and the mask (int64[N] and bool[N])."""
         shift = self.shift[1] if self.shift[0] == epoch else 0
         count = self.length * self.batch_size
         indices = self.order.indices(epoch, count + shift)

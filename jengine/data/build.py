@@ -38,9 +38,6 @@ def build_dataloader(
       seed: sampler seed, unless the config has one.
       process_index, process_count: this process, and the number of processes that share the data.
 
-    Returns:
-      A loader with `set_epoch(epoch, start=0)` that yields batches with NumPy arrays.
-
     Raises:
       TypeError: an unknown or missing argument. ValueError: a number out of range, or data that cannot be iterated.
     """
@@ -121,10 +118,7 @@ def _build_sampler(cfg: Any, dataset: Any, train: bool, defaults: dict[str, Any]
 
 
 def _check_shard(divided: Any, index: int, count: int) -> None:
-    """Raise ConfigError unless a sampler, or a loader of examples, reads this process's share.
-
-    Otherwise processes would read the same examples, or none would read some.
-    """
+    """Raise ConfigError unless a sampler, or a loader of examples, reads exactly this process's share."""
     if not isinstance(divided, Sampler | IterableLoader) or (
         isinstance(divided, IterableLoader) and divided.is_batched
     ):

@@ -13,16 +13,12 @@ from jengine import paths
 def default_collate(samples: Sequence[Any]) -> Any:
     """Stack samples along a new leading axis.
 
-    >>> default_collate([{"x": [1, 2], "y": 0}, {"x": [3, 4], "y": 1}])
-    {'x': array([[1, 2],
-           [3, 4]]), 'y': array([0, 1])}
+    >>> default_collate([{"x": 0.5, "y": 0}, {"x": 1.5, "y": 1}])
+    {'x': array([0.5, 1.5]), 'y': array([0, 1])}
 
     Args:
       samples: pytrees with equal structure and shapes: arrays, numbers, CPU tensors. A list of numbers in a dict or
         tuple is an array.
-
-    Returns:
-      One pytree with numpy arrays that have the leading axis `len(samples)`.
 
     Raises:
       ValueError: the samples differ in structure or shape; the message names the leaf.
@@ -69,11 +65,7 @@ def is_flat(batch: Any) -> bool:
 
 
 def count_examples(batch: Any) -> int:
-    """Return the number of examples in a batch, which all leaves must have as leading axis.
-
-    Raises:
-      ValueError: no array, a leaf without a leading axis, or two leaves that differ in it.
-    """
+    """Return the number of examples in a batch, which all leaves must have as leading axis; ValueError otherwise."""
     leaves = list(batch.values()) if is_flat(batch) else jax.tree.leaves(batch)
     sizes = {leaf.shape[:1] if type(leaf) is np.ndarray else np.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or () in sizes:

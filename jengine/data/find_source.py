@@ -10,11 +10,7 @@ from jengine.errors import ConfigError
 
 
 def as_source(data: Any) -> Source:
-    """Return the source for an object that yields batches or examples.
-
-    Raises:
-      ConfigError: it can neither be iterated nor called, or it is a dataset with access by index.
-    """
+    """Return the source for an object that yields batches or examples; ConfigError if it does neither."""
     if _is_of(data, "datasets") and is_map_style(data):
         raise _not_batches(data)
     if _is_of(data, "tensorflow_datasets"):

@@ -42,12 +42,7 @@ def select_arrays(batch: Any) -> Any:
 
 
 def put_arrays(batch: Any, put: Callable[[Any], Any]) -> Any:
-    """Send the arrays in a batch to the device; host entries stay where they are in the batch.
-
-    Args:
-      batch: a batch on the host.
-      put: arrays -> arrays on the device; one call for all.
-    """
+    """Send the arrays in a batch to the device, with one call to `put`; host entries stay where they are."""
     arrays = select_arrays(batch)
     return put(batch) if arrays is batch else _merge(batch, put(arrays))
 

@@ -136,11 +136,7 @@ class IterableLoader:
         return self._next["epoch"]
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Start the next iteration at batch `start` in pass `epoch`; the batches before are read and dropped.
-
-        Raises:
-          ValueError: `start` is outside the pass.
-        """
+        """Start the next iteration at batch `start` in pass `epoch`; the batches before are read and dropped."""
         if start < 0 or (self.length is not None and start > self.length):
             raise ValueError(f"start must be a position in the epoch, 0 to {self.length}, got {start}")
         set_epoch(self.source.data, epoch)
@@ -171,11 +167,7 @@ class IterableLoader:
         self._next = self._current = state
 
     def copy_at_epoch(self, epoch: int) -> "IterableLoader":
-        """Return a loader for the same batches at the start of `epoch`; requires a source with independent passes.
-
-        Raises:
-          ValueError: the data allow only one pass at a time.
-        """
+        """Return a loader for the same batches at the start of `epoch`; ValueError if the data allow only one pass."""
         other = copy.copy(self)
         other.source = self.source.copy()
         other._opened = None
@@ -183,11 +175,7 @@ class IterableLoader:
         return other
 
     def example(self) -> Any:
-        """Return the first batch of the next pass, which yields it again.
-
-        Raises:
-          ValueError: there is no batch.
-        """
+        """Return the first batch of the next pass, which yields it again; ValueError if there is none."""
         if self._opened is None:
             reading = self.source.open(self.epoch)
             try:

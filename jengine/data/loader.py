@@ -106,11 +106,7 @@ class DataLoader:
         return self._order.epoch  # a hook may have set it on the sampler, as in MMEngine
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Start the next iteration at batch `start` in `epoch`, without reading the batches before.
-
-        Raises:
-          ValueError: `start` is outside the epoch.
-        """
+        """Start the next iteration at batch `start` in `epoch`, without reading the batches before."""
         if not 0 <= start <= self.length:
             raise ValueError(f"start must be a position in the epoch, 0 to {self.length}, got {start}")
         self._order.set_epoch(epoch)

@@ -52,14 +52,8 @@ class MaskedTuple(tuple[Any, ...]):
 
 
 def with_mask(batch: Any, mask: np.ndarray) -> Any:
-    """Add a mask for the real examples.
-
-    Args:
-      batch: a dict, tuple or list of arrays with leading axis B.
-      mask: bool[B], True for a real example.
-
-    Returns:
-      A dict with the entry `mask`, or a `MaskedTuple`.
+    """Add a mask for the real examples, bool[B]: as the entry `mask` in a dict; a tuple or list becomes a
+    `MaskedTuple`.
 
     Raises:
       TypeError: the batch has another type. ValueError: it already has an entry with that name.

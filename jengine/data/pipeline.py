@@ -35,7 +35,10 @@ class Pipeline:
             transforms = [] if transforms is None else [transforms]
         if not isinstance(transforms, Sequence) or isinstance(transforms, str):
             raise TypeError(f"a pipeline must be a list of transforms, got {type(transforms).__name__}: {transforms!r}")
-        self.transforms = build_functions(transforms, "a transform must be a function of a sample")
+        self.transforms: list[Transform] = []
+        for i, entry in enumerate(transforms):
+            with config_path(i):
+                self.transforms.append(build_function(entry, "a transform must be a function of a sample"))
         self._takes_rng = [_takes_rng(transform) for transform in self.transforms]
 
     @property
@@ -51,17 +54,6 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline({self.transforms})"
-
-
-def build_functions(entries: Sequence[Any], rule: str) -> list[Transform]:
-    """Build the configs in a list of functions; `rule` says what each must be, for an error."""
-    functions = []
-    for i, entry in enumerate(entries):
-        with config_path(i):
-            functions.append(TRANSFORMS.build(entry) if hasattr(entry, "items") else entry)
-            if not callable(functions[-1]):
-                raise TypeError(f"{rule}, or its config, got {functions[-1]!r}")
-    return functions
 
 
 @DATASETS.register_module()
@@ -114,3 +106,11 @@ def _takes_rng(transform: Transform) -> bool:
         return "rng" in inspect.signature(transform).parameters
     except (TypeError, ValueError):  # some built-ins have no signature
         return False
+
+
+def build_function(entry: Any, rule: str) -> Transform:
+    """Return a function, built if it is a config; `rule` says what it must be, for an error."""
+    function = TRANSFORMS.build(entry) if hasattr(entry, "items") else entry
+    if not callable(function):
+        raise TypeError(f"{rule}, or its config, got {function!r}")
+    return function

@@ -71,11 +71,7 @@ class Source:
         return None
 
     def get_end_state(self, reading: Pass) -> Any:
-        """Return the state at the start of the next pass; None if the epoch alone determines it, or it is unknown.
-
-        Args:
-          reading: a pass whose last element has been taken.
-        """
+        """Return the state for the next pass, after the last element; None if the epoch determines it."""
         return None
 
     def shard(self, index: int, count: int) -> "Source | None":
@@ -83,11 +79,7 @@ class Source:
         return None
 
     def copy(self) -> "Source":
-        """Return a source for further passes, during those in this one.
-
-        Raises:
-          ValueError: the data allow only one pass at a time.
-        """
+        """Return a source for passes during those in this one; ValueError if the data allow only one at a time."""
         keeps_workers = getattr(self.data, "persistent_workers", False)  # a PyTorch loader's, which are of one pass
         if self.is_single or keeps_workers:
             advice = self.advice or "use data without a state of their own"

@@ -20,11 +20,7 @@ def accepts(fn: Callable[..., Any], name: str) -> bool:
 
 
 def select_inputs(batch: PyTree, inputs: Selector | Sequence[Selector] | None) -> tuple[Any, ...]:
-    """Return the positional arguments for a module: the batch entries in `inputs`, or the batch itself for None.
-
-    Raises:
-      KeyError: the batch does not have an entry.
-    """
+    """Return the positional arguments for a module: the batch entries in `inputs`, or the batch itself for None."""
     if inputs is None:
         return (batch,)
     selectors = (inputs,) if isinstance(inputs, int | str) else inputs
@@ -32,11 +28,7 @@ def select_inputs(batch: PyTree, inputs: Selector | Sequence[Selector] | None) -
 
 
 def build_loss(loss: Any) -> Callable[..., Any]:
-    """Return the loss function for a config, or the function itself.
-
-    Raises:
-      TypeError: the loss is neither a config nor callable.
-    """
+    """Return the loss function for a config, or the function itself."""
     if hasattr(loss, "items"):
         loss = MODELS.build(loss)
     if not callable(loss):
@@ -70,15 +62,7 @@ def call_loss(
     hyperparams: Mapping[str, Any],
     sown: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Losses:
-    """Return the losses by name from `fn(outputs, batch)`.
-
-    Args:
-      fn: the loss function. It also receives `hyperparams` and `sown` if it accepts them.
-      outputs: the network outputs.
-      batch: the batch.
-      hyperparams: see `Model.loss`.
-      sown: the values that the network has sown: collection -> dotted path -> value.
-    """
+    """Return the losses by name from `fn(outputs, batch)`, with `hyperparams` and `sown` if it accepts them."""
     available = {"hyperparams": hyperparams, "sown": sown or {}}
     return to_loss_dict(fn(outputs, batch, **{name: x for name, x in available.items() if accepts(fn, name)}))
 

@@ -61,12 +61,9 @@ def current_dtype() -> str | None:
 
 
 def compute_in(dtype: str, fn: Callable[[PyTree], Any], params: PyTree) -> Any:
-    """Return `fn(params)`, where each `autocast` computes in `dtype`.
+    """Return `fn(params)`, a traceable function such as a loss, where each `autocast` computes in `dtype`.
 
-    Args:
-      dtype: the dtype to compute in. An inner `compute_in` takes precedence.
-      fn: a traceable function, such as a loss.
-      params: pytree with arrays.
+    An inner `compute_in` takes precedence.
 
     Raises:
       ValueError: `dtype` is narrower than float32, but all matrix products and convolutions in `fn` are in float32.

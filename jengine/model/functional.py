@@ -85,11 +85,7 @@ class FunctionalModel(Model):
     def phase_loss(
         self, phase: str, params: PyTree, model_state: PyTree, batch: PyTree, **kwargs: Any
     ) -> tuple[Losses, PyTree]:
-        """Return the losses for `phase` and the new model state.
-
-        Raises:
-          KeyError: `loss` is not a dict with the key `phase`.
-        """
+        """Return the losses for `phase` and the new model state."""
         if phase not in self._losses:
             names = [name for name in self._losses if name]
             required = f"a dict with the optimizer {phase!r}" if phase else "a function if there is a single optimizer"
@@ -102,25 +98,18 @@ class FunctionalModel(Model):
         return to_loss_dict(losses), model_state
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """Return the predictions.
-
-        Raises:
-          TypeError: the model has no prediction function.
-        """
+        """Return the predictions; TypeError if the model has no prediction function."""
         if self._predict is None:
             raise TypeError("FunctionalModel: `predict` must be a function for validation and test, got None")
         return self._predict(params=params, model_state=model_state, batch=batch)
 
 
 class _NamedArguments:
-    """Function that is called with those available arguments that it has.
+    """Function `fn` that is called with those available arguments that it has.
 
-    Args:
-      role: the argument in `FunctionalModel`, for error messages.
-      fn: the function.
-      names: the names of all available arguments.
-      main: those that may have other names in `fn`, in order.
-      optional: whether `fn` may have only the first of `main`; otherwise all, as one alone would be ambiguous.
+    Arguments called `names` are passed by name. Those in `main` may have other names in `fn`, in order: all, as one
+    alone would be ambiguous, or the first ones with `optional`. `role` is the argument of `FunctionalModel`, for error
+    messages.
     """
 
     def __init__(

@@ -61,11 +61,7 @@ class LabelChecks:
             _check(labels, batch)
 
     def add(self, batch: Any) -> None:
-        """Check the labels in a host batch, or let it wait for the first trace.
-
-        Raises:
-          ConfigError: a label is out of range.
-        """
+        """Check the labels in a host batch, or let it wait for the first trace; ConfigError if one is out of range."""
         if self._is_stopped:
             return
         if self._waiting is not None:

@@ -164,12 +164,7 @@ def has_updates(params: Mapping[str, Any]) -> bool:
 def add_updates(
     trained: Mapping[str, Any], frozen: Mapping[str, Any], scales: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
-    """Return the inner model's parameters by dotted path.
-
-    Args:
-      trained: `LoRA`'s parameters by dotted path.
-      frozen, scales: the fixed parameters, and the update factors, by dotted path.
-    """
+    """Return the inner model's parameters by dotted path, from `LoRA`'s parameters and state by dotted path."""
     merged = {**frozen, **{path: leaf for path, leaf in trained.items() if not path.endswith((_A, _B))}}
     for path, scale in scales.items():
         kernel = jnp.asarray(frozen[path])

@@ -54,10 +54,9 @@ class CrossEntropy:
         self.ignore_index = ignore_index
 
     def __call__(self, outputs: PyTree, batch: PyTree) -> Losses:
-        """Return the losses for logits f[B, ..., C].
+        """Return the losses for logits f[B, ..., C]: f32[B, ...].
 
-        Returns:
-          f32[B, ...]; with `ignore_index` the pair (sum, weight) over the labels that count, f32[] each.
+        With `ignore_index` it is the pair (sum, weight) over the labels that count, f32[] each.
 
         Raises:
           KeyError: the outputs or the batch do not have the entry.
@@ -104,11 +103,7 @@ class MeanSquaredError:
         self.output = output
 
     def __call__(self, outputs: PyTree, batch: PyTree) -> Losses:
-        """Return the losses f32[B] for `outputs` f[B, ...].
-
-        Raises:
-          KeyError: the outputs or the batch do not have the entry. ValueError: targets and outputs differ in shape.
-        """
+        """Return the losses f32[B] for `outputs` f[B, ...]; ValueError if the targets have another shape."""
         outputs = select_array(outputs, self.output, "MeanSquaredError.output", "outputs")
         targets = select_array(batch, self.target, "MeanSquaredError.target", "batch")
         if targets.shape != outputs.shape:
@@ -126,9 +121,6 @@ class SwitchedLoss:
 
     Args:
       losses: two or more loss functions or configs, which return the same names and shapes.
-
-    Raises:
-      ValueError: fewer than two losses.
     """
 
     def __init__(self, losses: Sequence[Callable[..., Any] | Mapping[str, Any]]) -> None:
@@ -137,11 +129,7 @@ class SwitchedLoss:
         self._losses = [build_loss(loss) for loss in losses]
 
     def __call__(self, outputs: PyTree, batch: PyTree, hyperparams: Mapping[str, Any]) -> Losses:
-        """Return the selected loss.
-
-        Raises:
-          KeyError: `hyperparams` does not have `loss_index`.
-        """
+        """Return the selected loss; KeyError if `hyperparams` does not have `loss_index`."""
         if "loss_index" not in hyperparams:
             raise KeyError(
                 f"SwitchedLoss: `hyperparams` must have 'loss_index', got {sorted(hyperparams)}; "

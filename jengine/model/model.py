@@ -66,9 +66,7 @@ class Model:
     ) -> tuple[Losses, PyTree]:
         """Return the losses for one phase in a training step with several optimizers, and the new model state.
 
-        Args:
-          phase: the optimizer name; only the parameters that it updates are differentiated.
-          params, model_state, batch, rng, hyperparams: see `loss`.
+        `phase` is the optimizer name; only the parameters that it updates are differentiated.
         """
         raise NotImplementedError(
             f"{type(self).__name__} is trained by several optimizers, so it must define "

@@ -124,9 +124,7 @@ class NnxModel(Model):
     def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
         """Return the module with the given variables, in training or inference mode.
 
-        Args:
-          params, model_state: the variables.
-          train: the mode. The random streams start from a fixed key; `nnx.reseed` sets another.
+        The random streams start from a fixed key; `nnx.reseed` sets another.
         """
         return self._merge(params, model_state, jax.random.key(0), train=train)[0]
 
@@ -184,10 +182,7 @@ def _read_variables(module: Any, structure: _Structure, sown_names: Sequence[str
     """Return a module's model state after a call, and the values that it has sown.
 
     Those are the variables that the call created, and the constructor's variables whose type or name is in
-    `sown_names`.
-
-    Raises:
-      TypeError: the call created a parameter, or changed a variable's structure.
+    `sown_names`. TypeError if the call created a parameter, or changed a variable's structure.
     """
     _, params, _, rest = _split(module)
     if created := list_variables(params).keys() - list_variables(structure.params).keys():

@@ -36,8 +36,7 @@ def list_variables(state: Any) -> dict[Path, Any]:
 def to_dict(variables: Mapping[Path, Any]) -> PyTree:
     """Return variables as nested dicts with arrays and string keys: list indices become '0', '1', …
 
-    Args:
-      variables: variables by path. Each may hold an array, a Python number, or a pytree, whose levels become dicts.
+    Each variable may hold an array, a Python number, or a pytree, whose levels become dicts.
     """
     nested: dict[str, Any] = {}
     for path, variable in variables.items():

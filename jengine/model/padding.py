@@ -23,10 +23,7 @@ def exclude_padding(batch: PyTree) -> Iterator[None]:
 
     It applies to `flax.linen.BatchNorm`, and to the modules passed to `mask_batch_norms`, if the first input axis is
     the batch's. If all examples are padding, as on a replica whose share of the last batch is empty, all are counted:
-    there would be no statistics otherwise.
-
-    Args:
-      batch: its mask marks the real examples (see `get_mask`); without one nothing changes.
+    there would be no statistics otherwise. Without a mask nothing changes.
     """
     from flax import linen as nn
 

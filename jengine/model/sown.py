@@ -10,15 +10,9 @@ Sown = dict[str, dict[str, Any]]  # collection (Linen) or name of the variable t
 
 
 class SownValues:
-    """Selection from the sown values, by collection or by the name under which they were sown.
+    """Selection from the sown values, by collection or by the name under which they were sown; see `LinenModel`.
 
-    Args:
-      owner: the adapter's name, for error messages.
-      losses: sown losses, or a dict from name to weight; None if there are none to be used.
-      predictions: sown values that are returned with the predictions.
-
-    Attributes:
-      names: all selected names.
+    `owner` is the adapter's name, for error messages; `names` are all selected names.
     """
 
     def __init__(
@@ -35,12 +29,8 @@ class SownValues:
 
         Values that are sown under one name, by any number of modules, are added up in one entry with that name, to
         which `_loss` is appended if it does not contain 'loss'. A loss called 'loss', which is the total's name,
-        becomes 'main_loss'.
-
-        Args:
-          losses: the losses by name.
-          sown: all values that were sown in this call.
-          loss: the loss function. With an argument `sown`, it is responsible for the losses that are not selected.
+        becomes 'main_loss'. A loss function with an argument `sown` is responsible for the losses that are not
+        selected.
 
         Raises:
           ValueError: a selected name that is not sown; an entry that `losses` has as well; or an unused value with
@@ -73,9 +63,6 @@ class SownValues:
         """Return the outputs, or a dict with them as 'outputs' and the selected sown values by name.
 
         A value that one module sows once is the array itself; several are a dict from dotted path to value.
-
-        Raises:
-          ValueError: a selected name that is not sown.
         """
         if not self.predictions:
             return outputs

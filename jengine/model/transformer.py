@@ -109,14 +109,10 @@ class TransformerLM(nn.Module):
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, queries: int = QUERIES) -> jax.Array:
-    """Return the causal attention, f[B, T, H, K].
+    """Return the causal attention, f[B, T, H, K], for query, key and value f[B, T, H, K].
 
-    The memory for the scores, f32[B, H, queries, T], grows linearly with T: they are computed for a part of the queries
-    at a time, and again in the backward pass.
-
-    Args:
-      query, key, value: f[B, T, H, K].
-      queries: number of queries in a part; if it does not divide T, all queries are one part.
+    The memory for the scores, f32[B, H, queries, T], grows linearly with T: they are computed for `queries` queries at
+    a time, and again in the backward pass. If `queries` does not divide T, all queries are one part.
     """
     length = query.shape[1]
     if length % queries:
