@@ -1,4 +1,4 @@
-"""Describe values and objects as JSON, to compare those of two processes, or of a run and its checkpoint.
+"""JSON descriptions of values and objects, to compare two processes, or a run and its checkpoint.
 
 Equal values have equal descriptions in every process: there are no addresses, and nothing depends on hash seeds.
 """
@@ -39,7 +39,7 @@ _arguments: dict[int, dict[str, Any]] = {}  # by the ID of the object that was b
 
 
 def record_arguments(built: Any, arguments: Mapping[str, Any]) -> None:
-    """Record the arguments with which an object was built, for `describe`; those that are its attributes need not be.
+    """Record an object's constructor arguments for `describe`, unless they are attributes.
 
     They are described now, so that they are not kept in memory.
     """
@@ -53,21 +53,28 @@ def record_arguments(built: Any, arguments: Mapping[str, Any]) -> None:
 
 
 def describe(value: Any, *, shallow: bool = False) -> Any:
-    """Return a description of a value, of JSON's types.
+    """Return a description with JSON's types.
 
-    An object is described by its class and the arguments of its constructor, as far as they are attributes of the same
-    name, or recorded; a function by its name and a hash of its code, with its defaults and the values that it closes
-    over; an array by its shape, its dtype and a hash of at most 1 MiB of it.
+    An object is described by class and constructor arguments, as far as they are attributes with the same name, or
+    recorded; a function by name and a hash of the code, with defaults and the values that it closes over; an array by
+    shape, dtype and a hash over at most 1 MiB.
+
+    >>> describe({"lr": 0.1, "betas": (0.9, float("nan"))})
+    {'lr': 0.1, 'betas': [0.9, 'nan']}
 
     Args:
       value: anything.
-      shallow: describe objects only by their class, and functions without what they close over.
+      shallow: describe objects only by class, and functions without what they close over.
     """
     return _Describer(shallow).describe(value)
 
 
 def flatten_description(description: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaves of a description by path, as `custom_hooks[0].momentum`."""
+    """Return the leaves in a description by path.
+
+    >>> flatten_description({"custom_hooks": [{"momentum": 0.1}]})
+    {'custom_hooks[0].momentum': 0.1}
+    """
     if isinstance(description, dict):
         items = [(f"{path}.{key}" if path else key, item) for key, item in description.items()]
     elif isinstance(description, list):
@@ -78,7 +85,7 @@ def flatten_description(description: Any, path: str = "") -> dict[str, Any]:
 
 
 def hash_array(array: np.ndarray[Any, Any]) -> str:
-    """Return a hash of the shape, the dtype and the elements of an array; of evenly spaced rows of a large one."""
+    """Return a hash over an array's shape, dtype and elements; over evenly spaced rows in a large one."""
     if array.nbytes > _MAX_BYTES:
         rows = array[np.linspace(0, len(array) - 1, min(len(array), _MAX_ROWS)).astype(np.int64)]
         rows = rows.reshape(len(rows), -1)
@@ -196,7 +203,7 @@ class _Describer:
 
 
 def _describe_array(value: Any) -> str:
-    """Describe an array of NumPy or JAX, or another object with a shape and a dtype; values on a device if small."""
+    """Describe an array in NumPy or JAX, or another object with a shape and a dtype; values on a device if small."""
     if isinstance(value, np.generic):
         return repr(value)
     text = f"{value.dtype}{list(value.shape)}"
@@ -223,13 +230,13 @@ def _name(named: Any) -> str:
 
 @functools.cache
 def _is_of_library(module: str | None) -> bool:
-    """Return whether a module is installed, or part of jengine: its versions are compared, not its code."""
+    """Return whether a module is installed, or part of jengine: versions are compared, not code."""
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     return (module or "").partition(".")[0] == "jengine" or (file or "").startswith(_LIBRARIES)
 
 
 def _hash_code(code: types.CodeType) -> str:
-    """Return a hash of a function's code, which comments, names of files and line numbers do not change."""
+    """Return a hash of a function's code, which comments, file names and line numbers do not change."""
     return hash_text(repr(_describe_code(code)))
 
 
