@@ -168,8 +168,15 @@ class IterableLoader:
 
     def copy_at_epoch(self, epoch: int) -> "IterableLoader":
         """Return a loader for the same batches at the start of `epoch`; ValueError if the data allow only one pass."""
+        source, keeps_workers = self.source, getattr(self.iterable, "persistent_workers", False)
+        if source.is_single or keeps_workers:
+            advice = source.advice or "use data without a state of their own"
+            raise ValueError(
+                f"{self.kind} must allow a second pass during the current one, got one that allows only one pass at a "
+                f"time; {'remove persistent_workers=True' if keeps_workers else advice}"
+            )
         other = copy.copy(self)
-        other.source = self.source.copy()
+        other.source = source if source.copy is None else source.copy()
         other._opened = None
         other.set_epoch(epoch)
         return other
@@ -177,7 +184,7 @@ class IterableLoader:
     def example(self) -> Any:
         """Return the first batch of the next pass, which yields it again; ValueError if there is none."""
         if self._opened is None:
-            reading = self.source.open(self.epoch)
+            reading = self.source.open(self.epoch, 0, None)
             try:
                 self._opened = (self.epoch, reading, self._read(reading.iterator))
             except StopIteration:

@@ -26,7 +26,6 @@ class Sampler(abc.ABC):
     """
 
     is_endless = False  # whether epochs are sections of one stream of samples
-    repeats = False  # whether all epochs have the same order
 
     def __init__(
         self,
@@ -56,6 +55,11 @@ class Sampler(abc.ABC):
         # release must have the same order.
         bits = np.random.MT19937(np.random.SeedSequence((self.seed % 2**64, epoch)))
         return np.random.RandomState(bits).permutation(self.size)
+
+    @property
+    def repeats(self) -> bool:
+        """True if all epochs have the same order."""
+        return False
 
     @abc.abstractmethod
     def samples_per_epoch(self, drop_last: bool) -> int:
@@ -94,7 +98,11 @@ class DefaultSampler(Sampler):
     ) -> None:
         super().__init__(dataset, shuffle, seed, process_index, process_count)
         self.round_up = round_up
-        self.repeats = not shuffle
+
+    @property
+    def repeats(self) -> bool:
+        """True if all epochs have the same order."""
+        return not self.shuffle
 
     def samples_per_epoch(self, drop_last: bool) -> int:
         """Return the largest shard's size, or the smallest's if samples may not be repeated."""

@@ -1,6 +1,6 @@
 """Foreign data in passes, which continue where a checkpoint was written.
 
-A `Source` hides how a library stores a position: grain in its iterators, Hugging Face and torchdata in the object
+A `DataSource` hides how a library stores a position: grain in its iterators, Hugging Face and torchdata in the object
 itself, PyTorch in a generator, TensorFlow in its own checkpoint, most others not at all.
 """
 
@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, Optional
 
 Resume = Literal["exact", "replayed", "lost"]
 
@@ -17,7 +17,7 @@ Resume = Literal["exact", "replayed", "lost"]
 class Pass:
     """One pass over a source."""
 
-    iterator: Iterator[Any]
+    iterator: Any
     initial_state: Any = None  # before the first element; None if the source has no state
     offset: int = 0  # the element from which the iterator counts, for sources with random access
 
@@ -28,14 +28,19 @@ class Pass:
             close()
 
 
-class Source:
-    """Data that can be iterated repeatedly, without a position: elements are read and dropped.
+def _no_state(reading: Pass) -> None:
+    return None
 
-    Args:
-      data: the user's object.
+
+@dataclasses.dataclass(frozen=True)
+class DataSource:
+    """Data that can be iterated in passes, as functions.
 
     Attributes:
+      data: the user's object.
       kind: the object's name in messages.
+      open: `(epoch, start, state)` -> pass number `epoch` (which `set_epoch` of the data has received) from element
+        `start` on; with a `state`, from `get_state` or `Pass.initial_state`, `start` counts from there.
       length: number of elements in a pass; None if unknown or endless.
       resume: 'exact' if a resumed run continues with the same elements; 'replayed' if elements are read and dropped, so
         that this depends on whether the data repeat their order; 'lost' if it continues with what the data yield next.
@@ -43,116 +48,86 @@ class Source:
       snapshot_interval: elements between two calls to `get_state`; None for a pass's initial state only.
       may_be_shorter: whether a pass may yield fewer elements than `length`.
       is_single: whether the data allow only one pass at a time.
+      get_state: pass -> state after the elements taken so far; None if there is none.
+      get_end_state: pass -> state for the next one, after the last element; None if the epoch determines it.
+      shard: `(index, count)` -> source for every `count`-th element from `index` on; None if the library cannot.
+      copy: returns a source for passes during those in this one, if this one cannot be used for them.
     """
 
+    data: Any
+    kind: str
+    open: Callable[[int, int, Any], Pass]
+    length: int | None = None
     resume: Resume = "replayed"
-    advice = ""
+    advice: str = ""
     snapshot_interval: int | None = None
-    may_be_shorter = False
-    is_single = False
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-        self.kind = type(data).__name__
-        self.length = _length(data)
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start pass number `epoch`.
-
-        Args:
-          epoch: the pass; the data's `set_epoch` has received it.
-          start: number of elements to read and drop.
-          state: from `get_state` or `Pass.initial_state`; `start` then counts from there.
-        """
-        return Pass(skip(iter(self.data), start))
-
-    def get_state(self, reading: Pass) -> Any:
-        """Return the state after the elements taken so far; None if there is none."""
-        return None
-
-    def get_end_state(self, reading: Pass) -> Any:
-        """Return the state for the next pass, after the last element; None if the epoch determines it."""
-        return None
-
-    def shard(self, index: int, count: int) -> "Source | None":
-        """Return the source for every `count`-th element from `index` on; None if the library cannot divide it."""
-        return None
-
-    def copy(self) -> "Source":
-        """Return a source for passes during those in this one; ValueError if the data allow only one at a time."""
-        keeps_workers = getattr(self.data, "persistent_workers", False)  # a PyTorch loader's, which are of one pass
-        if self.is_single or keeps_workers:
-            advice = self.advice or "use data without a state of their own"
-            raise ValueError(
-                f"{self.kind} must allow a second pass during the current one, got one that allows only one pass at a "
-                f"time; {'remove persistent_workers=True' if keeps_workers else advice}"
-            )
-        return copy.copy(self)
+    may_be_shorter: bool = False
+    is_single: bool = False
+    get_state: Callable[[Pass], Any] = _no_state
+    get_end_state: Callable[[Pass], Any] = _no_state
+    shard: Callable[[int, int], Optional["DataSource"]] = lambda index, count: None
+    copy: Callable[[], "DataSource"] | None = None
 
 
-class SequenceSource(Source):
-    """List or tuple with batches, from any position."""
-
-    resume: Resume = "exact"
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start a pass at element `start`."""
-        return Pass(itertools.islice(self.data, start, None))
+def sequence_source(data: Any) -> DataSource:
+    """Return the source for a list or tuple with batches, which can start anywhere."""
+    open_pass = lambda epoch, start, state: Pass(itertools.islice(data, start, None))  # noqa: E731
+    return DataSource(data, type(data).__name__, open_pass, len(data), "exact")
 
 
-class FunctionSource(Source):
-    """Function, such as a generator function, that returns the iterator for each pass."""
-
-    def __init__(self, data: Callable[[], Any]) -> None:
-        self.data = data
-        self.kind = f"function {getattr(data, '__name__', type(data).__name__)}"
-        self.length = None
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Call the function, and drop `start` elements."""
-        return Pass(skip(iter(self.data()), start))
+def iterable_source(data: Any) -> DataSource:
+    """Return the source for data that can be iterated repeatedly, without a position: elements are dropped."""
+    open_pass = lambda epoch, start, state: Pass(skip(iter(data), start))  # noqa: E731
+    return DataSource(data, type(data).__name__, open_pass, find_length(data))
 
 
-class IteratorSource(Source):
-    """Iterator, which allows one pass. Grain's iterators have a state."""
+def function_source(data: Any) -> DataSource:
+    """Return the source for a function, such as a generator function, that returns the iterator for each pass."""
+    kind = f"function {getattr(data, '__name__', type(data).__name__)}"
+    return DataSource(data, kind, lambda epoch, start, state: Pass(skip(iter(data()), start)))
 
-    advice = "pass the object that the iterator was made of, or a function that returns a new iterator"
-    is_single = True
 
-    def __init__(self, data: Iterator[Any]) -> None:
-        super().__init__(data)
-        self.length = None
-        self.resume = "exact" if hasattr(data, "get_state") and hasattr(data, "set_state") else "lost"
-        self.snapshot_interval = 1 if self.resume == "exact" else None
+def iterator_source(data: Any) -> DataSource:
+    """Return the source for an iterator, which allows one pass. Grain's iterators have a state."""
+    has_state = hasattr(data, "get_state") and hasattr(data, "set_state")
 
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Return the iterator, at `state` if it has one; elements that an earlier run read are not dropped."""
+    def open_pass(epoch: int, start: int, state: Any) -> Pass:
         if state is not None:
-            self.data.set_state(state)
-            skip(self.data, start)
-        return Pass(itertools.chain(self.data))  # which cannot be closed with the pass
+            data.set_state(state)
+            skip(data, start)  # without a state, what an earlier run read is not dropped
+        return Pass(itertools.chain(data))  # which cannot be closed with the pass
 
-    def get_state(self, reading: Pass) -> Any:
-        """Return the iterator's state."""
-        return self.data.get_state() if self.resume == "exact" else None
+    source = DataSource(
+        data,
+        type(data).__name__,
+        open_pass,
+        resume="lost",
+        advice="pass the object that the iterator was made of, or a function that returns a new iterator",
+        is_single=True,
+    )
+    if not has_state:
+        return source
+    return dataclasses.replace(source, resume="exact", snapshot_interval=1, get_state=lambda reading: data.get_state())
 
 
-class StateDictSource(Source):
-    """Object with `state_dict` and `load_state_dict`, and with `set_epoch` if passes differ."""
+def state_dict_source(data: Any) -> DataSource:
+    """Return the source for an object with `state_dict` and `load_state_dict`, and `set_epoch` if passes differ."""
 
-    resume: Resume = "exact"
-    snapshot_interval: int | None = 1
-    is_single = True  # the state is that of the last pass that was started
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start a pass, at `state` if it is given."""
+    def open_pass(epoch: int, start: int, state: Any) -> Pass:
         if state is not None:
-            self.data.load_state_dict(state)
-        return Pass(skip(iter(self.data), start))
+            data.load_state_dict(state)
+        return Pass(skip(iter(data), start))
 
-    def get_state(self, reading: Pass) -> Any:
-        """Return a copy of the object's state."""
-        return copy.deepcopy(self.data.state_dict())
+    return DataSource(
+        data,
+        type(data).__name__,
+        open_pass,
+        find_length(data),
+        "exact",
+        snapshot_interval=1,
+        is_single=True,  # the state is that of the last pass that was started
+        get_state=lambda reading: copy.deepcopy(data.state_dict()),
+    )
 
 
 def skip(iterator: Iterator[Any], count: int) -> Iterator[Any]:
@@ -161,7 +136,8 @@ def skip(iterator: Iterator[Any], count: int) -> Iterator[Any]:
     return iterator
 
 
-def _length(data: Any) -> int | None:
+def find_length(data: Any) -> int | None:
+    """Return the length; None if the data have none."""
     try:
         return len(data)
     except TypeError:
