@@ -239,23 +239,19 @@ def _find_mismatch(annotation: Any, value: Any) -> _Mismatch | None:
     if origin in (list, tuple, collections.abc.Sequence) and args:
         return _find_in_items((index, item, args[0]) for index, item in enumerate(value))
     if origin in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
-        for key in value:
-            if (mismatch := _find_mismatch(args[0], key)) is not None:
-                return mismatch
-        return _find_in_items((key, item, args[1]) for key, item in value.items())
+        found = (mismatch for key in value if (mismatch := _find_mismatch(args[0], key)) is not None)
+        return next(found, None) or _find_in_items((key, item, args[1]) for key, item in value.items())
     return None
 
 
 def _find_in_union(annotation: Any, alternatives: Sequence[Any], value: Any) -> _Mismatch | None:
     """Return the mismatch for a union: within the alternative that fits best, or for all."""
-    found = [_find_mismatch(alternative, value) for alternative in alternatives]
-    if None in found:
+    mismatches = [mismatch for kind in alternatives if (mismatch := _find_mismatch(kind, value)) is not None]
+    if len(mismatches) < len(alternatives):
         return None
-    mismatches = [mismatch for mismatch in found if mismatch is not None]
     deepest = max(mismatches, key=lambda mismatch: len(mismatch.keys))
-    if deepest.keys:
-        return deepest
-    return _Mismatch((), annotation, value, is_type=all(mismatch.is_type for mismatch in mismatches))
+    all_types = all(mismatch.is_type for mismatch in mismatches)
+    return deepest if deepest.keys else _Mismatch((), annotation, value, is_type=all_types)
 
 
 def _find_in_items(items: Any) -> _Mismatch | None:

@@ -3,6 +3,7 @@
 Equal values have equal descriptions in every process: there are no addresses, and nothing depends on hash seeds.
 """
 
+import contextlib
 import datetime
 import decimal
 import enum
@@ -10,6 +11,7 @@ import fractions
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -18,7 +20,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -170,35 +172,26 @@ class _Describer:
     def _describe_function(self, function: types.FunctionType) -> Any:
         described: dict[str, Any] = {"function": _name(function)}
         if not _is_of_library(function.__module__):
-            described["code"] = _hash_code(function.__code__)
+            described["code"] = hash_text(repr(_describe_code(function.__code__)))
         if self._shallow:
             return described
-        defaults = (
-            inspect.signature(function).parameters.values() if function.__defaults__ or function.__kwdefaults__ else ()
-        )
-        described |= {p.name: self.describe(p.default) for p in defaults if p.default is not p.empty}
+        if function.__defaults__ or function.__kwdefaults__:
+            parameters = inspect.signature(function).parameters.values()
+            described |= {p.name: self.describe(p.default) for p in parameters if p.default is not p.empty}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            try:
+            with contextlib.suppress(ValueError):  # not set yet
                 described[name] = self.describe(cell.cell_contents)
-            except ValueError:  # not set yet
-                continue
         return described
 
     def _describe_object(self, value: Any) -> Any:
         if self._shallow:
             return f"<{_name(type(value))}>"
-        attributes = _attributes(value)
-        try:
-            parameters: Iterable[str] = inspect.signature(type(value)).parameters
-        except (TypeError, ValueError):
-            parameters = ()
-        prefixes = ("",) if _is_of_library(type(value).__module__) else ("", "_")
-        described = dict(_arguments.get(id(value), {}))
-        for name in parameters:
-            for attribute in (f"{prefix}{name}" for prefix in prefixes):
-                if attribute in attributes:
-                    described[name] = self.describe(attributes[attribute])
-                    break
+        attributes, described = _attributes(value), dict(_arguments.get(id(value), {}))
+        prefixes = ("",) if _is_of_library(type(value).__module__) else ("_", "")
+        with contextlib.suppress(TypeError, ValueError):  # a class without a signature
+            for name, prefix in itertools.product(inspect.signature(type(value)).parameters, prefixes):
+                if f"{prefix}{name}" in attributes:
+                    described[name] = self.describe(attributes[f"{prefix}{name}"])
         return {"type": _name(type(value)), **described}
 
 
@@ -235,12 +228,8 @@ def _is_of_library(module: str | None) -> bool:
     return (module or "").partition(".")[0] == "jengine" or (file or "").startswith(_LIBRARIES)
 
 
-def _hash_code(code: types.CodeType) -> str:
-    """Return a hash of a function's code, which comments, file names and line numbers do not change."""
-    return hash_text(repr(_describe_code(code)))
-
-
 def _describe_code(code: types.CodeType) -> tuple[Any, ...]:
+    """Return a function's code, without what comments, file names and line numbers change."""
     consts: Sequence[Any] = code.co_consts
     has_docstring = code.co_flags & _HAS_DOCSTRING or sys.version_info < (3, 13)
     if has_docstring and consts and isinstance(consts[0], str) and code.co_name != "<lambda>":
