@@ -9,6 +9,8 @@ from jengine.data.collate import default_collate as default_collate
 from jengine.data.collate import stack_batches as stack_batches
 from jengine.data.datasets import ArrayDataset as ArrayDataset
 from jengine.data.datasets import Digits as Digits
+from jengine.data.datasets import Sentences as Sentences
+from jengine.data.datasets import TokenWindows as TokenWindows
 from jengine.data.host_entries import list_host_entries as list_host_entries
 from jengine.data.host_entries import put_arrays as put_arrays
 from jengine.data.host_entries import select_arrays as select_arrays
@@ -19,5 +21,3 @@ from jengine.data.pipeline import Pipeline as Pipeline
 from jengine.data.pipeline import TransformedDataset as TransformedDataset
 from jengine.data.samplers import DefaultSampler as DefaultSampler
 from jengine.data.samplers import InfiniteSampler as InfiniteSampler
-from jengine.data.text import Sentences as Sentences
-from jengine.data.text import TokenWindows as TokenWindows

@@ -1,12 +1,14 @@
-"""Two datasets: arrays in memory, and the handwritten digits bundled with scikit-learn."""
+"""Datasets: arrays in memory, handwritten digits, windows over a long token sequence, and a small generated text."""
 
 import operator
+import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from jengine.annotations import Count
 from jengine.data.collate import count_examples
 from jengine.errors import require_extra
 from jengine.registry import DATASETS
@@ -76,3 +78,74 @@ class Digits(ArrayDataset):
             },
             metainfo={"classes": tuple(str(digit) for digit in range(10))},
         )
+
+
+@DATASETS.register_module()
+class TokenWindows:
+    """Windows over a token sequence, for a language model that predicts each next token.
+
+    Samples are `tokens`: int32[length], and `targets`: int32[length], the same shifted by one. Windows do not overlap;
+      an
+    incomplete last one is dropped.
+
+    >>> TokenWindows(np.arange(7), length=3)[1]["targets"]
+    array([4, 5, 6], dtype=int32)
+
+    Args:
+      tokens: int[N], or the path to such an array in a `.npy` file, from which only the windows are read.
+      length: number of tokens in a window.
+
+    Raises:
+      ValueError: tokens that are not one axis of integers, or fewer than a window needs.
+    """
+
+    def __init__(self, tokens: Any, length: Count) -> None:
+        self.tokens = np.load(tokens, mmap_mode="r") if isinstance(tokens, str | os.PathLike) else np.asarray(tokens)
+        self.length = length
+        if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
+            raise ValueError(
+                f"TokenWindows: `tokens` must be one axis of integers, got {self.tokens.dtype}{self.tokens.shape}"
+            )
+        if not len(self):
+            raise ValueError(
+                f"TokenWindows: `length` must be less than the number of tokens, {self.tokens.size}, got {length}"
+            )
+
+    def __len__(self) -> int:
+        return max(self.tokens.size - 1, 0) // self.length
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"the dataset has {len(self)} windows, got the index {index}")
+        start = (index % len(self)) * self.length
+        window = np.asarray(self.tokens[start : start + self.length + 1], np.int32)
+        return {"tokens": window[:-1], "targets": window[1:]}
+
+
+_ARTICLES = ("a", "the", "one", "every")
+_ADJECTIVES = ("old", "small", "quiet", "green", "heavy", "bright", "slow", "empty")
+_NOUNS = ("river", "garden", "teacher", "window", "horse", "letter", "island", "machine")
+_VERBS = ("follows", "remembers", "hides", "paints", "carries", "answers", "crosses", "repairs")
+_ENDINGS = ("at night", "in spring", "once more", "without a sound")
+_SENTENCE = (_ARTICLES, _ADJECTIVES, _NOUNS, _VERBS, _ARTICLES, _ADJECTIVES, _NOUNS, _ENDINGS)
+
+
+@DATASETS.register_module()
+class Sentences(TokenWindows):
+    """Generated English sentences with eight random parts; the tokens are the text's bytes.
+
+    A sentence has `ENTROPY` nats, so no model predicts it with a lower mean loss than `ENTROPY` divided by its bytes.
+
+    Args:
+      length: number of bytes in a window.
+      split: 'train' or 'test', which have different random sentences.
+      sentences: number of sentences, 51 bytes each on average.
+    """
+
+    ENTROPY = float(sum(np.log(len(part)) for part in _SENTENCE))
+
+    def __init__(self, length: Count = 64, split: Literal["train", "test"] = "train", sentences: Count = 2000) -> None:
+        rng = np.random.RandomState(("train", "test").index(split))
+        chosen = zip(*(rng.choice(part, sentences) for part in _SENTENCE), strict=True)
+        self.text = "".join(f"{' '.join(words)}.\n" for words in chosen)
+        super().__init__(np.frombuffer(self.text.encode(), np.uint8), length)

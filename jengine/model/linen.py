@@ -1,9 +1,10 @@
 """Model adapter for Flax Linen modules."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+from flax import linen as nn
 
 from jengine.errors import config_path
 from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs, train_arguments
@@ -70,8 +71,6 @@ class LinenModel(Model):
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Initialize the module in inference mode, and record the submodule types and the logical axes."""
-        from flax import linen as nn
-
         types: dict[str, str] = {}
 
         def record_type(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -79,8 +78,7 @@ class LinenModel(Model):
             return next_fun(*args, **kwargs)
 
         inputs = select_inputs(batch, self._inputs)
-        names = dict.fromkeys(("params", *self._rngs, *self._predict_rngs))
-        rngs = {name: jax.random.fold_in(rng, i) for i, name in enumerate(names)}
+        rngs = _keys(dict.fromkeys(("params", *self._rngs, *self._predict_rngs)), rng)
         with nn.intercept_methods(record_type), _dense_general_without_mesh():
             variables = self.module.init(rngs, *inputs, **train_arguments(type(self.module), train=False))
         self.module_types = types
@@ -101,7 +99,7 @@ class LinenModel(Model):
             outputs, updated = self._apply(
                 {"params": params, **model_state},
                 *select_inputs(batch, self._inputs),
-                rngs={name: jax.random.fold_in(rng, i) for i, name in enumerate(self._rngs)},
+                rngs=_keys(self._rngs, rng),
                 mutable=[*model_state, *self._sown_collections],
                 **train_arguments(type(self.module), train=True),
             )
@@ -115,7 +113,7 @@ class LinenModel(Model):
         outputs = self._apply(
             {"params": params, **model_state},
             *select_inputs(batch, self._inputs),
-            rngs=_fixed_keys(self._predict_rngs),
+            rngs=_keys(self._predict_rngs),
             mutable=list(self._sown_collections) if self._sown.predictions else False,
             **train_arguments(type(self.module), train=False),
         )
@@ -133,8 +131,8 @@ class LinenModel(Model):
         """
         variables = {"params": params, **model_state}
         if not train:
-            return self.module.bind(variables, rngs=_fixed_keys(self._predict_rngs))
-        return self.module.bind(variables, rngs=_fixed_keys(self._rngs), mutable=list(model_state))
+            return self.module.bind(variables, rngs=_keys(self._predict_rngs))
+        return self.module.bind(variables, rngs=_keys(self._rngs), mutable=list(model_state))
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         with _dense_general_without_mesh():
@@ -145,16 +143,14 @@ class LinenModel(Model):
 
         Only collections that may be sown are tried: tuples, which is how `sow` collects values, and names with 'loss'.
         """
-        if name == "params":
-            return False
-        if name in self._sown.names:
-            return True
+        if name == "params" or name in self._sown.names:
+            return name != "params"
         values = flatten_sown(variables[name]).values()
         if "loss" not in name.lower() and not all(isinstance(value, tuple) for value in values):
             return False
         rest = {other: value for other, value in variables.items() if other != name}
         arguments = train_arguments(type(self.module), train=False)
-        rngs = _fixed_keys((*self._rngs, *self._predict_rngs))
+        rngs = _keys((*self._rngs, *self._predict_rngs))
         try:
             jax.eval_shape(lambda variables: self._apply(variables, *inputs, rngs=rngs, **arguments), rest)
         except Exception:  # of any type: the module reads a variable that is missing
@@ -168,7 +164,6 @@ def _dense_general_without_mesh() -> Any:
     DenseGeneral initializes a matrix and reshapes it, also in `apply`, which compares the shapes. On a mesh, the axis
     names from `nn.with_partitioning` constrain that matrix, although they name the axes after reshaping.
     """
-    from flax import linen as nn
 
     def call(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if not isinstance(context.module, nn.DenseGeneral):
@@ -183,5 +178,7 @@ def _flatten(collections: Mapping[str, Any]) -> Sown:
     return {name: flatten_sown(variables) for name, variables in collections.items()}
 
 
-def _fixed_keys(names: Sequence[str]) -> dict[str, jax.Array]:
-    return {name: jax.random.fold_in(jax.random.key(0), i) for i, name in enumerate(names)}
+def _keys(names: Iterable[str], rng: jax.Array | None = None) -> dict[str, jax.Array]:
+    """Return a key for each random stream, derived from `rng`; fixed ones without."""
+    root = jax.random.key(0) if rng is None else rng
+    return {name: jax.random.fold_in(root, i) for i, name in enumerate(names)}

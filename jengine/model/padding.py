@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from flax import linen as nn
 
 from jengine.data.masking import get_mask
 from jengine.model.model import PyTree
@@ -25,8 +26,6 @@ def exclude_padding(batch: PyTree) -> Iterator[None]:
     the batch's. If all examples are padding, as on a replica whose share of the last batch is empty, all are counted:
     there would be no statistics otherwise. Without a mask nothing changes.
     """
-    from flax import linen as nn
-
     mask = get_mask(batch)
     token = _MASK.set(None if mask is None else mask | ~mask.any())
     try:
@@ -49,8 +48,6 @@ def mask_batch_norms(module: Any) -> None:
 
 def _pass_mask(next_fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
     """Intercept a call to a Linen module."""
-    from flax import linen as nn
-
     if isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__" and kwargs.get("mask") is None:
         kwargs = {**kwargs, "mask": _mask_for(args[0])}
     return next_fun(*args, **kwargs)
