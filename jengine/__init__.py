@@ -1,4 +1,4 @@
-"""Train JAX models with the interface of MMEngine's Runner.
+"""Training engine for JAX models, with the interface of MMEngine's Runner.
 
 Submodules are imported on first access, which keeps `import jengine` fast.
 """

@@ -1,4 +1,4 @@
-"""Run the command line, as `python -m jengine`."""
+"""Command line, as `python -m jengine`."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""Check arguments against the annotations of a constructor: types, choices (`Literal`) and ranges (`Range`).
+"""Checks of arguments against a constructor's annotations: types, choices (`Literal`) and ranges (`Range`).
 
-The annotations are the schema of a config: `interval: Annotated[int, Range(ge=1)]`. Libraries for this take
-65 to 107 ms to import (pydantic, typeguard, beartype), or refuse annotations such as `Callable`, protocols, and unions
-of classes (msgspec), which constructors here have throughout.
+The annotations are the config's schema: `interval: Annotated[int, Range(ge=1)]`. Libraries for this are slow to import
+(pydantic, typeguard, beartype), or refuse annotations such as `Callable`, protocols, and unions of classes (msgspec),
+which constructors here have throughout.
 """
 
 import collections.abc
@@ -16,21 +16,25 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from jengine.errors import ArgumentError, config_path, current_config_path, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
+_UNIONS = (typing.Union, types.UnionType)
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Limit a number: `Annotated[float, Range(ge=0, lt=1)]`.
+    """Limits for a number: `Annotated[float, Range(ge=0, lt=1)]`.
 
-    NaN is outside of every range, and infinity unless it is `le`.
+    NaN is outside every range, and infinity unless it is `le`.
+
+    >>> 0.5 in Range(ge=0, lt=1), 1 in Range(ge=0, lt=1)
+    (True, False)
 
     Attributes:
-      ge, gt, le, lt: the bounds, by the names of their comparisons; None for no bound.
+      ge, gt, le, lt: the bounds, named after the comparisons; None for no bound.
     """
 
     ge: float | None = None
@@ -63,7 +67,7 @@ class Range:
 
 
 class Ascending:
-    """Limit a list of pairs: their first items increase. `Annotated[Sequence[tuple[int, int]], Ascending()]`."""
+    """Limit for a list of pairs: the first items increase. `Annotated[Sequence[tuple[int, int]], Ascending()]`."""
 
     def __contains__(self, pairs: Any) -> bool:
         return all(first[0] < second[0] for first, second in itertools.pairwise(pairs))
@@ -72,22 +76,15 @@ class Ascending:
         return "in ascending order without duplicates"
 
 
-class Checker(Protocol):
-    """Check configs of one kind, as a registry does."""
-
-    def check(self, cfg: Any, **extra: Any) -> None:
-        """Raise an error if `cfg` cannot be built."""
-
-
 class ConfigOf:
-    """Mark an argument that may be the config of another object: `Annotated[Any, ConfigOf(DATASETS)]`.
+    """Mark for an argument that may be another object's config: `Annotated[Any, ConfigOf(DATASETS)]`.
 
     Args:
       registry: checks the config.
-      *supplied: arguments that the owner passes besides those of the config.
+      *supplied: arguments that the owner passes besides those in the config.
     """
 
-    def __init__(self, registry: Checker, *supplied: str) -> None:
+    def __init__(self, registry: Any, *supplied: str) -> None:  # a `Registry`, whose module imports this one
         self._registry = registry
         self._supplied = dict.fromkeys(supplied)
 
@@ -109,7 +106,7 @@ Decay = Annotated[float, Range(ge=0, lt=1)]  # of a moving average
 
 
 class _Mismatch(NamedTuple):
-    """Describe the value that does not fit: keys within the argument, annotation, and whether its type fits."""
+    """Value that does not fit: keys within the argument, annotation, and whether the type is wrong."""
 
     keys: tuple[str | int, ...]
     annotation: Any
@@ -118,7 +115,7 @@ class _Mismatch(NamedTuple):
 
 
 def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Check `arguments` of `entry` against their annotations. A default always fits.
+    """Check arguments against the annotations of `entry`. A default always fits.
 
     Args:
       owner: replaces the path in messages outside a config: `CheckpointHook.interval`.
@@ -126,21 +123,25 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
       arguments: by name.
 
     Raises:
-      TypeError: a value of another type. ArgumentError: a value out of its range, or not one of the choices.
+      TypeError: a value with another type. ArgumentError: a value out of range, or not one of the choices.
     """
-    parameters = parameters_of(entry)
-    for name, value in arguments.items():
-        parameter = parameters.get(name)
-        if parameter is None or value is parameter.default or parameter.kind is parameter.VAR_KEYWORD:
+    for name, parameter in parameters_of(entry).items():
+        value = arguments.get(name, parameter.default)
+        if value is parameter.default or parameter.kind is parameter.VAR_KEYWORD:
             continue
-        mismatch = _find_mismatch(parameter.annotation, value)
-        if mismatch is not None:
+        if (mismatch := _find_mismatch(parameter.annotation, value)) is not None:
             raise _error(owner, name, mismatch)
         _check_configs(parameter.annotation, name, value)
 
 
 def checked(entry: T, owner: str | None = None) -> T:
     """Return `entry` such that each call checks the arguments; a class is changed in place, a function is wrapped.
+
+    >>> @checked
+    ... def wait(seconds: NonNegative): ...
+    >>> wait(-1)
+    Traceback (most recent call last):
+    jengine.errors.ArgumentError: `wait.seconds` must be a number of at least 0, got -1
 
     Args:
       entry: a class or function.
@@ -170,7 +171,7 @@ def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _global_names(entry: Callable[..., Any]) -> dict[str, Any]:
-    """Return the names that the annotations of a class or function may use: those of the module that defines it."""
+    """Return the names that annotations may use: those in the module that defines the class or function."""
     function: Any = entry.func if isinstance(entry, functools.partial) else entry
     if isinstance(function, type):  # as `inspect.signature`: the first of the two that the classes define
         own = (vars(base).get(name) for base in function.__mro__ for name in ("__new__", "__init__"))
@@ -181,7 +182,7 @@ def _global_names(entry: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
-    """Return the value of an annotation that is text; the text itself, which fits every value, if it has none."""
+    """Return the value for an annotation that is text; the text itself, which fits every value, if it has none."""
     try:
         return eval(annotation, names) if isinstance(annotation, str) else annotation
     except Exception:  # it may name what only type checkers import, or be any expression
@@ -221,9 +222,9 @@ def _find_mismatch(annotation: Any, value: Any) -> _Mismatch | None:
         inner = _find_mismatch(args[0], value)
         if inner is not None:
             return inner if inner.keys else inner._replace(annotation=annotation)
-        fits = all(value in bound for bound in args[1:] if isinstance(bound, Range | Ascending))
+        fits = all(value in bound for bound in _bounds(args))
         return None if fits else _Mismatch((), annotation, value, is_type=False)
-    if origin in (typing.Union, types.UnionType):
+    if origin in _UNIONS:
         return _find_in_union(annotation, args, value)
     if origin is Literal:
         if any(type(value) is type(choice) and value == choice for choice in args):
@@ -238,23 +239,19 @@ def _find_mismatch(annotation: Any, value: Any) -> _Mismatch | None:
     if origin in (list, tuple, collections.abc.Sequence) and args:
         return _find_in_items((index, item, args[0]) for index, item in enumerate(value))
     if origin in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
-        for key in value:
-            if (mismatch := _find_mismatch(args[0], key)) is not None:
-                return mismatch
-        return _find_in_items((key, item, args[1]) for key, item in value.items())
+        found = (mismatch for key in value if (mismatch := _find_mismatch(args[0], key)) is not None)
+        return next(found, None) or _find_in_items((key, item, args[1]) for key, item in value.items())
     return None
 
 
 def _find_in_union(annotation: Any, alternatives: Sequence[Any], value: Any) -> _Mismatch | None:
-    """Return the mismatch of a union: within the alternative that fits best, or that of all."""
-    found = [_find_mismatch(alternative, value) for alternative in alternatives]
-    if None in found:
+    """Return the mismatch for a union: within the alternative that fits best, or for all."""
+    mismatches = [mismatch for kind in alternatives if (mismatch := _find_mismatch(kind, value)) is not None]
+    if len(mismatches) < len(alternatives):
         return None
-    mismatches = [mismatch for mismatch in found if mismatch is not None]
     deepest = max(mismatches, key=lambda mismatch: len(mismatch.keys))
-    if deepest.keys:
-        return deepest
-    return _Mismatch((), annotation, value, is_type=all(mismatch.is_type for mismatch in mismatches))
+    all_types = all(mismatch.is_type for mismatch in mismatches)
+    return deepest if deepest.keys else _Mismatch((), annotation, value, is_type=all_types)
 
 
 def _find_in_items(items: Any) -> _Mismatch | None:
@@ -264,17 +261,23 @@ def _find_in_items(items: Any) -> _Mismatch | None:
     return None
 
 
+def _bounds(args: Sequence[Any]) -> list[Any]:
+    return [mark for mark in args[1:] if isinstance(mark, Range | Ascending)]
+
+
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value is a real number, but not a bool: of Python or NumPy, or an array without axes."""
     is_scalar = isinstance(value, numbers.Real) or (hasattr(value, "__float__") and hasattr(value, "shape"))
     return is_scalar and not isinstance(value, bool) and (not hasattr(value, "shape") or value.shape == ())
 
 
-def _is_mapping(value: Any) -> bool:
-    return hasattr(value, "items")  # a ConfigDict is not a Mapping
+def is_mapping(value: Any) -> bool:
+    """Return whether a value is a dict or a config; a ConfigDict is not a Mapping."""
+    return hasattr(value, "items")
 
 
 # Types whose values are not just their instances.
@@ -283,24 +286,24 @@ _TESTS: dict[Any, Callable[[Any], bool]] = {
     inspect.Parameter.empty: lambda value: True,
     None: lambda value: value is None,
     int: lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool),
-    float: _is_number,
+    float: is_number,
     collections.abc.Sequence: _is_sequence,
     list: _is_sequence,
     tuple: _is_sequence,
     collections.abc.Callable: callable,
-    collections.abc.Mapping: _is_mapping,
-    collections.abc.MutableMapping: _is_mapping,
-    dict: _is_mapping,
+    collections.abc.Mapping: is_mapping,
+    collections.abc.MutableMapping: is_mapping,
+    dict: is_mapping,
 }
 
 
 def _has_type(kind: Any, value: Any) -> bool:
-    """Return whether `value` is of type `kind`; True for a `kind` that cannot be tested, such as a protocol."""
+    """Return whether `value` has the type `kind`; True for a `kind` that cannot be tested, such as a protocol."""
     try:
         test = _TESTS.get(kind)
         if test is not None:
             return test(value)
-        return isinstance(value, kind) or (hasattr(kind, "items") and _is_mapping(value))
+        return isinstance(value, kind) or (hasattr(kind, "items") and is_mapping(value))
     except TypeError:
         return True
 
@@ -312,7 +315,7 @@ def _error(owner: str, name: str, mismatch: _Mismatch) -> Exception:
     annotation, value = mismatch.annotation, mismatch.value
     choices = [choice for choice in _choices(annotation) if isinstance(choice, str)]
     hint = did_you_mean(value, choices) if isinstance(value, str) else ""  # the choices are part of the message
-    if isinstance(value, tuple) and len(value) == 1 and _is_mapping(value[0]):
+    if isinstance(value, tuple) and len(value) == 1 and is_mapping(value[0]):
         hint = "; remove the comma after `dict(...)`"
     message = f"`{path}` must be {describe(annotation)}, got {value!r}{hint}"
     return TypeError(message) if mismatch.is_type else ArgumentError(message)
@@ -327,15 +330,16 @@ _NAMES: dict[Any, str] = {
 
 
 def describe(annotation: Any) -> str:
-    """Return what fits an annotation, in words: 'an integer of at least 1'."""
+    """Return what fits an annotation, in words.
+
+    >>> describe(Count | None)
+    'an integer of at least 1 or None'
+    """
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        return " ".join(
-            [describe(args[0]), *(str(bound) for bound in args[1:] if isinstance(bound, Range | Ascending))]
-        )
-    if origin in (typing.Union, types.UnionType):
-        names = list(dict.fromkeys(describe(alternative) for alternative in args))
-        return " or ".join(names)
+        return " ".join([describe(args[0]), *map(str, _bounds(args))])
+    if origin in _UNIONS:
+        return " or ".join(dict.fromkeys(map(describe, args)))
     if origin is Literal:
         return " or ".join(map(repr, args))
     if origin is tuple and args[-1:] != (...,):
@@ -348,27 +352,22 @@ def describe(annotation: Any) -> str:
 
 
 def _choices(annotation: Any) -> list[Any]:
-    """Return the choices of the `Literal`s in an annotation."""
-    if typing.get_origin(annotation) is Literal:
-        return list(typing.get_args(annotation))
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, Annotated):
-        return [choice for alternative in typing.get_args(annotation) for choice in _choices(alternative)]
-    return []
+    """Return the choices in the annotation's `Literal`s."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return list(args)
+    nested = args if origin in (*_UNIONS, Annotated) else ()
+    return [choice for alternative in nested for choice in _choices(alternative)]
 
 
 def _check_configs(annotation: Any, name: str | int, value: Any) -> None:
-    """Check the configs of other objects in an argument: itself, or the items of a sequence."""
+    """Check the other objects' configs in an argument: itself, or the items in a sequence."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     with config_path(name):
-        if origin is Annotated:
-            for mark in args[1:]:
-                if isinstance(mark, ConfigOf):
-                    mark.check(value)
-        elif origin in (typing.Union, types.UnionType):
-            for alternative in args:
-                if typing.get_origin(alternative) is collections.abc.Sequence and _is_sequence(value):
-                    for index, item in enumerate(value):
-                        _check_configs(typing.get_args(alternative)[0], index, item)
-        elif origin is collections.abc.Sequence and _is_sequence(value):
-            for index, item in enumerate(value):
-                _check_configs(args[0], index, item)
+        for mark in args[1:] if origin is Annotated else ():
+            if isinstance(mark, ConfigOf):
+                mark.check(value)
+        for alternative in args if origin in _UNIONS else (annotation,):
+            if typing.get_origin(alternative) is collections.abc.Sequence and _is_sequence(value):
+                for index, item in enumerate(value):
+                    _check_configs(typing.get_args(alternative)[0], index, item)

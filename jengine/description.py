@@ -1,8 +1,9 @@
-"""Describe values and objects as JSON, to compare those of two processes, or of a run and its checkpoint.
+"""JSON descriptions of values and objects, to compare two processes, or a run and its checkpoint.
 
 Equal values have equal descriptions in every process: there are no addresses, and nothing depends on hash seeds.
 """
 
+import contextlib
 import datetime
 import decimal
 import enum
@@ -10,6 +11,7 @@ import fractions
 import functools
 import hashlib
 import inspect
+import itertools
 import math
 import os
 import re
@@ -17,7 +19,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,7 @@ _arguments: dict[int, dict[str, Any]] = {}  # by the ID of the object that was b
 
 
 def record_arguments(built: Any, arguments: Mapping[str, Any]) -> None:
-    """Record the arguments with which an object was built, for `describe`; those that are its attributes need not be.
+    """Record an object's constructor arguments for `describe`, unless they are attributes.
 
     They are described now, so that they are not kept in memory.
     """
@@ -54,21 +56,28 @@ def record_arguments(built: Any, arguments: Mapping[str, Any]) -> None:
 
 
 def describe(value: Any, *, shallow: bool = False) -> Any:
-    """Return a description of a value, of JSON's types.
+    """Return a description with JSON's types.
 
-    An object is described by its class and the arguments of its constructor, as far as they are attributes of the same
-    name, or recorded; a function by its name and a hash of its code, with its defaults and the values that it closes
-    over; an array by its shape, its dtype and a hash of at most 1 MiB of it.
+    An object is described by class and constructor arguments, as far as they are attributes with the same name, or
+    recorded; a function by name and a hash of the code, with defaults and the values that it closes over; an array by
+    shape, dtype and a hash over at most 1 MiB.
+
+    >>> describe({"lr": 0.1, "betas": (0.9, float("nan"))})
+    {'lr': 0.1, 'betas': [0.9, 'nan']}
 
     Args:
       value: anything.
-      shallow: describe objects only by their class, and functions without what they close over.
+      shallow: describe objects only by class, and functions without what they close over.
     """
     return _Describer(shallow).describe(value)
 
 
 def flatten_description(description: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaves of a description by path, as `custom_hooks[0].momentum`."""
+    """Return the leaves in a description by path.
+
+    >>> flatten_description({"custom_hooks": [{"momentum": 0.1}]})
+    {'custom_hooks[0].momentum': 0.1}
+    """
     if isinstance(description, dict):
         items = [(f"{path}.{key}" if path else key, item) for key, item in description.items()]
     elif isinstance(description, list):
@@ -79,7 +88,7 @@ def flatten_description(description: Any, path: str = "") -> dict[str, Any]:
 
 
 def hash_array(array: np.ndarray[Any, Any]) -> str:
-    """Return a hash of the shape, the dtype and the elements of an array; of evenly spaced rows of a large one."""
+    """Return a hash over an array's shape, dtype and elements; over evenly spaced rows in a large one."""
     if array.nbytes > _MAX_BYTES:
         rows = array[np.linspace(0, len(array) - 1, min(len(array), _MAX_ROWS)).astype(np.int64)]
         rows = rows.reshape(len(rows), -1)
@@ -164,40 +173,31 @@ class _Describer:
     def _describe_function(self, function: types.FunctionType) -> Any:
         described: dict[str, Any] = {"function": _name(function)}
         if not _is_of_library(function.__module__):
-            described["code"] = _hash_code(function.__code__)
+            described["code"] = hash_text(repr(_describe_code(function.__code__)))
         if self._shallow:
             return described
-        defaults = (
-            inspect.signature(function).parameters.values() if function.__defaults__ or function.__kwdefaults__ else ()
-        )
-        described |= {p.name: self.describe(p.default) for p in defaults if p.default is not p.empty}
+        if function.__defaults__ or function.__kwdefaults__:
+            parameters = inspect.signature(function).parameters.values()
+            described |= {p.name: self.describe(p.default) for p in parameters if p.default is not p.empty}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            try:
+            with contextlib.suppress(ValueError):  # not set yet
                 described[name] = self.describe(cell.cell_contents)
-            except ValueError:  # not set yet
-                continue
         return described
 
     def _describe_object(self, value: Any) -> Any:
         if self._shallow:
             return f"<{_name(type(value))}>"
-        attributes = _attributes(value)
-        try:
-            parameters: Iterable[str] = inspect.signature(type(value)).parameters
-        except (TypeError, ValueError):
-            parameters = ()
-        prefixes = ("",) if _is_of_library(type(value).__module__) else ("", "_")
-        described = dict(_arguments.get(id(value), {}))
-        for name in parameters:
-            for attribute in (f"{prefix}{name}" for prefix in prefixes):
-                if attribute in attributes:
-                    described[name] = self.describe(attributes[attribute])
-                    break
+        attributes, described = _attributes(value), dict(_arguments.get(id(value), {}))
+        prefixes = ("",) if _is_of_library(type(value).__module__) else ("_", "")
+        with contextlib.suppress(TypeError, ValueError):  # a class without a signature
+            for name, prefix in itertools.product(inspect.signature(type(value)).parameters, prefixes):
+                if f"{prefix}{name}" in attributes:
+                    described[name] = self.describe(attributes[f"{prefix}{name}"])
         return {"type": _name(type(value)), **described}
 
 
 def _describe_array(value: Any) -> str:
-    """Describe an array of NumPy or JAX, or another object with a shape and a dtype; values on a device if small."""
+    """Describe an array in NumPy or JAX, or another object with a shape and a dtype; values on a device if small."""
     if isinstance(value, np.generic):
         return repr(value)
     text = f"{value.dtype}{list(value.shape)}"
@@ -224,17 +224,13 @@ def _name(named: Any) -> str:
 
 @functools.cache
 def _is_of_library(module: str | None) -> bool:
-    """Return whether a module is installed, or part of jengine: its versions are compared, not its code."""
+    """Return whether a module is installed, or part of jengine: versions are compared, not code."""
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     return (module or "").partition(".")[0] == "jengine" or (file or "").startswith(_LIBRARIES)
 
 
-def _hash_code(code: types.CodeType) -> str:
-    """Return a hash of a function's code, which comments, names of files and line numbers do not change."""
-    return hash_text(repr(_describe_code(code)))
-
-
 def _describe_code(code: types.CodeType) -> tuple[Any, ...]:
+    """Return a function's code, without what comments, file names and line numbers change."""
     consts: Sequence[Any] = code.co_consts
     has_docstring = code.co_flags & _HAS_DOCSTRING or sys.version_info < (3, 13)
     if has_docstring and consts and isinstance(consts[0], str) and code.co_name != "<lambda>":

@@ -1,4 +1,4 @@
-"""Report errors with the config path, the expected and the actual value, and the closest legal name.
+"""Errors with the config path, the expected and the actual value, and the closest legal name.
 
 `config_path` tracks the current path in a context variable, so it need not be passed to every constructor. An exception
 raised within it gets the full path as a note.
@@ -15,15 +15,15 @@ _CONFIG_PATH: contextvars.ContextVar[tuple[str | int, ...]] = contextvars.Contex
 
 
 class ConfigError(ValueError):
-    """Signal an illegal value in a config."""
+    """Illegal value in a config."""
 
 
 class ArgumentError(ConfigError, AssertionError):
-    """Signal an illegal argument for which MMEngine documents an AssertionError: handlers of either type catch it."""
+    """Illegal argument for which MMEngine documents an AssertionError: handlers for either type catch it."""
 
 
 class MissingPackageError(ConfigError, ImportError):
-    """Signal that optional packages are not installed."""
+    """Optional packages are not installed."""
 
 
 @contextlib.contextmanager
@@ -35,7 +35,7 @@ def require_extra(extra: str, need: str) -> Iterator[None]:
       need: what requires which package, for the error: 'drawing requires Pillow'.
 
     Raises:
-      MissingPackageError: one of them is not installed; the message has the command that installs the extra.
+      MissingPackageError: one is not installed; the message has the command that installs the extra.
     """
     try:
         yield
@@ -44,24 +44,24 @@ def require_extra(extra: str, need: str) -> Iterator[None]:
 
 
 class UnknownNameError(KeyError):
-    """Signal an unknown name. Unlike a plain KeyError, it prints its message instead of the message's repr."""
+    """Unknown name. Unlike a plain KeyError, it prints its message instead of the message's repr."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a suggestion for a misspelled name, to be appended to an error message.
+    """Return a suggestion for a misspelled name, to be appended to an error message; empty if no legal name is close.
+
+    >>> did_you_mean("Adamw", ["Adam", "AdamW"])
+    "; did you mean 'AdamW'?"
 
     Args:
       name: the given name.
       candidates: the legal names.
-      cutoff: the least similarity, from 0 to 1, of a suggestion.
-
-    Returns:
-      "; did you mean 'x'?" if a legal name is close, else "".
+      cutoff: the least similarity, from 0 to 1.
     """
-    names = sorted(str(c) for c in candidates)
+    names = sorted(map(str, candidates))
     by_lower = {n.lower(): n for n in reversed(names)}
     exact = by_lower.get(str(name).lower())  # takes precedence: `Adamw` is as close to `Adam` as to `AdamW`
     match = [exact] if exact else difflib.get_close_matches(str(name), names, n=1, cutoff=cutoff)
@@ -70,24 +70,16 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:
-    """Return a suggestion for a misspelled name, to be appended to an error message.
-
-    Args:
-      name: the given name.
-      candidates: the legal names.
-
-    Returns:
-      "; did you mean 'x'?" if a legal name is close, else "; expected one of: ..." with all of them.
-    """
+    """Return a suggestion like `did_you_mean`, or "; expected one of: ..." with all legal names if none is close."""
     names = sorted(str(c) for c in candidates)
     return did_you_mean(name, names) or (f"; expected one of: {', '.join(names)}" if names else "")
 
 
 def list_unknown(unknown: Iterable[str], candidates: Iterable[str]) -> str:
-    """Return several misspelled names with suggestions, for an error message.
+    """Return several misspelled names with suggestions, and all legal names if one is not close to any.
 
-    Returns:
-      "'x' (did you mean 'y'?), 'z'", followed by all legal names if one of the names is not close to any.
+    >>> list_unknown(["intervall"], ["interval", "priority"])
+    "'intervall' (did you mean 'interval'?)"
     """
     names = sorted(str(c) for c in candidates)
     hints = {key: did_you_mean(key, names).removeprefix("; ") for key in unknown}
@@ -119,7 +111,12 @@ def read_seconds(variable: str, default: float, least: float = 0.0) -> float:
 
 @contextlib.contextmanager
 def config_path(*keys: str | int) -> Iterator[None]:
-    """Extend the current config path by `keys` for the body; add the path as a note to exceptions it raises."""
+    """Extend the current config path by `keys` for the body; add the path as a note to exceptions it raises.
+
+    >>> with config_path("custom_hooks", 0):
+    ...     current_config_path()
+    'custom_hooks[0]'
+    """
     token = _CONFIG_PATH.set((*_CONFIG_PATH.get(), *keys))
     try:
         yield

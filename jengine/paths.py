@@ -1,6 +1,6 @@
-"""Address pytree leaves by dotted paths, and translate the paths to PyTorch's names.
+"""Dotted paths for pytree leaves, and the translation to PyTorch's names.
 
-`backbone.layers_3.attn.kernel` is a Flax path; `backbone.layers.3.attn.weight` is its torch alias. Rules that match
+`backbone.layers_3.attn.kernel` is a Flax path; `backbone.layers.3.attn.weight` is the torch alias. Rules that match
 names (paramwise keys, layer decay, sharding) try both, so configs written for PyTorch models keep working.
 
 Flax wraps arrays: `nnx.Variable` in an `nnx.State` or `nnx.Module`, `nn.Partitioned` in Linen parameters. JAX treats a
@@ -22,15 +22,15 @@ _WRAPPERS = (("flax.nnx", "Variable"), ("flax.core.meta", "AxisMetadata"))
 
 
 def dotted(key_path: Sequence[Any]) -> str:
-    """Return the dotted form of a JAX key path: `('a', 0, .b)` is `a.0.b`.
+    """Return the dotted form for a JAX key path: `('a', 0, .b)` is `a.0.b`.
 
-    A key path does not show which of its levels are Flax wrappers; use `flatten` to get the paths of a tree.
+    A key path does not show which levels are Flax wrappers; use `flatten` to get a tree's paths.
     """
     return jax.tree_util.keystr(tuple(key_path), simple=True, separator=".")
 
 
 def leaves_with_path(tree: Any) -> list[tuple[str, Any]]:
-    """Return pairs of dotted path and leaf, in JAX's flattening order."""
+    """Return pairs with dotted path and leaf, in JAX's flattening order."""
     wrappers = _wrapper_types()
     if not wrappers:
         return [(dotted(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
@@ -46,12 +46,20 @@ def leaves_with_path(tree: Any) -> list[tuple[str, Any]]:
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """Return the leaves of `tree` by dotted path, in JAX's flattening order."""
+    """Return the leaves in `tree` by dotted path, in JAX's flattening order.
+
+    >>> flatten({"dense": {"kernel": 1, "bias": 2}})
+    {'dense.bias': 2, 'dense.kernel': 1}
+    """
     return dict(leaves_with_path(tree))
 
 
 def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested dicts with the leaves at their dotted paths: `{'a.b': 1}` becomes `{'a': {'b': 1}}`."""
+    """Return nested dicts with the leaves at the dotted paths.
+
+    >>> nest({"a.b": 1})
+    {'a': {'b': 1}}
+    """
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *parents, name = path.split(".")
@@ -63,12 +71,12 @@ def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """Map a function over trees like `jax.tree.map`, and pass it the dotted path of each leaf first.
+    """Map a function over trees like `jax.tree.map`, and pass it each leaf's dotted path first.
 
     Args:
       fn: called as `fn(path, leaf, *subtrees)`, where `path` is the path in `tree`.
       tree: the tree whose structure the result has.
-      *rest: trees with the structure of `tree`, or with subtrees instead of its leaves.
+      *rest: trees with the same structure, or with subtrees instead of leaves.
     """
     treedef: Any = jax.tree.structure(tree)
     others = [treedef.flatten_up_to(other) for other in rest]
@@ -78,7 +86,7 @@ def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def unwrap(tree: Any) -> Any:
-    """Return `tree` with each Flax wrapper replaced by its content, so that JAX's own key paths match `flatten`."""
+    """Return `tree` with the content in place of each Flax wrapper, so that JAX's own key paths match `flatten`."""
     wrappers = _wrapper_types()
 
     def unwrap_node(node: Any) -> Any:
@@ -90,7 +98,11 @@ def unwrap(tree: Any) -> Any:
 
 
 def torch_alias(path: str) -> str:
-    """Return the PyTorch name of a parameter: `layers_3.norm.scale` becomes `layers.3.norm.weight`."""
+    """Return a parameter's name in PyTorch.
+
+    >>> torch_alias("layers_3.norm.scale")
+    'layers.3.norm.weight'
+    """
     *modules, leaf = path.split(".")
     modules = [re.sub(r"_(\d+)$", r".\1", module) for module in modules]
     return ".".join([*modules, _TORCH_LEAVES.get(leaf, leaf)])
@@ -99,8 +111,8 @@ def torch_alias(path: str) -> str:
 def path_aliases(path: str) -> tuple[str, str]:
     """Return the names that substring rules are matched against: the Flax path and its torch alias.
 
-    The names of root parameters start with a dot, as in MMEngine: the key `.pos_embed` matches `pos_embed` of the root
-    and `x.pos_embed` of any module, but not `abs_pos_embed`.
+    Names at the root start with a dot, as in MMEngine: the key `.pos_embed` matches `pos_embed` at the root and
+    `x.pos_embed` in any module, but not `abs_pos_embed`.
     """
     alias = torch_alias(path)
     return (path if "." in path else f".{path}", alias if "." in alias else f".{alias}")
@@ -117,5 +129,5 @@ def closest_paths(path: str, candidates: Iterable[str]) -> str:
 
 
 def _wrapper_types() -> tuple[type, ...]:
-    """Return the wrapper classes of the Flax modules that are loaded."""
+    """Return the wrapper classes in the Flax modules that are loaded."""
     return tuple(vars(sys.modules[module])[name] for module, name in _WRAPPERS if module in sys.modules)

@@ -1,6 +1,6 @@
-"""Map the names used in configs to classes and functions.
+"""Registries: the names in configs for classes and functions.
 
-A registry imports the package with its built-in entries at the first look-up. This keeps `import jengine` fast, and a
+A registry imports the package with the built-in entries at the first look-up. This keeps `import jengine` fast, and a
 config can use any registered name without importing its module.
 """
 
@@ -20,13 +20,21 @@ _REGISTRIES: "weakref.WeakSet[Registry]" = weakref.WeakSet()
 
 
 class Registry:
-    """Map names to classes and functions of one kind, such as hooks or datasets.
+    """Names for classes and functions of one kind, such as hooks or datasets.
+
+    >>> shapes = Registry("shape", "jengine.data")
+    >>> @shapes.register_module()
+    ... class Square:
+    ...     def __init__(self, side: float) -> None:
+    ...         self.side = side
+    >>> shapes.build(dict(type="Square", side=2)).side
+    2
 
     Args:
-      name: the kind of the entries for error messages, in the singular: 'hook'.
+      name: the entries' kind for error messages, in the singular: 'hook'.
       location: package that registers the built-in entries, imported at the first look-up.
       contrib: packages that register further entries, imported only if a name is not found otherwise.
-      used_in: where a config names the entries, for the error of another registry that lacks one of them.
+      used_in: where a config names the entries, for the error in another registry that lacks one.
     """
 
     def __init__(self, name: str, location: str, contrib: Sequence[str] = (), used_in: str = "") -> None:
@@ -47,20 +55,20 @@ class Registry:
     def register_module(self, name: str | Sequence[str] | None = None, force: bool = False, *, module: T) -> T: ...
 
     def register_module(self, name: str | Sequence[str] | None = None, force: bool = False, module: Any = None) -> Any:
-        """Register a class or function, whose calls then check its arguments; as a decorator without `module`.
+        """Register a class or function, whose calls then check the arguments; as a decorator without `module`.
 
-        A user's entry replaces a built-in one of the same name, with a line in the log.
+        A user's entry replaces a built-in one with the same name, with a line in the log.
 
         Args:
-          name: name of the entry, or several; its `__name__` by default.
-          force: replace existing entries of the same name.
+          name: the entry's name, or several; its `__name__` by default.
+          force: replace existing entries with the same name.
           module: the class or function to register.
 
         Returns:
           `module`, or a decorator that registers the class or function and returns it.
 
         Raises:
-          KeyError: if a name is taken by an entry of the same origin and `force` is False. TypeError: the decorator
+          KeyError: a name is taken by an entry with the same origin and `force` is False. TypeError: the decorator
             without parentheses.
         """
         if name is not None and not isinstance(name, str) and not isinstance(name, Sequence):
@@ -98,24 +106,24 @@ class Registry:
             file, it is an import path.
 
         Raises:
-          KeyError: if there is no such entry; the message suggests the closest name. Errors of a module that is
-            imported keep their type.
+          KeyError: no such entry; the message suggests the closest name. Errors in an imported module keep their type.
         """
+        from jengine.config.modules import find_directory
+
         module, _, name = key.rpartition(".")
-        if module and _is_next_to_config(module):
+        if module and find_directory(module) is not None:
             return self._import(key, name)
         self._import_entries(key, name)
-        if key in self._entries:
-            return self._entries[key]
-        if name in self._entries:
-            return self._entries[name]
+        for registered in (key, name):
+            if registered in self._entries:
+                return self._entries[registered]
         if module:
             return self._import(key, name)
         hint = _find_elsewhere(name) or closest(name, self._entries)
         raise UnknownNameError(f"{self.name} must be a registered name or an import path, got {key!r}{hint}")
 
     def build(self, cfg: Any, **extra: Any) -> Any:
-        """Build an object from its config.
+        """Build an object from a config.
 
         Args:
           cfg: `dict(type=NAME, **arguments)`, where NAME may also be the class itself, or NAME alone. It is not
@@ -123,29 +131,22 @@ class Registry:
           **extra: further arguments for the constructor; those in `cfg` take precedence.
 
         Raises:
-          KeyError: if the type is unknown.
-          TypeError: if `cfg` is not such a dict, or its arguments do not match the constructor.
-          ArgumentError: if an argument is out of its range.
+          KeyError: an unknown type. TypeError: `cfg` is not such a dict, or the arguments do not match the constructor.
+          ArgumentError: an argument is out of range.
         """
         entry, arguments = self._parse(cfg, extra)
         check_arguments(entry, arguments)
         return entry(**arguments)
 
     def check(self, cfg: Any, **extra: Any) -> None:
-        """Check a config without building anything; arguments and errors as for `build`.
-
-        Args:
-          cfg: the config.
-          **extra: stand-ins for the further arguments, whose values are not checked.
-        """
+        """Check a config without building anything; arguments and errors as for `build`, with stand-ins in `extra`."""
         entry, arguments = self._parse(cfg, {})
         check_arguments(entry, arguments, supplied=tuple(extra))
 
     def _import(self, path: str, name: str) -> Callable[..., Any]:
         """Import the class or function at `path`, whose last part is `name`.
 
-        Raises:
-          KeyError: there is none. Exception: an error of the imported module, with a note of the user's line.
+        KeyError if there is none; errors in the module itself are raised with a note about the user's line.
         """
         from jengine.config.modules import import_attribute
 
@@ -163,7 +164,7 @@ class Registry:
         return self._entries.get(key)
 
     def _parse(self, cfg: Any, extra: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """Return the class or function of a config, and its arguments."""
+        """Return a config's class or function, and its arguments."""
         if isinstance(cfg, tuple) and len(cfg) == 1:
             raise TypeError(
                 f"{self._name_with_article} must be a dict, got a tuple of one; remove the comma after `dict(...)`"
@@ -210,7 +211,7 @@ class Registry:
 
 
 def as_config(value: Any) -> Any:
-    """Return `dict(type=value)` for the bare name of a type, and anything else unchanged."""
+    """Return `dict(type=value)` for a type's bare name, and anything else unchanged."""
     return {"type": value} if isinstance(value, str) else value
 
 
@@ -220,11 +221,11 @@ def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any], sup
     Args:
       entry: a class or function.
       arguments: by name.
-      supplied: names of arguments that the caller adds.
+      supplied: arguments that the caller adds.
 
     Raises:
-      TypeError: if `entry` does not have an argument (the message suggests the closest), or one is missing, or one has
-        another type. ArgumentError: if one is out of its range.
+      TypeError: an unknown argument (the message suggests the closest), a missing one, or one with another type.
+      ArgumentError: one is out of range.
     """
     try:
         parameters = parameters_of(entry)
@@ -245,7 +246,7 @@ def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any], sup
 
 
 def is_built_in(entry: Callable[..., Any]) -> bool:
-    """Return whether jengine ships `entry`; functions of optax keep the name of their module."""
+    """Return whether jengine ships `entry`; optax's functions keep the name of their module."""
     module = entry.__module__ or ""  # None for what `exec` defines
     return module.partition(".")[0] in ("jengine", "optax")
 
@@ -257,15 +258,9 @@ def find_registered(name: str) -> list[Callable[..., Any]]:
 
 
 def _find_elsewhere(name: str) -> str:
-    """Return where a config can name an entry of another registry, for an error message; empty if there is none."""
+    """Return where a config can name an entry in another registry, for an error message; empty if there is none."""
     found = [registry for registry in _REGISTRIES if registry.used_in and registry.registered(name)]
     return f", which is a {found[0].name}; add it to {found[0].used_in}" if found else ""
-
-
-def _is_next_to_config(module: str) -> bool:
-    from jengine.config.modules import find_directory
-
-    return find_directory(module) is not None
 
 
 def _full_name(entry: Callable[..., Any]) -> str:

@@ -1,4 +1,4 @@
-"""Select the entries of batches and outputs that arguments such as `label=`, `output=` and `inputs=` name."""
+"""Selection of the entries in batches and outputs that arguments such as `label=`, `output=` and `inputs=` name."""
 
 import dataclasses
 import re
@@ -15,11 +15,14 @@ _MAX_LISTED = 16
 
 
 def select(tree: Any, selector: Selector, argument: str, tree_name: str) -> Any:
-    """Return an entry of a tuple, list, dict, NamedTuple, dataclass or registered pytree node.
+    """Return an entry in a tuple, list, dict, NamedTuple, dataclass or registered pytree node.
+
+    >>> select({"heads": [1, 2]}, "heads.1", "Loss.output", "outputs")
+    2
 
     Args:
       tree: the batch, the outputs or the predictions.
-      selector: the index or name of the entry; or, for an entry of an entry, its dotted path.
+      selector: the entry's index or name; or, for an entry in an entry, a dotted path.
       argument: the argument that holds the selector, for the error message: `CrossEntropy.label`.
       tree_name: 'batch', 'outputs' or 'predictions', for the error message.
 
@@ -37,11 +40,7 @@ def select(tree: Any, selector: Selector, argument: str, tree_name: str) -> Any:
 
 
 def select_array(tree: Any, selector: Selector | None, argument: str, tree_name: str) -> Any:
-    """Return an entry that is an array, or `tree` itself if the selector is None; see `select`.
-
-    Raises:
-      UnknownNameError: there is no such entry, or it has entries itself; the message lists those that exist.
-    """
+    """Return an entry that is an array, or `tree` itself if the selector is None; see `select`."""
     entry = tree if selector is None else select(tree, selector, argument, tree_name)
     if _children(entry):
         kind = "None" if selector is None else f"{selector!r}, a {type(entry).__name__}"
@@ -68,7 +67,7 @@ def find(tree: Any, selector: Selector, default: Any = None) -> Any:
 
 
 def _children(node: Any) -> dict[str, Any]:
-    """Return the entries of a node by name or index; none for an array."""
+    """Return a node's entries by name or index; none for an array."""
     if isinstance(node, Mapping):
         return {str(key): child for key, child in node.items()}
     if dataclasses.is_dataclass(node):
@@ -78,7 +77,7 @@ def _children(node: Any) -> dict[str, Any]:
 
 
 def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted path and value of each entry that has no entries itself."""
+    """Yield the dotted path and value for each entry that has no entries itself."""
     for name, child in _children(tree).items():
         path = f"{prefix}{name}"
         if _children(child):
@@ -99,7 +98,11 @@ def describe_tree(tree: Any, tree_name: str) -> str:
 
 
 def describe_array(value: Any) -> str:
-    """Return the dtype and shape of an array in JAX's short form, `f32[8,4]`; for any other value its type."""
+    """Return an array's dtype and shape in JAX's short form; for any other value the type.
+
+    >>> describe_array(jax.numpy.zeros((8, 4)))
+    'f32[8,4]'
+    """
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         return type(value).__name__
     dtype = re.sub(r"^(f|bf|i|u|c)[a-z]+(?=\d)", r"\1", str(value.dtype))

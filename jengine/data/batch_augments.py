@@ -1,4 +1,4 @@
-"""Augment whole batches inside the compiled step."""
+"""Augmentation of whole batches inside the compiled step."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,21 +7,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine import paths
+from jengine.data.batch_check import describe_batch
+from jengine.data.pipeline import build_function
 from jengine.errors import ConfigError, closest, config_path
-from jengine.registry import TRANSFORMS
 
 PyTree = Any
 AugmentFn = Callable[[PyTree, jax.Array], PyTree]
 _ENTRIES = ("augments", "probs")
+_RULE = "an augmentation must be a function (batch, rng) -> batch"
 
 
 class BatchAugment:
-    """Apply one of several augmentations to each batch, drawn at random.
+    """One of several augmentations for each batch, drawn at random.
+
+    >>> flip = BatchAugment([lambda batch, rng: {"x": -batch["x"]}], probs=[1.0])
+    >>> flip({"x": 3}, jax.random.key(0))
+    {'x': -3}
 
     Args:
       augments: pure functions `(batch, rng) -> batch`, where `rng` is a JAX key.
-      probs: probability of each; a batch is not augmented with the remaining probability, if their sum is below 1.
+      probs: a probability for each; if the sum is below 1, a batch is not augmented with the rest.
 
     Raises:
       ConfigError: a wrong number of probabilities, a negative one, or a sum above 1.
@@ -45,20 +50,16 @@ class BatchAugment:
         return jax.lax.switch(index, [*self.augments, identity], batch, augment_rng)
 
     def check(self, batch: PyTree, rng: jax.Array) -> None:
-        """Check that the augmentations keep the structure, shapes and dtypes of `batch`.
-
-        Raises:
-          ConfigError: an augmentation changes one of them.
-        """
-        before = _shapes(batch)
+        """Raise ConfigError if an augmentation changes the structure, a shape or a dtype in `batch`."""
+        before = describe_batch(batch)
         for augment in self.augments:
-            after = _shapes(jax.eval_shape(augment, batch, rng))
+            after = describe_batch(jax.eval_shape(augment, batch, rng))
             if after != before:
                 path = next(p for p in {**before, **after} if before.get(p) != after.get(p))
                 raise ConfigError(
                     "an augmentation must keep the shapes and dtypes of a batch, so that it can be switched off; "
                     f"{getattr(augment, '__name__', augment)} turns the entry {path!r} from "
-                    f"{_format(before.get(path))} into {_format(after.get(path))}"
+                    f"{before.get(path, 'nothing')} into {after.get(path, 'nothing')}"
                 )
 
 
@@ -68,18 +69,18 @@ def identity(batch: PyTree, rng: jax.Array) -> PyTree:
 
 
 def build_batch_augment(cfg: Any) -> BatchAugment:
-    """Build an augmentation of batches from a config.
+    """Build a batch augmentation from a config.
 
     Args:
-      cfg: a function `(batch, rng) -> batch`; a config of one that is registered in TRANSFORMS; or
-        `dict(augments=[...], probs=[...])` with several of them, of which one is applied to each batch. Without `probs`
-        all are equally probable.
+      cfg: a function `(batch, rng) -> batch`; a config for one that is registered in TRANSFORMS; or
+        `dict(augments=[...], probs=[...])` with several, from which one is drawn for each batch. Without `probs` all
+        are equally probable.
 
     Raises:
       ConfigError: a dict with other entries. TypeError: an augmentation that is not a function.
     """
     if not hasattr(cfg, "items") or "type" in cfg:
-        return BatchAugment([_build(cfg)], [1.0])
+        return BatchAugment([build_function(cfg, _RULE)], [1.0])
     for name in cfg:
         if name not in _ENTRIES:
             raise ConfigError(
@@ -92,20 +93,5 @@ def build_batch_augment(cfg: Any) -> BatchAugment:
     augments = []
     for i, entry in enumerate(entries):
         with config_path("augments", i):
-            augments.append(_build(entry))
+            augments.append(build_function(entry, _RULE))
     return BatchAugment(augments, cfg.get("probs") or [1 / len(augments)] * len(augments))
-
-
-def _build(entry: Any) -> AugmentFn:
-    augment = TRANSFORMS.build(entry) if hasattr(entry, "items") else entry
-    if not callable(augment):
-        raise TypeError(f"an augmentation must be a function (batch, rng) -> batch, or its config, got {augment!r}")
-    return augment
-
-
-def _shapes(batch: PyTree) -> dict[str, tuple[tuple[int, ...], Any]]:
-    return {path: (leaf.shape, leaf.dtype) for path, leaf in paths.flatten(batch).items()}
-
-
-def _format(array: tuple[tuple[int, ...], Any] | None) -> str:
-    return "nothing" if array is None else f"{array[1]}{list(array[0])}"

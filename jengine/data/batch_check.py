@@ -1,13 +1,13 @@
-"""Check the batches of a loader on the host, before they are sent to the device."""
+"""Host checks on a loader's batches, before they are sent to the device."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import numpy as np
 
 from jengine import paths
-from jengine.data.host_entries import is_array
+from jengine.data.host_entries import is_array, list_host_entries
 
 _INT32 = np.iinfo(np.int32)
 _ARRAYS = {np.ndarray}
@@ -15,10 +15,15 @@ _INSPECTED = 10  # batches
 
 
 class BatchCheck:
-    """Check that each batch has the structure of the first one, and integers that fit the device.
+    """Check that each batch has the same structure, and integers that fit the device.
+
+    >>> check = BatchCheck("train_dataloader")
+    >>> check({"id": np.array([2**40])})
+    Traceback (most recent call last):
+    ValueError: `train_dataloader` must yield integers that fit in int32, got 1099511627776 to 1099511627776 in ...
 
     Args:
-      loader: the name of the loader in messages: 'train_dataloader'.
+      loader: the loader's name in messages: 'train_dataloader'.
 
     Attributes:
       inspect: called with each of the first batches; raises for one that cannot be used. None for no further check.
@@ -35,8 +40,8 @@ class BatchCheck:
         """Return the batch.
 
         Raises:
-          TypeError: there is no array in it, so that nothing reaches the model.
-          ValueError: it has another structure than the first, or an integer that the device would wrap around.
+          TypeError: no array, so that nothing reaches the model. ValueError: another structure than the first, or an
+            integer that the device would wrap around.
         """
         structure: Any
         leaves: Iterable[Any]
@@ -55,31 +60,22 @@ class BatchCheck:
         return batch
 
     def _check_structure(self, batch: Any, structure: Any) -> None:
+        entries = paths.flatten(batch)
         if self._structure is None:
-            self._check_arrays(batch)
-            self._structure, self._first = structure, list(paths.flatten(batch))
-        elif set(paths.flatten(batch)) != set(self._first):
-            self._raise_structure(batch)
-
-    def _check_arrays(self, batch: Any) -> None:
-        leaves = paths.flatten(batch)
-        if any(map(is_array, leaves.values())):
-            return
-        kinds = {path: str(getattr(leaf, "dtype", type(leaf).__name__)) for path, leaf in leaves.items()}
-        raise TypeError(
-            f"`{self._loader}` must yield batches with numeric arrays, got {kinds or type(batch).__name__}: strings "
-            "and arrays of objects stay on the host; stack numbers of equal shapes, or pass a collate_fn"
-        )
-
-    def _raise_structure(self, batch: Any) -> None:
-        own = list(paths.flatten(batch))
-        missing = [path for path in self._first if path not in own]
-        added = [path for path in own if path not in self._first]
-        differences = [*(f"without {path!r}" for path in missing), *(f"with {path!r}" for path in added)]
-        raise ValueError(
-            f"`{self._loader}` must yield batches with the entries of the first one, {self._first}, got batch "
-            f"{self._count} {' and '.join(differences)}; give every sample the same entries"
-        )
+            if not any(map(is_array, entries.values())):
+                raise TypeError(
+                    f"`{self._loader}` must yield batches with numeric arrays, got "
+                    f"{list_host_entries(batch) or type(batch).__name__}: strings and arrays of objects stay on the "
+                    "host; stack numbers of equal shapes, or pass a collate_fn"
+                )
+            self._structure, self._first = structure, list(entries)
+        missing = [f"without {path!r}" for path in self._first if path not in entries]
+        added = [f"with {path!r}" for path in entries if path not in self._first]
+        if missing or added:
+            raise ValueError(
+                f"`{self._loader}` must yield batches with the entries of the first one, {self._first}, got batch "
+                f"{self._count} {' and '.join(missing + added)}; give every sample the same entries"
+            )
 
     def _check_integers(self, batch: Any, array: np.ndarray) -> None:
         low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
@@ -94,11 +90,8 @@ class BatchCheck:
 
 
 def describe_batch(batch: Any) -> dict[str, str]:
-    """Return the dtype and shape of each entry of a batch by dotted path: 'float32[64, 8, 8, 1]'."""
-    return {path: _describe(leaf) for path, leaf in paths.flatten(batch).items()}
-
-
-def _describe(leaf: Any) -> str:
-    if isinstance(leaf, Mapping) or not hasattr(leaf, "dtype"):
-        return type(leaf).__name__
-    return f"{leaf.dtype}{list(leaf.shape)}"
+    """Return the dtype and shape for each entry by dotted path: 'float32[64, 8, 8, 1]'."""
+    return {
+        path: f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__
+        for path, leaf in paths.flatten(batch).items()
+    }

@@ -1,4 +1,4 @@
-"""Build batches ahead: in threads, or in worker processes of grain."""
+"""Batches that are built ahead, in threads or in grain's worker processes."""
 
 import atexit
 import collections
@@ -18,20 +18,12 @@ _WORKER = "grain-process-prefetch"  # start of the names of grain's processes
 
 
 class BatchPrefetcher:
-    """Iterate over batches from any index on, and build them ahead in threads and worker processes.
+    """Iterator over batches from any index on, which threads and worker processes build ahead.
 
-    Worker w of n builds the batches w, w + n, w + 2n and so on. Threads and workers start at the
-    first `seek`.
-
-    Args:
-      source: the source of the batches.
-      stop: index after the last batch.
-      num_workers: worker processes; 0 for threads alone.
-      num_threads: number of threads, in each worker if there are workers.
-      prefetch_factor: batches that each worker or thread builds ahead.
+    Worker w of n builds the batches w, w + n, w + 2n and so on, until `stop`. Threads and workers start at the first
+    `seek`. With workers, `num_threads` and `prefetch_factor` count in each; without, in this process.
 
     Attributes:
-      source: the source of the batches.
       next: index of the next batch.
       stop: index after the last batch; 0 after an error.
     """
@@ -39,18 +31,16 @@ class BatchPrefetcher:
     def __init__(
         self, source: BatchSource, stop: int, num_workers: int, num_threads: int, prefetch_factor: int
     ) -> None:
-        self._readers: list[Any] = []
-        for worker in range(num_workers):
-            self._readers.append(_Worker(source, slice(worker, stop, num_workers), num_threads, prefetch_factor))
-        if not num_workers:
-            self._readers.append(_Threads(source, stop, num_threads, prefetch_factor))
+        parts = [slice(worker, stop, num_workers) for worker in range(num_workers)]
+        self._readers: list[Any] = [_Worker(source, part, num_threads, prefetch_factor) for part in parts]
+        self._readers = self._readers or [_Threads(source, stop, num_threads, prefetch_factor)]
         self.source, self.next, self.stop = source, 0, stop
         self._close = weakref.finalize(self, _close, self._readers)
         # At exit before multiprocessing ends its queues, as it is imported by now: functions run in reverse order.
         atexit.register(self._close)
 
     def seek(self, index: int) -> None:
-        """Continue at `index`; threads and workers keep running, and drop the batches that they have built ahead."""
+        """Continue at `index`; threads and workers keep running, and drop what they have built ahead."""
         for worker, reader in enumerate(self._readers):
             reader.seek(-((worker - index) // len(self._readers)))
         self.next = index
@@ -79,15 +69,9 @@ def _close(readers: list[Any]) -> None:
 
 
 class _Threads:
-    """Build batches ahead in threads of their own, which are daemons.
+    """Daemon threads that build batches ahead; they start at the first `seek`.
 
-    Python waits at its exit for threads of a pool, as those of grain, so a read that hangs would keep the process.
-
-    Args:
-      source: the source of the batches.
-      stop: index after the last batch.
-      num_threads: number of threads, which start at the first `seek`.
-      prefetch_factor: batches that each thread builds ahead.
+    At exit Python waits for a pool's threads, such as grain's, so a read that hangs would keep the process.
     """
 
     def __init__(self, source: BatchSource, stop: int, num_threads: int, prefetch_factor: int) -> None:
@@ -131,7 +115,7 @@ class _Threads:
 
 
 def _build(source: BatchSource, tasks: Any) -> None:
-    """Build the batches of `tasks` until None arrives."""
+    """Build the batches in `tasks` until None arrives."""
     while (task := tasks.get()) is not None:
         future, index = task
         if future.set_running_or_notify_cancel():
@@ -143,21 +127,12 @@ def _build(source: BatchSource, tasks: Any) -> None:
 
 
 class _Worker:
-    """Build batches ahead in a process of grain's, which ends with this process.
-
-    Args:
-      source: the source of the batches.
-      part: the indices of its batches.
-      num_threads: number of threads in the process.
-      prefetch_factor: batches that it builds ahead, each thread.
-    """
+    """Grain process that builds the batches `part` ahead, and ends with this process."""
 
     def __init__(self, source: BatchSource, part: slice, num_threads: int, prefetch_factor: int) -> None:
         import grain
-        from absl import flags
 
-        if not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # grain reads absl flags, which a script without absl never parses
+        parse_flags()
         threads = grain.ReadOptions(num_threads, num_threads * prefetch_factor)
         dataset = grain.MapDataset.source(source)[part].to_iter_dataset(threads)
         # A pipeline of its own for each worker: grain cannot move several workers to another index.
@@ -165,7 +140,7 @@ class _Worker:
         self._iterator: Any = iter(dataset.mp_prefetch(options, worker_init_fn=_end_with_parent))
 
     def seek(self, index: int) -> None:
-        """Continue at `index` of its batches."""
+        """Continue at `index` in `part`."""
         import grain
 
         grain.experimental.set_next_index(self._iterator, index)
@@ -179,8 +154,16 @@ class _Worker:
         self._iterator.close()
 
 
+def parse_flags() -> None:
+    """Mark absl's flags as parsed: grain reads them, and a script without absl never parses them."""
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+
+
 def _end_with_parent(*_: int) -> None:
-    """End this worker process with its parent, also after a kill, which runs no cleanup in the parent."""
+    """End this worker process with the parent, also after a kill, which runs no cleanup in the parent."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -192,7 +175,7 @@ def _end_with_parent(*_: int) -> None:
 
 
 def kill_workers() -> None:
-    """Kill the worker processes of grain, which otherwise waits up to 25 seconds for one that hangs in a read."""
+    """Kill grain's worker processes; otherwise it waits up to 25 seconds for one that hangs in a read."""
     for process in multiprocessing.active_children():
         if process.name.startswith(_WORKER):
             process.kill()

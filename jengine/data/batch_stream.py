@@ -1,8 +1,9 @@
-"""Take one or several batches of a source at a time, and keep its position with them."""
+"""Batches from a source, one or several at a time, sent to the device ahead of the consumer."""
 
 import collections
+import contextlib
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import jax
@@ -14,18 +15,22 @@ _SHAPE_DTYPE = operator.attrgetter("shape", "dtype")
 
 
 class BatchStream:
-    """Take batches from an iterable, several at a time if they have the same structure and shapes.
+    """Stream of batches, several at a time if they have the same structure and shapes.
+
+    >>> stream = BatchStream({"x": np.full(2, i)} for i in range(3))
+    >>> len(stream.take(2)), len(stream.take(2)), len(stream.take(2))
+    (2, 1, 0)
 
     Args:
       source: yields batches. `close` closes its iterator as well, if that has the method.
       put: batch -> batch on the device, called as soon as a batch is read; it must not block. None keeps it as it is.
-      depth: number of batches read, and sent to the device, ahead of those that are taken.
-      position: returns the position of the data after the last batch that was read; by default the method `state_dict`
-        of the source, if it has one.
+      depth: number of batches that are read, and sent to the device, ahead of those taken.
+      position: returns the data position after the last batch that was read; by default the source's `state_dict`, if
+        it has one.
 
     Attributes:
       position: the position after the last batch that was taken; None before the first, and without positions.
-      positions: the position after each batch of the last call of `take`.
+      positions: the position after each batch in the last call to `take`.
     """
 
     def __init__(
@@ -54,7 +59,7 @@ class BatchStream:
 
         Returns:
           Up to `count` batches whose arrays have the same structure, shapes and dtypes. There are fewer before a batch
-          that differs, before an error of the source and at its end, and none after the end.
+          that differs, before an error and at the end, and none after the end.
 
         Raises:
           Exception: raised by the source, once all batches before it have been taken.
@@ -89,11 +94,40 @@ class BatchStream:
             self._source.close()
 
 
+def prefetch_to_device(
+    batches: Iterable[Any], put: Callable[[Any], Any] = jax.device_put, depth: int = 2
+) -> Generator[Any, None, None]:
+    """Yield batches as device arrays, with `depth` of them sent ahead of the consumer.
+
+    Transfers are asynchronous, so no thread is needed: while the device computes on a batch, the next ones travel.
+
+    >>> [int(batch["x"]) for batch in prefetch_to_device({"x": np.int32(i)} for i in range(3))]
+    [0, 1, 2]
+
+    Args:
+      batches: numpy pytrees.
+      put: numpy pytree -> device pytree; it must not block. One call for the whole pytree is the fastest.
+      depth: number of batches sent ahead; 0 for none.
+
+    Raises:
+      ValueError: a negative depth. A source's exception is raised after the batches before it, with the traceback.
+    """
+    if depth < 0:
+        raise ValueError(f"depth must be 0 or more batches, got {depth}")
+
+    def prefetch() -> Generator[Any, None, None]:
+        with contextlib.closing(BatchStream(batches, put, depth)) as stream:
+            while taken := stream.take(1):
+                yield taken.pop()
+
+    return prefetch()
+
+
 def _no_position() -> None:
     """Return None: a foreign iterable has no position."""
 
 
 def _signature(batch: Any) -> Any:
-    """Return what the batches of one chunk must have in common: the structure, the shapes and the dtypes."""
+    """Return what all batches in a chunk must share: structure, shapes and dtypes."""
     leaves, treedef = jax.tree.flatten(select_arrays(batch))
     return treedef, [_SHAPE_DTYPE(leaf if hasattr(leaf, "dtype") else np.asarray(leaf)) for leaf in leaves]

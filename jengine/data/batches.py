@@ -1,63 +1,46 @@
-"""Fetch batches by index.
+"""Batches by index.
 
-Batch i of epoch e has the index e * length + i. Any index can be fetched on its own, so threads and worker processes
-can fetch different batches, and a resumed run starts at its position at once.
+Batch i in epoch e has the index e * length + i. Any index can be fetched on its own, so threads and worker processes
+can fetch different batches, and a resumed run continues at once.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from jengine.data.collate import default_collate
 from jengine.data.masking import with_mask
+from jengine.data.samplers import IteratedSampler, Sampler
 from jengine.errors import ConfigError
 
 # More epochs than any run has; grain requires the length of a source.
 _MAX_EPOCHS = 2**24
 
 
-class Order(Protocol):
-    """Describe the methods of a sampler that are used here."""
-
-    def indices(self, epoch: int, count: int) -> np.ndarray:
-        """Return at most `count` indices of this process for `epoch`: int64[<= count]."""
-
-    def num_real(self, count: int) -> int:
-        """Return how many of the first `count` indices are not padding."""
-
-
 class BatchSource:
-    """Provide random access to batches. It can be pickled if the dataset, the sampler and `collate` can.
+    """Random access to batches. It can be pickled if the dataset, the sampler and `collate` can.
 
     Args:
-      dataset: has `__getitems__(indices)` or `__getitem__(index)`.
-      order: the sampler.
-      collate: list of samples -> batch. Batches of `__getitems__` are used as they are with `default_collate`, and not
-        used with another function.
-      batch_size: examples per batch.
-      length: batches per epoch.
-      masked: whether short batches are padded and every batch gets a mask of its real examples.
-      shift: an epoch, and the number of examples by which its batches are shifted, which may be negative.
+      dataset, order, collate: see `DataLoader`. Batches from `__getitems__` are used as they are with
+        `default_collate`, and not used with another function.
+      batch_size, length: examples per batch, and batches per epoch.
+      masked: whether short batches are padded and every batch gets a mask for the real examples.
+      shift: an epoch, and the number of examples by which it is shifted, which may be negative.
     """
 
     def __init__(
         self,
         dataset: Any,
-        order: Order,
+        order: Sampler | IteratedSampler,
         collate: Callable[[Sequence[Any]], Any],
         batch_size: int,
         length: int,
         masked: bool,
         shift: tuple[int, int] = (0, 0),
     ) -> None:
-        self.dataset = dataset
-        self.order = order
-        self.collate = collate
-        self.batch_size = batch_size
-        self.length = length
-        self.masked = masked
-        self.shift = shift
+        self.dataset, self.order, self.collate = dataset, order, collate
+        self.batch_size, self.length, self.masked, self.shift = batch_size, length, masked, shift
         self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
         self._collates_samples = False  # one by one, because `__getitems__` returns batches
 
@@ -70,19 +53,13 @@ class BatchSource:
     def __getitem__(self, index: int) -> Any:
         epoch, position = divmod(index, self.length)
         loaded = self._epoch
-        if loaded is None or loaded[0] != epoch:
-            loaded = self.load_epoch(epoch)
-        _, indices, mask = loaded
+        _, indices, mask = loaded if loaded is not None and loaded[0] == epoch else self.load_epoch(epoch)
         examples = slice(position * self.batch_size, (position + 1) * self.batch_size)
         batch = self._fetch(epoch, indices[examples])
         return with_mask(batch, mask[examples]) if self.masked else batch
 
     def load_epoch(self, epoch: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Make `epoch` the current one.
-
-        Returns:
-          The epoch, the sample index of every example and their mask: int64 and bool[length * batch_size].
-        """
+        """Make `epoch` the current one; return the number, the sample indices and the mask (int64[N] and bool[N])."""
         shift = self.shift[1] if self.shift[0] == epoch else 0
         count = self.length * self.batch_size
         indices = self.order.indices(epoch, count + shift)

@@ -1,9 +1,10 @@
-"""Build a loader from the dataloader section of a config."""
+"""Loaders from the dataloader sections in a config."""
 
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from jengine.annotations import is_mapping
 from jengine.data.find_source import is_stream, require_map_style
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
@@ -24,18 +25,18 @@ def build_dataloader(
 ) -> DataLoader | IterableLoader:
     """Build a loader from a config, or adapt an existing one.
 
-    Args:
-      cfg_or_loader: a dict of `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`,
-        and `dataset` may also be a stream of examples (see `IterableLoader`); or a loader; or an iterable of batches;
-        or a function that returns an iterator of batches. It is not modified.
-      train: whether the data are for training. By default the order is then shuffled and `drop_last` is True;
-        otherwise the data are in order and the last batch is padded.
-      seed: seed of the sampler, unless the config has one.
-      process_index: index of this process.
-      process_count: number of processes that share the data.
+    >>> loader = build_dataloader(dict(dataset=[{"x": 1.0}, {"x": 2.0}, {"x": 3.0}], batch_size=2), train=False)
+    >>> [batch["mask"].tolist() for batch in loader]
+    [[True, True], [True, False]]
 
-    Returns:
-      A loader with `set_epoch(epoch, start=0)` that yields batches of NumPy arrays.
+    Args:
+      cfg_or_loader: a dict with `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`,
+        and `dataset` may also be a stream of examples (see `IterableLoader`); or a loader; or an iterable of batches;
+        or a function that returns an iterator over batches. It is not modified.
+      train: whether the data are for training. By default the order is then shuffled and `drop_last` is True; otherwise
+        the data are in order and the last batch is padded.
+      seed: sampler seed, unless the config has one.
+      process_index, process_count: this process, and the number of processes that share the data.
 
     Raises:
       TypeError: an unknown or missing argument. ValueError: a number out of range, or data that cannot be iterated.
@@ -45,13 +46,13 @@ def build_dataloader(
         divided = cfg_or_loader if isinstance(cfg_or_loader, IterableLoader) else cfg_or_loader.sampler
         _check_shard(divided, *shard)
         return cfg_or_loader
-    if not _is_config(cfg_or_loader):
+    if not is_mapping(cfg_or_loader):
         return IterableLoader(cfg_or_loader, train)
     arguments: dict[str, Any] = {"drop_last": train, "sampler": None, **dict(cfg_or_loader.items())}
     check_dataloader(arguments)
     with config_path("dataset"):
         arguments["dataset"] = as_config(arguments["dataset"])
-        if _is_config(arguments["dataset"]):
+        if is_mapping(arguments["dataset"]):
             arguments["dataset"] = DATASETS.build(arguments["dataset"])
         if is_stream(arguments["dataset"]):
             return _build_stream(arguments, train, *shard)
@@ -68,21 +69,21 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
         if key in cfg:
             raise TypeError(f"a dataloader must not have the argument {key!r}: {reason}; remove it")
     dataset = as_config(cfg.get("dataset"))
-    if _is_config(dataset) and "type" not in dataset:
+    if is_mapping(dataset) and "type" not in dataset:
         raise TypeError(
             f"a dataset must be an object, or a dict with its 'type', got a dict of {sorted(map(str, dataset))}; wrap "
             "its arrays in ArrayDataset"
         )
     check_arguments(DataLoader, dict(cfg.items()))
-    if not _is_config(dataset) and not is_stream(dataset):
+    if not is_mapping(dataset) and not is_stream(dataset):
         require_map_style(dataset)
     sampler = as_config(cfg.get("sampler"))
-    if sampler is not None and not _is_config(sampler) and not isinstance(sampler, Sampler):
+    if sampler is not None and not is_mapping(sampler) and not isinstance(sampler, Sampler):
         IteratedSampler(sampler)  # raises the error
 
 
 def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, process_count: int) -> IterableLoader:
-    """Return the loader of a dataset without access by index."""
+    """Return the loader for a dataset without access by index."""
     name = type(arguments["dataset"]).__name__
     for key in ("sampler", "num_workers", "num_threads", "prefetch_factor"):
         if arguments.pop(key, None):
@@ -97,10 +98,6 @@ def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, pr
         )
     shard: dict[str, Any] = {"process_index": process_index, "process_count": process_count}
     return IterableLoader(arguments.pop("dataset"), train, **arguments, **shard)
-
-
-def _is_config(value: Any) -> bool:
-    return isinstance(value, Mapping) or hasattr(value, "items")
 
 
 def _build_sampler(cfg: Any, dataset: Any, train: bool, defaults: dict[str, Any]) -> Any:
@@ -121,11 +118,7 @@ def _build_sampler(cfg: Any, dataset: Any, train: bool, defaults: dict[str, Any]
 
 
 def _check_shard(divided: Any, index: int, count: int) -> None:
-    """Check that a sampler, or a loader of examples, reads the share of this process.
-
-    Raises:
-      ConfigError: it reads another, so that processes would read the same examples, or none would read some of them.
-    """
+    """Raise ConfigError unless a sampler, or a loader of examples, reads exactly this process's share."""
     if not isinstance(divided, Sampler | IterableLoader) or (
         isinstance(divided, IterableLoader) and divided.is_batched
     ):

@@ -1,4 +1,4 @@
-"""Collate samples into batches: stack them, and pad a short batch."""
+"""From samples to batches: stack them, and pad a short batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,12 +13,12 @@ from jengine import paths
 def default_collate(samples: Sequence[Any]) -> Any:
     """Stack samples along a new leading axis.
 
-    Args:
-      samples: pytrees of equal structure whose leaves have equal shapes: arrays, numbers, CPU tensors. A list of
-        numbers in a dict or tuple is an array.
+    >>> default_collate([{"x": 0.5, "y": 0}, {"x": 1.5, "y": 1}])
+    {'x': array([0.5, 1.5]), 'y': array([0, 1])}
 
-    Returns:
-      One pytree of numpy arrays with leading axis `len(samples)`.
+    Args:
+      samples: pytrees with equal structure and shapes: arrays, numbers, CPU tensors. A list of numbers in a dict or
+        tuple is an array.
 
     Raises:
       ValueError: the samples differ in structure or shape; the message names the leaf.
@@ -42,12 +42,12 @@ def is_numbers(node: Any) -> bool:
 
 
 def _is_numbers_in(root: Any) -> Callable[[Any], bool]:
-    """Return `is_numbers` for the entries of a sample, which may itself be a list of numbers, such as [x, y]."""
+    # A sample may itself be a list of numbers, such as [x, y].
     return lambda node: node is not root and is_numbers(node)
 
 
 def stack_batches(batches: Sequence[Any]) -> Any:
-    """Stack batches of equal structure and shapes along a new leading axis: real[K, B, ...]."""
+    """Stack batches with equal structure and shapes along a new leading axis: real[K, B, ...]."""
 
     def stack(*leaves: Any) -> Any:
         if isinstance(leaves[0], jax.Array):
@@ -65,11 +65,7 @@ def is_flat(batch: Any) -> bool:
 
 
 def count_examples(batch: Any) -> int:
-    """Return the number of examples of a batch, the length of the leading axis of all leaves.
-
-    Raises:
-      ValueError: no array, a leaf without a leading axis, or two leaves that differ in it.
-    """
+    """Return the number of examples in a batch, which all leaves must have as leading axis; ValueError otherwise."""
     leaves = list(batch.values()) if is_flat(batch) else jax.tree.leaves(batch)
     sizes = {leaf.shape[:1] if type(leaf) is np.ndarray else np.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or () in sizes:
@@ -86,7 +82,8 @@ def pad_examples(batch: Any, size: int) -> Any:
 
 def _describe_difference(samples: Sequence[Any]) -> str:
     """Return why the samples cannot be stacked."""
-    samples = [jax.tree.map(_as_object_array, sample, is_leaf=_is_numbers_in(sample)) for sample in samples]
+    to_array = lambda leaf: np.asarray(leaf, object) if type(leaf) is list else leaf  # noqa: E731  # of any lengths
+    samples = [jax.tree.map(to_array, sample, is_leaf=_is_numbers_in(sample)) for sample in samples]
     first = paths.flatten(samples[0])
     structure: Any = jax.tree.structure(samples[0])
     for index, sample in enumerate(samples):
@@ -99,7 +96,3 @@ def _describe_difference(samples: Sequence[Any]) -> str:
                     f"0 and of {np.shape(leaf)} in sample {index}; pad or crop it, or pass a collate_fn"
                 )
     return "the samples of a batch cannot be stacked"
-
-
-def _as_object_array(leaf: Any) -> Any:
-    return np.asarray(leaf, object) if type(leaf) is list else leaf  # of lists of other lengths too

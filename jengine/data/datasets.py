@@ -1,12 +1,14 @@
-"""Provide two datasets: arrays in memory, and the handwritten digits bundled with scikit-learn."""
+"""Datasets: arrays in memory, handwritten digits, windows over a long token sequence, and a small generated text."""
 
 import operator
+import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from jengine.annotations import Count
 from jengine.data.collate import count_examples, is_flat
 from jengine.errors import require_extra
 from jengine.registry import DATASETS
@@ -14,11 +16,14 @@ from jengine.registry import DATASETS
 
 @DATASETS.register_module()
 class ArrayDataset:
-    """Hold arrays in memory; sample i is entry i of each.
+    """Dataset in memory; sample i has entry i from each array.
+
+    >>> ArrayDataset({"x": np.array([1.0, 2.0]), "label": np.array([0, 1])})[1]
+    {'label': np.int64(1), 'x': np.float64(2.0)}
 
     Args:
-      arrays: pytree of NumPy arrays (or values that convert to them) of equal leading length, usually a dict or a
-        tuple; a list of arrays counts as a tuple.
+      arrays: NumPy arrays (or values that convert to them) with equal leading length, usually in a dict or a tuple; a
+        list of arrays counts as a tuple.
       metainfo: facts about the dataset for metrics and visualizers, such as the class names.
 
     Raises:
@@ -49,10 +54,10 @@ class ArrayDataset:
 
 @DATASETS.register_module()
 class Digits(ArrayDataset):
-    """Load 1,797 handwritten digits of 8x8 pixels (the test part of the UCI set), bundled with scikit-learn.
+    """1,797 handwritten digits with 8x8 pixels (the test part of the UCI set), bundled with scikit-learn.
 
-    A fifth (359 images) is held out as 'test', chosen by a fixed permutation and not stratified by class.
-    Samples are `image`: float32[8, 8, 1] (float32[64] when `flat`), 0 to 1, and `label`: int32[].
+    A fifth (359 images) is held out as 'test', chosen by a fixed permutation and not stratified by class. Samples are
+    `image`: float32[8, 8, 1] (float32[64] when `flat`), 0 to 1, and `label`: int32[].
 
     Args:
       split: 'train' (1,438 images) or 'test' (359).
@@ -79,3 +84,74 @@ class Digits(ArrayDataset):
             },
             metainfo={"classes": tuple(str(digit) for digit in range(10))},
         )
+
+
+@DATASETS.register_module()
+class TokenWindows:
+    """Windows over a token sequence, for a language model that predicts each next token.
+
+    Samples are `tokens`: int32[length], and `targets`: int32[length], the same shifted by one. Windows do not overlap;
+      an
+    incomplete last one is dropped.
+
+    >>> TokenWindows(np.arange(7), length=3)[1]["targets"]
+    array([4, 5, 6], dtype=int32)
+
+    Args:
+      tokens: int[N], or the path to such an array in a `.npy` file, from which only the windows are read.
+      length: number of tokens in a window.
+
+    Raises:
+      ValueError: tokens that are not one axis of integers, or fewer than a window needs.
+    """
+
+    def __init__(self, tokens: Any, length: Count) -> None:
+        self.tokens = np.load(tokens, mmap_mode="r") if isinstance(tokens, str | os.PathLike) else np.asarray(tokens)
+        self.length = length
+        if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
+            raise ValueError(
+                f"TokenWindows: `tokens` must be one axis of integers, got {self.tokens.dtype}{self.tokens.shape}"
+            )
+        if not len(self):
+            raise ValueError(
+                f"TokenWindows: `length` must be less than the number of tokens, {self.tokens.size}, got {length}"
+            )
+
+    def __len__(self) -> int:
+        return max(self.tokens.size - 1, 0) // self.length
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"the dataset has {len(self)} windows, got the index {index}")
+        start = (index % len(self)) * self.length
+        window = np.asarray(self.tokens[start : start + self.length + 1], np.int32)
+        return {"tokens": window[:-1], "targets": window[1:]}
+
+
+_ARTICLES = ("a", "the", "one", "every")
+_ADJECTIVES = ("old", "small", "quiet", "green", "heavy", "bright", "slow", "empty")
+_NOUNS = ("river", "garden", "teacher", "window", "horse", "letter", "island", "machine")
+_VERBS = ("follows", "remembers", "hides", "paints", "carries", "answers", "crosses", "repairs")
+_ENDINGS = ("at night", "in spring", "once more", "without a sound")
+_SENTENCE = (_ARTICLES, _ADJECTIVES, _NOUNS, _VERBS, _ARTICLES, _ADJECTIVES, _NOUNS, _ENDINGS)
+
+
+@DATASETS.register_module()
+class Sentences(TokenWindows):
+    """Generated English sentences with eight random parts; the tokens are the text's bytes.
+
+    A sentence has `ENTROPY` nats, so no model predicts it with a lower mean loss than `ENTROPY` divided by its bytes.
+
+    Args:
+      length: number of bytes in a window.
+      split: 'train' or 'test', which have different random sentences.
+      sentences: number of sentences, 51 bytes each on average.
+    """
+
+    ENTROPY = float(sum(np.log(len(part)) for part in _SENTENCE))
+
+    def __init__(self, length: Count = 64, split: Literal["train", "test"] = "train", sentences: Count = 2000) -> None:
+        rng = np.random.RandomState(("train", "test").index(split))
+        chosen = zip(*(rng.choice(part, sentences) for part in _SENTENCE), strict=True)
+        self.text = "".join(f"{' '.join(words)}.\n" for words in chosen)
+        super().__init__(np.frombuffer(self.text.encode(), np.uint8), length)

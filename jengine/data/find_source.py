@@ -1,41 +1,38 @@
-"""Recognize what an object of the user is: batches, a stream of examples, or a dataset with access by index."""
+"""Recognition of the user's object: batches, a stream of examples, or a dataset with access by index."""
 
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from jengine.data import library_sources as library
-from jengine.data.sources import FunctionSource, IteratorSource, SequenceSource, Source, StateDictSource
+from jengine.data import sources
 from jengine.errors import ConfigError
 
 
-def as_source(data: Any) -> Source:
-    """Return the source of an object that yields batches or examples.
-
-    Raises:
-      ConfigError: it can neither be iterated nor called, or it is a dataset with access by index.
-    """
+def as_source(data: Any) -> sources.DataSource:
+    """Return the source for an object that yields batches or examples; ConfigError if it does neither."""
     if _is_of(data, "datasets") and is_map_style(data):
         raise _not_batches(data)
     if _is_of(data, "tensorflow_datasets"):
         data = getattr(data, "_ds", data)  # of `tfds.as_numpy`, which has no position, while this has one
     grain, torch, tensorflow = (sys.modules.get(name) for name in ("grain", "torch.utils.data", "tensorflow"))
+    has_state_dict = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
     kinds: list[tuple[bool, Any]] = [
-        (isinstance(data, list | tuple), SequenceSource),
-        (grain is not None and isinstance(data, grain.MapDataset), library.GrainMapSource),
-        (grain is not None and isinstance(data, (grain.IterDataset, grain.DataLoader)), library.GrainSource),
-        (tensorflow is not None and isinstance(data, tensorflow.data.Dataset), library.TensorFlowSource),
-        (_has_state_dict(data) and _is_of(data, "datasets"), library.HuggingFaceSource),
-        (_has_state_dict(data) and _is_of(data, "torchdata"), library.TorchDataSource),
-        (_has_state_dict(data), StateDictSource),
-        (torch is not None and isinstance(data, torch.DataLoader), library.TorchSource),
-        (hasattr(data, "__next__"), IteratorSource),
-        (hasattr(data, "__iter__") and not isinstance(data, str | bytes), Source),
-        (callable(data) and not isinstance(data, type), FunctionSource),
+        (isinstance(data, list | tuple), sources.sequence_source),
+        (grain is not None and isinstance(data, grain.MapDataset), library.grain_map_source),
+        (grain is not None and isinstance(data, (grain.IterDataset, grain.DataLoader)), library.grain_source),
+        (tensorflow is not None and isinstance(data, tensorflow.data.Dataset), library.tensorflow_source),
+        (has_state_dict and _is_of(data, "datasets"), library.hugging_face_source),
+        (has_state_dict and _is_of(data, "torchdata"), library.torchdata_source),
+        (has_state_dict, sources.state_dict_source),
+        (torch is not None and isinstance(data, torch.DataLoader), library.torch_source),
+        (hasattr(data, "__next__"), sources.iterator_source),
+        (hasattr(data, "__iter__") and not isinstance(data, str | bytes), sources.iterable_source),
+        (callable(data) and not isinstance(data, type), sources.function_source),
     ]
-    for is_kind, kind in kinds:
+    for is_kind, build in kinds:
         if is_kind:
-            return kind(data)
+            return build(data)
     if hasattr(data, "__getitem__") and not isinstance(data, str | bytes):
         raise _not_batches(data)
     raise ConfigError(
@@ -59,7 +56,7 @@ def _not_batches(data: Any) -> ConfigError:
 
 
 def is_map_style(data: Any) -> bool:
-    """Return whether an object has a length and access by index, so that batches are chosen by a sampler."""
+    """Return whether an object has a length and access by index, so that a sampler can choose batches."""
     if isinstance(data, Mapping) or not hasattr(data, "__len__"):
         return False
     tensorflow = sys.modules.get("tensorflow")
@@ -77,7 +74,7 @@ def require_map_style(dataset: Any) -> None:
 
 
 def set_epoch(data: Any, epoch: int) -> None:
-    """Pass the epoch to the first of `set_epoch` of the data, its sampler, the batch sampler's sampler, and that."""
+    """Pass the epoch to the first `set_epoch` in the data, its sampler, the batch sampler's sampler, and that."""
     batch_sampler = getattr(data, "batch_sampler", None)
     owners = [data, getattr(data, "sampler", None), getattr(batch_sampler, "sampler", None), batch_sampler]
     for owner in owners:
@@ -88,7 +85,3 @@ def set_epoch(data: Any, epoch: int) -> None:
 
 def _is_of(data: Any, package: str) -> bool:
     return type(data).__module__.partition(".")[0] == package
-
-
-def _has_state_dict(data: Any) -> bool:
-    return hasattr(data, "state_dict") and hasattr(data, "load_state_dict")

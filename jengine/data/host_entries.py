@@ -1,4 +1,4 @@
-"""Separate the arrays of a batch, which go to the device, from what stays on the host: names, ids, dates, objects."""
+"""Separation between arrays, which go to the device, and what stays on the host: names, ids, dates, objects."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,23 +7,25 @@ import jax
 import numpy as np
 
 from jengine import paths
-from jengine.data.masking import MaskedTuple
 
 # Kinds of NumPy dtypes without a form on the device: objects, strings, bytes, dates and durations.
 _HOST_KINDS = frozenset("OUSMm")
 
 
 def is_array(leaf: Any) -> bool:
-    """Return whether a leaf of a batch has a form on the device: a numeric or boolean array, or a number."""
+    """Return whether a leaf can be stored on a device: a numeric or boolean array, or a number."""
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind not in _HOST_KINDS
     return isinstance(leaf, jax.Array | bool | int | float | complex) or hasattr(leaf, "__jax_array__")
 
 
 def select_arrays(batch: Any) -> Any:
-    """Return a batch without its host entries; the batch itself if it has none.
+    """Return a batch without host entries; the batch itself if it has none.
 
-    Entries of dicts are left out. Entries of tuples and lists become None, so that the positions of the others stay.
+    Entries in dicts are left out. Entries in tuples and lists become None, so that the other positions stay.
+
+    >>> select_arrays({"x": np.zeros(2), "file": np.array(["a", "b"])})
+    {'x': array([0., 0.])}
     """
     if type(batch) is dict:
         for leaf in batch.values():
@@ -40,18 +42,13 @@ def select_arrays(batch: Any) -> Any:
 
 
 def put_arrays(batch: Any, put: Callable[[Any], Any]) -> Any:
-    """Send the arrays of a batch to the device; host entries stay where they are in the batch.
-
-    Args:
-      batch: a batch on the host.
-      put: arrays -> arrays on the device; one call for all.
-    """
+    """Send the arrays in a batch to the device, with one call to `put`; host entries stay where they are."""
     arrays = select_arrays(batch)
     return put(batch) if arrays is batch else _merge(batch, put(arrays))
 
 
 def list_host_entries(batch: Any) -> dict[str, str]:
-    """Return the host entries of a batch by dotted path, each with its dtype or type."""
+    """Return the host entries by dotted path, each with a dtype or type."""
     leaves = paths.flatten(batch).items()
     return {path: str(getattr(leaf, "dtype", type(leaf).__name__)) for path, leaf in leaves if not is_array(leaf)}
 
@@ -60,25 +57,15 @@ def _prune(node: Any) -> Any:
     if isinstance(node, Mapping):
         pruned = {key: _prune(value) for key, value in node.items()}
         return {key: value for key, value in pruned.items() if value is not None or node[key] is None}
-    if isinstance(node, MaskedTuple):
-        return MaskedTuple(map(_prune, node), node.mask)
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return type(node)(*map(_prune, node))
-    if isinstance(node, list | tuple):
-        return type(node)(map(_prune, node))
-    if all(map(is_array, jax.tree.leaves(node))):
-        return node
-    return None
+    if jax.tree_util.all_leaves([node]):
+        return node if is_array(node) else None
+    return jax.tree.map(_prune, node, is_leaf=lambda child: child is not node)
 
 
 def _merge(batch: Any, arrays: Any) -> Any:
-    """Return `batch` with the leaves of `arrays`, and its own where `arrays` has none."""
-    if isinstance(batch, Mapping):
+    """Return `batch` with the leaves from `arrays`, and its own where `arrays` has none."""
+    if isinstance(batch, Mapping):  # `jax.tree.map` would sort the keys
         return {key: _merge(value, arrays[key]) if key in arrays else value for key, value in batch.items()}
-    if isinstance(batch, MaskedTuple):
-        return MaskedTuple(map(_merge, batch, arrays), arrays.mask)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(_merge, batch, arrays))
-    if isinstance(batch, list | tuple):
-        return type(batch)(map(_merge, batch, arrays))
-    return batch if arrays is None else arrays
+    if arrays is None or jax.tree_util.all_leaves([batch]):
+        return batch if arrays is None else arrays
+    return jax.tree.map(_merge, batch, arrays, is_leaf=lambda child: child is not batch)

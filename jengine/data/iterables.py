@@ -1,4 +1,4 @@
-"""Adapt data of other libraries to the interface of `DataLoader`: batches, or examples to batch."""
+"""Loader for other libraries' data, with the interface of `DataLoader`: batches, or examples to batch."""
 
 import copy
 import datetime
@@ -15,19 +15,24 @@ from jengine.data.collate import count_examples, default_collate, is_flat, is_nu
 from jengine.data.find_source import as_source, set_epoch
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import with_mask
-from jengine.data.sources import Pass, Resume
+from jengine.data.sources import Pass
 from jengine.errors import ConfigError
 
 State = dict[str, Any]
 _TEXT = (str, bytes, datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
+_END = object()
 
 
 class IterableLoader:
-    """Yield batches of one size from data that are iterated: streams, loaders and datasets of other libraries.
+    """Loader for data that are iterated: streams, loaders and datasets from other libraries.
 
-    Arrays of other libraries become NumPy arrays, lists of strings NumPy arrays of strings. The data may be a grain
-    `DataLoader`, `MapDataset` or `IterDataset`, a PyTorch `DataLoader`, a `tf.data.Dataset` or `tfds.as_numpy` of it, a
-    stream of Hugging Face `datasets`, a list of batches, a generator function, or any other iterable.
+    Foreign arrays become NumPy arrays, lists of strings NumPy arrays of strings. The data may be a grain `DataLoader`,
+    `MapDataset` or `IterDataset`, a PyTorch `DataLoader`, a `tf.data.Dataset` or `tfds.as_numpy` of it, a stream from
+    Hugging Face `datasets`, a list of batches, a generator function, or any other iterable.
+
+    >>> loader = IterableLoader(({"x": i} for i in range(5)), train=True, batch_size=2)
+    >>> [batch["x"].tolist() for batch in loader]
+    [[0, 1], [2, 3]]
 
     Args:
       iterable: yields batches; examples if `batch_size` is given.
@@ -36,21 +41,20 @@ class IterableLoader:
       batch_size: number of examples to stack to a batch; None if `iterable` yields batches.
       collate_fn: list of examples -> batch; None stacks them.
       num_batch_per_epoch: maximum number of batches in a pass.
-      device_prefetch: batches that a loop sends to the device ahead of the current one; None for the attribute of that
-        name of the iterable, or 2.
-      process_index: this process; of P processes, p reads the p-th, (p + P)-th ... example. Batches are not divided:
-        an iterable of batches yields those of its process.
-      process_count: number of processes that share the examples.
+      device_prefetch: batches that a loop sends to the device ahead of the current one; None for the iterable's
+        attribute with that name, or 2.
+      process_index, process_count: this process and how many share the examples; with P processes, p reads the p-th,
+        (p + P)-th ... example. Batches are not divided: each process should yield its own.
 
     Attributes:
-      length: batches in a pass; None if unknown or endless.
-      source: how the data are read, and whether their position can be saved.
+      source: how the data are read, and whether their position can be saved; `kind`, `resume` and `advice` are from it.
       is_batched: whether `iterable` yields batches.
-      process_index, process_count: the share of the examples that this process reads.
 
     Raises:
       ConfigError: data that cannot be iterated. ValueError: no batches.
     """
+
+    has_random_access = False  # each process reads its own share
 
     def __init__(
         self,
@@ -65,28 +69,26 @@ class IterableLoader:
     ) -> None:
         if collate_fn is not None and not batch_size:
             raise ConfigError("`collate_fn` must be given with `batch_size`: an iterable without it yields batches")
-        self.iterable = iterable
-        self.source = source = as_source(iterable)
-        self.train = train
-        self.device_prefetch: int = getattr(iterable, "device_prefetch", 2)
-        if device_prefetch is not None:
-            self.device_prefetch = device_prefetch
-        if (
-            isinstance(self.device_prefetch, bool)
-            or not isinstance(self.device_prefetch, int)
-            or self.device_prefetch < 0
-        ):
+        self.iterable, self.train, self.is_batched = iterable, train, not batch_size
+        self.dataset = getattr(iterable, "dataset", iterable)
+        self.sampler = getattr(iterable, "sampler", None)
+        source = as_source(iterable)
+        self.device_prefetch = getattr(iterable, "device_prefetch", 2) if device_prefetch is None else device_prefetch
+        if type(self.device_prefetch) is not int or self.device_prefetch < 0:
             raise ConfigError(
                 f"`device_prefetch` must be an integer of at least 0, got {self.device_prefetch!r} of {source.kind}"
             )
-        self.is_batched = not batch_size
         self.process_index, self.process_count = process_index, process_count
+        # A library that can divide its data reads the other processes' examples not at all.
         sharded = source.shard(process_index, process_count) if train and process_count > 1 and batch_size else None
-        if sharded is not None:
-            self.source = source = sharded
-        shard = (0, 1) if sharded is not None or not batch_size else (process_index, process_count)
-        self._reader = _Reader(batch_size, collate_fn or default_collate, *shard)
-        self._total = self._reader.count_batches(source.length, drop_last=train)
+        self.source = source = sharded or source
+        self.kind, self.advice, self.resume = source.kind, source.advice, source.resume
+        self._share = (0, 1) if sharded is not None or self.is_batched else (process_index, process_count)
+        self._elements = (batch_size or 1) * self._share[1]  # that the source yields for a whole batch
+        self._collate = collate_fn or default_collate
+        self._total = source.length
+        if source.length is not None and batch_size:
+            self._total = source.length // self._elements if train else -(-source.length // self._elements)
         self._limit = num_batch_per_epoch
         self._last_smaller = False if batch_size else _last_is_smaller(iterable, self._total)  # None: not yet known
         if self._last_smaller and train:
@@ -100,59 +102,28 @@ class IterableLoader:
         self._opened: tuple[int, Pass, tuple[Any, int | None]] | None = None  # pass, its iterator, and its first batch
 
     @property
-    def dataset(self) -> Any:
-        """The dataset of the loader, or the loader itself if it has none."""
-        return getattr(self.iterable, "dataset", self.iterable)
-
-    @property
     def metainfo(self) -> Any:
-        """The metainfo of the dataset (class names and so on); None if it has none."""
+        """The dataset's metainfo (class names and so on); None if it has none."""
         return getattr(self.dataset, "metainfo", None)
-
-    @property
-    def sampler(self) -> Any:
-        """The sampler of the loader; None if it has none."""
-        return getattr(self.iterable, "sampler", None)
 
     @property
     def batch_size(self) -> int | None:
         """The examples per batch; None if the loader does not have the number and no batch has been read."""
         size = getattr(self.iterable, "batch_size", None)
-        return size if isinstance(size, int) and self._reader.batch_size is None else self._size
+        return size if isinstance(size, int) and self.is_batched else self._size
 
     @property
     def length(self) -> int | None:
         """The number of batches in a pass; None if unknown or endless."""
-        if self._total is None or self._limit is None:
-            return self._total if self._limit is None else self._limit
-        return min(self._total, self._limit)
+        known = [number for number in (self._total, self._limit) if number is not None]
+        return min(known, default=None)
 
     @property
     def dataset_size(self) -> int | None:
-        """The number of elements of the dataset in a pass; None if unknown."""
-        if self._reader.batch_size is not None:
+        """The number of elements in a pass; None if unknown."""
+        if not self.is_batched:
             return self.source.length
         return operator.length_hint(self.dataset, -1) if hasattr(self.iterable, "dataset") else None
-
-    @property
-    def has_random_access(self) -> bool:
-        """False: each process reads its own share."""
-        return False
-
-    @property
-    def kind(self) -> str:
-        """The name of the data in messages."""
-        return self.source.kind
-
-    @property
-    def advice(self) -> str:
-        """What makes the position exact; empty if there is nothing to say."""
-        return self.source.advice
-
-    @property
-    def resume(self) -> Resume:
-        """Whether the position in the data is restored: 'exact', 'replayed' or 'lost' (see `Source`)."""
-        return self.source.resume
 
     def __len__(self) -> int:
         if self.length is None:
@@ -165,11 +136,7 @@ class IterableLoader:
         return self._next["epoch"]
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Start the next iteration at batch `start` of pass `epoch`; the batches before are read and dropped.
-
-        Raises:
-          ValueError: `start` is outside the pass.
-        """
+        """Start the next iteration at batch `start` in pass `epoch`; the batches before are read and dropped."""
         if start < 0 or (self.length is not None and start > self.length):
             raise ValueError(f"start must be a position in the epoch, 0 to {self.length}, got {start}")
         set_epoch(self.source.data, epoch)
@@ -179,63 +146,55 @@ class IterableLoader:
         """Return the position after the last batch that was yielded.
 
         Returns:
-          `epoch`: the pass. `position` and `examples`: the batches and the examples of this process that were yielded
-          in it. For data with a state also `batch_size`; `state`; and `skip`, the elements that were read after it.
+          `epoch`: the pass. `position` and `examples`: the batches and this process's examples that were yielded in it.
+          For data with a state also `batch_size`; `state`; and `skip`, the elements that were read after it.
         """
         return self._current
 
     def load_state_dict(self, state: State) -> None:
-        """Continue at the position that `state_dict` returned, at the same example if the batch size has changed.
+        """Continue at the position from `state_dict`, at the same example if the batch size has changed.
 
-        If the data yield batches, and the example is not the first of one, continue with the batch that it is in.
+        If the data yield batches, and the example is not the first in one, continue with the batch that it is in.
         """
         state, size = dict(state), self.batch_size
         set_epoch(self.source.data, state["epoch"])
-        if self._reader.batch_size is None and size and state.get("batch_size", size) != size:
+        if self.is_batched and size and state.get("batch_size", size) != size:
             initial = {"state": state["state"]} if self.source.snapshot_interval is None else {}  # that of the pass
             state = {**_start_of(state["epoch"]), "position": -1, "examples": state["examples"], **initial}
         if size and state["examples"] != state["position"] * size:
             state["position"] = state["examples"] // size
-            state["examples"] = state["position"] * size if self._reader.batch_size is None else state["examples"]
+            state["examples"] = state["position"] * size if self.is_batched else state["examples"]
         self._next = self._current = state
 
     def copy_at_epoch(self, epoch: int) -> "IterableLoader":
-        """Return a loader of the same batches at the start of `epoch`; requires a source with independent passes.
-
-        Raises:
-          ValueError: the data allow only one pass at a time.
-        """
-        if getattr(self.iterable, "persistent_workers", False):
+        """Return a loader for the same batches at the start of `epoch`; ValueError if the data allow only one pass."""
+        source, keeps_workers = self.source, getattr(self.iterable, "persistent_workers", False)
+        if source.is_single or keeps_workers:
+            advice = source.advice or "use data without a state of their own"
             raise ValueError(
                 f"{self.kind} must allow a second pass during the current one, got one that allows only one pass at a "
-                "time; remove persistent_workers=True"
+                f"time; {'remove persistent_workers=True' if keeps_workers else advice}"
             )
         other = copy.copy(self)
-        other.source = self.source.copy()
+        other.source = source if source.copy is None else source.copy()
         other._opened = None
         other.set_epoch(epoch)
         return other
 
     def example(self) -> Any:
-        """Return the first batch of the next pass, which yields it again.
-
-        Raises:
-          ValueError: there is no batch.
-        """
+        """Return the first batch of the next pass, which yields it again; ValueError if there is none."""
         if self._opened is None:
-            reading = self.source.open(self.epoch)
+            reading = self.source.open(self.epoch, 0, None)
             try:
-                first = self._reader.read(reading.iterator)
+                self._opened = (self.epoch, reading, self._read(reading.iterator))
             except StopIteration:
                 raise ValueError(f"{self.source.kind} must yield at least one batch, got none") from None
-            self._opened = (self.epoch, reading, first)
-        assert self._opened is not None
         batch, num_real = self._opened[2]
         count, size = self._measure(batch, num_real)
         return batch if self.train else self._add_mask(batch, count, size)
 
     def close(self) -> None:
-        """End the threads and processes of the data, if there are any."""
+        """End the data's threads and processes, if there are any."""
         if self._opened is not None:
             self._opened[1].close()
             self._opened = None
@@ -249,13 +208,13 @@ class IterableLoader:
 
     def _batches(self, start: State) -> Iterator[Any]:
         epoch, position, examples = start["epoch"], start["position"], start["examples"]
-        reading, first = self._open(start)
-        state, skip = start.get("state", reading.initial_state), start.get("skip", self._count_elements(start))
-        interval = self.source.snapshot_interval
+        skip = start.get("skip", examples * self._share[1] if not self.is_batched else position)
+        reading, first = self._open(start, skip)
+        state, interval = start.get("state", reading.initial_state), self.source.snapshot_interval
         try:
             while self.length is None or position < self.length:
                 try:
-                    batch, num_real = first or self._reader.read(reading.iterator)
+                    batch, num_real = first or self._read(reading.iterator)
                 except StopIteration:
                     break
                 first, full = None, is_flat(batch) and num_real is None and self.train
@@ -266,13 +225,13 @@ class IterableLoader:
                     if self._total is not None:
                         self._drop_last()
                     break
-                position, examples, skip = position + 1, examples + count, skip + self._reader.elements
+                position, examples, skip = position + 1, examples + count, skip + self._elements
                 if interval is not None and position % interval == 0:
                     state, skip = self.source.get_state(reading), 0
                 self._current = {"epoch": epoch, "position": position, "examples": examples}
                 if interval is not None or reading.initial_state is not None:
                     self._current |= {"batch_size": size, "state": state, "skip": skip}
-                if position == self.length:
+                if position == self.length:  # before the yield: a loop that takes no more has ended the pass
                     self._end_pass(reading, epoch)
                 yield batch if self.train else self._add_mask(batch, count, size)
         finally:
@@ -290,26 +249,35 @@ class IterableLoader:
         if self._end_state is not None:
             self._current |= {"batch_size": self._size, "state": self._end_state, "skip": 0}
 
-    def _open(self, start: State) -> tuple[Pass, tuple[Any, int | None] | None]:
+    def _open(self, start: State, skip: int) -> tuple[Pass, tuple[Any, int | None] | None]:
         """Open a pass at `start`; return it with its first batch if that has been read as an example."""
         opened, self._opened = self._opened, None
+        state = start.get("state")
         if opened is not None:
             is_same = opened[0] == start["epoch"] and start["position"] == start["examples"] == 0
-            if (is_same and start.get("state") is None) or self.resume == "lost":
+            if (is_same and state is None) or self.resume == "lost":
                 return opened[1], opened[2]
             opened[1].close()
-        skip, state = start.get("skip", self._count_elements(start)), start.get("state")
         is_next = state is not None and state is self._end_state  # where the source is
         self._end_state = None
         return self.source.open(start["epoch"], skip, None if is_next else state), None
 
-    def _count_elements(self, start: State) -> int:
-        """Return the elements of the pass that come before `start`."""
-        is_stream = self._reader.batch_size is not None
-        return start["examples"] * self._reader.process_count if is_stream else start["position"]
+    def _read(self, iterator: Iterator[Any]) -> tuple[Any, int | None]:
+        """Return a batch, padded by repeating the last example, and the number of real examples; None if unknown."""
+        if self.is_batched:
+            return to_numpy(next(iterator)), None
+        elements = list(itertools.islice(iterator, self._elements))
+        if not elements:
+            raise StopIteration
+        index, count = self._share
+        own = elements[index::count]
+        num_real = len(own)
+        own = own or elements[-1:]  # at the end of the data, where other processes have an example left
+        own += own[-1:] * (self._elements // count - len(own))
+        return self._collate([to_numpy(example) for example in own]), num_real
 
     def _measure(self, batch: Any, num_real: int | None) -> tuple[int, int]:
-        """Return the number of real examples of a batch, and that of a whole batch."""
+        """Return the number of real examples in a batch, and in a whole batch."""
         count = count_examples(select_arrays(batch)) if num_real is None else num_real
         self._size = self._size or count
         return count, self._size
@@ -327,7 +295,7 @@ class IterableLoader:
     def _add_mask(self, batch: Any, count: int, size: int) -> Any:
         if self._last_smaller is False and not isinstance(batch, Mapping) and count == size:
             return batch  # no batch needs padding, so none needs a mask
-        is_padded = count == size or self._reader.batch_size is not None
+        is_padded = count == size or not self.is_batched
         return with_mask(batch if is_padded else pad_examples(batch, size), np.arange(size) < count)
 
     def _drop_last(self) -> None:
@@ -337,60 +305,14 @@ class IterableLoader:
             stacklevel=3,
         )
         assert self._total is not None
-        self._total -= 1
-        self._last_smaller = False
-
-
-class _Reader:
-    """Read a batch from an iterator, or stack the examples of this process to one.
-
-    Args:
-      batch_size: the examples in a batch; None if the iterator yields batches.
-      collate: list of examples -> batch.
-      process_index, process_count: of each `process_count` examples this process takes one.
-
-    Attributes:
-      elements: the elements of the iterator in a whole batch.
-    """
-
-    def __init__(
-        self, batch_size: int | None, collate: Callable[[Sequence[Any]], Any], process_index: int, process_count: int
-    ) -> None:
-        self.batch_size = batch_size
-        self.process_count = process_count
-        self.elements = (batch_size or 1) * process_count
-        self._collate = collate
-        self._process_index = process_index
-
-    def count_batches(self, elements: int | None, drop_last: bool) -> int | None:
-        """Return the number of batches from `elements` elements."""
-        if elements is None or self.batch_size is None:
-            return elements
-        return elements // self.elements if drop_last else -(-elements // self.elements)
-
-    def read(self, iterator: Iterator[Any]) -> tuple[Any, int | None]:
-        """Return a batch, padded by repeating its last example, and its number of real examples; None if unknown.
-
-        Raises:
-          StopIteration: there are no more elements.
-        """
-        if self.batch_size is None:
-            return to_numpy(next(iterator)), None
-        elements = list(itertools.islice(iterator, self.elements))
-        if not elements:
-            raise StopIteration
-        own = elements[self._process_index :: self.process_count]
-        num_real = len(own)
-        own = own or elements[-1:]  # at the end of the data, where other processes have an example left
-        own += own[-1:] * (self.batch_size - len(own))
-        return self._collate([to_numpy(example) for example in own]), num_real
+        self._total, self._last_smaller = self._total - 1, False
 
 
 def to_numpy(batch: Any) -> Any:
-    """Return a batch or example of another library with NumPy arrays, also for lists of numbers, strings or dates.
+    """Return a foreign batch or example with NumPy arrays, also for lists of numbers, strings or dates.
 
     Raises:
-      ValueError: a list of lists of different lengths; the message names the entry.
+      ValueError: a list of lists with different lengths; the message names the entry.
     """
     if is_flat(batch):
         return batch
@@ -427,10 +349,8 @@ def _start_of(epoch: int) -> State:
 
 def _last_is_smaller(iterable: Any, total: int | None) -> bool | None:
     """Return whether the last batch is smaller; None if that is unknown without a pass over the data."""
-    if total is None:
-        return None
-    if total < 2:
-        return False
+    if total is None or total < 2:
+        return None if total is None else False
     if isinstance(iterable, list | tuple):
         first, last = (count_examples(select_arrays(to_numpy(iterable[index]))) for index in (0, -1))
         return last < first
@@ -439,6 +359,3 @@ def _last_is_smaller(iterable: Any, total: int | None) -> bool | None:
     if not isinstance(size, int) or not hasattr(iterable, "drop_last") or not hasattr(sampler, "__len__"):
         return None
     return not iterable.drop_last and len(sampler) % size != 0
-
-
-_END = object()

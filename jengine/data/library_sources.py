@@ -1,218 +1,189 @@
-"""Read the data of grain, PyTorch, Hugging Face and TensorFlow, each with its own way to store a position."""
+"""Sources for grain, PyTorch, Hugging Face and TensorFlow, each of which stores a position differently."""
 
+import dataclasses
+import functools
 import logging
+import pathlib
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Mapping
 from typing import Any
 
-from jengine.data.sources import Pass, Resume, Source, StateDictSource
+from jengine.data.batch_prefetcher import parse_flags
+from jengine.data.sources import DataSource, Pass, Resume, find_length, skip, state_dict_source
 
 _LOGGER = logging.getLogger("jengine")
 _END = object()
 
 
-class GrainSource(Source):
-    """Read a grain `IterDataset` or `DataLoader`, whose iterators have a state."""
+def grain_source(data: Any) -> DataSource:
+    """Return the source for a grain `IterDataset` or `DataLoader`, whose iterators have a state."""
+    is_loader = type(data).__name__ == "DataLoader"
+    kind = "grain.DataLoader" if is_loader else "grain.IterDataset"
+    repeat = "num_epochs=None in the sampler" if is_loader else ".repeat() before .to_iter_dataset()"
 
-    resume: Resume = "exact"
-    snapshot_interval: int | None = 1
+    @functools.cache
+    def warn() -> None:
+        _LOGGER.warning(
+            f"{kind}: each pass has the order of the first. For another order in each, use {repeat}, and "
+            "train_cfg.epoch_length in a loop over epochs."
+        )
 
-    def __init__(self, data: Any) -> None:
-        super().__init__(data)
-        is_loader = type(data).__name__ == "DataLoader"
-        self.kind = "grain.DataLoader" if is_loader else "grain.IterDataset"
-        self._repeat = "num_epochs=None in the sampler" if is_loader else ".repeat() before .to_iter_dataset()"
-        self._has_warned = False
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start a pass, at `state` if it is given."""
-        if epoch > 0 and not self._has_warned:
-            self._has_warned = True
-            _LOGGER.warning(
-                f"{self.kind}: each pass has the order of the first. For another order in each, use {self._repeat}, "
-                "and train_cfg.epoch_length in a loop over epochs."
-            )
-        _parse_flags()
-        iterator = iter(self.data)
+    def open_pass(epoch: int, start: int, state: Any) -> Pass:
+        if epoch > 0:
+            warn()
+        parse_flags()
+        iterator: Any = iter(data)
         if state is not None:
             iterator.set_state(state)
-        return Pass(self._skip(iterator, start))
+        return Pass(skip(iterator, start))
 
-    def get_state(self, reading: Pass) -> Any:
-        """Return the state of the iterator."""
-        return reading.iterator.get_state()  # type: ignore[attr-defined]
+    get_state = lambda reading: reading.iterator.get_state()  # noqa: E731
+    return DataSource(data, kind, open_pass, find_length(data), "exact", snapshot_interval=1, get_state=get_state)
 
 
-class GrainMapSource(Source):
-    """Read a grain `MapDataset`: pass e is its e-th repetition, which it shuffles with another seed."""
+def grain_map_source(data: Any) -> DataSource:
+    """Return the source for a grain `MapDataset`: pass e is the e-th repetition, shuffled with another seed."""
+    length = None if len(data) >= sys.maxsize else len(data)
 
-    resume: Resume = "exact"
-    snapshot_interval: int | None = 1
-    may_be_shorter = True  # filtered elements are left out
-
-    def __init__(self, data: Any) -> None:
-        super().__init__(data)
-        self.kind = "grain.MapDataset"
-        self.length = None if len(data) >= sys.maxsize else len(data)
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start at element `start` of repetition `epoch`, without reading those before."""
-        data = self.data
-        if self.length is not None:
-            first = epoch * self.length + (0 if state is not None else start)
-            data = data.repeat()[first : (epoch + 1) * self.length]
+    def open_pass(epoch: int, start: int, state: Any) -> Pass:
+        part = data
+        if length is not None:  # starts at the element, without reading those before
+            first = epoch * length + (0 if state is not None else start)
+            part = data.repeat()[first : (epoch + 1) * length]
         elif state is None:
-            data = data[start:]
-        iterator = iter(data.to_iter_dataset())
+            part = data[start:]
+        iterator: Any = iter(part.to_iter_dataset())
         if state is None:
-            return _GrainMapPass(iterator, offset=start)
-        iterator.set_state({**state, "next_index": state["next_index"]})
-        return _GrainMapPass(self._skip(iterator, start), offset=0)
+            return Pass(iterator, offset=start)
+        iterator.set_state(dict(state))
+        return Pass(skip(iterator, start))
 
-    def get_state(self, reading: Pass) -> Any:
-        """Return the index of the next element in the repetition."""
-        assert isinstance(reading, _GrainMapPass)
-        state = reading.iterator.get_state()  # type: ignore[attr-defined]
-        return {**state, "next_index": state["next_index"] + reading.offset}
+    def get_state(reading: Pass) -> Any:
+        state = reading.iterator.get_state()
+        return {**state, "next_index": state["next_index"] + reading.offset}  # in the repetition
 
-    def shard(self, index: int, count: int) -> "GrainMapSource":
-        """Return the source of every `count`-th element from `index` on."""
-        return GrainMapSource(self.data[index::count])
-
-
-class _GrainMapPass(Pass):
-    """Hold a pass over a part of a `MapDataset`, whose iterator counts from `offset`."""
-
-    def __init__(self, iterator: Iterator[Any], offset: int) -> None:
-        super().__init__(iterator)
-        self.offset = offset
+    return DataSource(
+        data,
+        "grain.MapDataset",
+        open_pass,
+        length,
+        "exact",
+        snapshot_interval=1,
+        may_be_shorter=True,  # filtered elements are left out
+        get_state=get_state,
+        shard=lambda index, count: grain_map_source(data[index::count]),
+    )
 
 
-class TorchDataSource(StateDictSource):
-    """Read torchdata's `StatefulDataLoader`, whose state at the end of a pass determines the order of the next one."""
+def torchdata_source(data: Any) -> DataSource:
+    """Return the source for torchdata's `StatefulDataLoader`; the state after a pass determines the next order."""
+    source = state_dict_source(data)
 
-    def get_end_state(self, reading: Pass) -> Any:
-        """Return the state after the end; None if the pass is cut short by a limit."""
-        return self.get_state(reading) if next(reading.iterator, _END) is _END else None
+    def get_end_state(reading: Pass) -> Any:
+        is_end = next(reading.iterator, _END) is _END  # else a limit cuts the pass short
+        return source.get_state(reading) if is_end else None
+
+    return dataclasses.replace(source, get_end_state=get_end_state)
 
 
-class HuggingFaceSource(StateDictSource):
-    """Read a stream of Hugging Face `datasets`, whose order is a function of its seed and its epoch.
+def hugging_face_source(data: Any) -> DataSource:
+    """Return the source for a Hugging Face `datasets` stream, whose order is a function of seed and epoch."""
 
-    Its state lacks the content of shuffle buffers: with one, the elements before the position are read and dropped.
-    """
-
-    def __init__(self, data: Any) -> None:
-        super().__init__(data)
-        self.kind = "datasets.IterableDataset"
-        if _has_shuffle_buffer(data):
-            self.resume, self.snapshot_interval = "replayed", None
-            self.advice = "shuffle the shards alone, .shuffle(seed=..., buffer_size=1), or use a map-style dataset"
-
-    def shard(self, index: int, count: int) -> "HuggingFaceSource":
-        """Return the source of every `count`-th shard, or of every `count`-th example if the shards do not divide."""
+    def shard(index: int, count: int) -> DataSource:  # shards, or examples if the shards do not divide
         from datasets.distributed import split_dataset_by_node
 
-        return HuggingFaceSource(split_dataset_by_node(self.data, rank=index, world_size=count))
+        return hugging_face_source(split_dataset_by_node(data, rank=index, world_size=count))
+
+    source = dataclasses.replace(state_dict_source(data), kind="datasets.IterableDataset", shard=shard)
+    if not _has_shuffle_buffer(data):
+        return source
+    # The state lacks the content of shuffle buffers, so the elements before the position are read and dropped.
+    advice = "shuffle the shards alone, .shuffle(seed=..., buffer_size=1), or use a map-style dataset"
+    return dataclasses.replace(source, resume="replayed", snapshot_interval=None, advice=advice)
 
 
-class TorchSource(Source):
-    """Read a PyTorch `DataLoader`. Its order is known if it is not shuffled, or if it has a generator or an epoch."""
+def torch_source(data: Any) -> DataSource:
+    """Return the source for a PyTorch `DataLoader`, whose order may be known."""
+    from torch.utils import data as torch_data
 
+    batch_sampler, sampler = data.batch_sampler, None
+    if not isinstance(data.dataset, torch_data.IterableDataset):
+        is_default = batch_sampler is None or type(batch_sampler) is torch_data.BatchSampler
+        sampler = data.sampler if is_default else batch_sampler
+    generator = getattr(sampler, "generator", None)
+    is_ordered = isinstance(sampler, torch_data.SequentialSampler) or hasattr(sampler, "set_epoch")
     advice = (
         "pass generator=torch.Generator() to the DataLoader, whose order comes from PyTorch's global generator, or use "
         "torchdata's StatefulDataLoader"
     )
+    if sampler is None:
+        advice = "use torchdata's StatefulDataLoader, which has a position"
+    elif is_ordered or generator is not None:
+        advice = ""
 
-    def __init__(self, data: Any) -> None:
-        from torch.utils import data as torch_data
+    def get_state(_: Any = None) -> Any:
+        return None if generator is None else generator.get_state()
 
-        super().__init__(data)
-        self.kind = "torch.DataLoader"
-        batch_sampler = data.batch_sampler
-        if isinstance(data.dataset, torch_data.IterableDataset):
-            sampler = None
-        elif batch_sampler is None or type(batch_sampler) is torch_data.BatchSampler:
-            sampler = data.sampler
-        else:
-            sampler = batch_sampler
-        is_ordered = isinstance(sampler, torch_data.SequentialSampler) or hasattr(sampler, "set_epoch")
-        self._generator = getattr(sampler, "generator", None)
-        if sampler is None:
-            self.advice = "use torchdata's StatefulDataLoader, which has a position"
-        elif is_ordered or self._generator is not None:
-            self.resume, self.advice = "exact", ""
+    def open_pass(epoch: int, start: int, state: Any) -> Pass:
+        if generator is not None and state is not None:
+            generator.set_state(state)
+        initial = get_state()  # the order of the pass is drawn from it
+        return Pass(skip(iter(data), start), initial)
 
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start a pass with the generator in `state`, if it is given, and drop `start` batches."""
-        if self._generator is not None and state is not None:
-            self._generator.set_state(state)
-        initial = self._get_generator_state()  # the order of the pass is drawn from it
-        return Pass(self._skip(iter(self.data), start), initial)
-
-    def get_end_state(self, reading: Pass) -> Any:
-        """Return the state of the generator, from which the order of the next pass is drawn."""
-        return self._get_generator_state()
-
-    def _get_generator_state(self) -> Any:
-        return None if self._generator is None else self._generator.get_state()
+    resume: Resume = "replayed" if advice else "exact"
+    return DataSource(data, "torch.DataLoader", open_pass, find_length(data), resume, advice, get_end_state=get_state)
 
 
-class TensorFlowSource(Source):
-    """Read a `tf.data.Dataset`; its position is a TensorFlow checkpoint of the iterator, with its shuffle buffers."""
+def tensorflow_source(data: Any) -> DataSource:
+    """Return the source for a `tf.data.Dataset`; a position is a TensorFlow checkpoint, with shuffle buffers.
 
-    resume: Resume = "exact"
-    snapshot_interval: int | None = 100  # writing one takes about as long as many batches
+    A dataset with known length is one endless repetition, which shuffles each pass differently.
+    """
+    cardinality = int(data.cardinality())
+    length = cardinality if cardinality >= 0 else None
+    following: tuple[int, Any] = (-1, None)  # the number of the next pass, and its iterator
+    current = 0
 
-    def __init__(self, data: Any) -> None:
-        self.data = data
-        self.kind = "tf.data.Dataset"
-        cardinality = int(data.cardinality())
-        self.length = cardinality if cardinality >= 0 else None
-        self._epoch = 0
-        self._next: tuple[int, Any] | None = None  # the number of the next pass, and its iterator
+    def iterate() -> Any:
+        return iter(data.repeat() if length is not None else data)
 
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start a pass. A dataset of known length is one endless repetition, which shuffles each pass differently."""
-        following, self._next = self._next, None
-        if following is not None and following[0] == epoch and start == 0 and state is None:
-            iterator = following[1]
-        else:
-            iterator = self._iterate()
+    def open_pass(epoch: int, start: int, state: Any) -> Pass:
+        nonlocal following, current
+        next_epoch, iterator = following
+        if next_epoch != epoch or start or state is not None:
+            iterator = iterate()
             if state is not None:
                 _restore_iterator(iterator, state)
-            elif self.length is not None:
-                start += epoch * self.length
-            self._skip(iterator, start)
-        self._epoch = epoch
-        if self.length is not None:
-            self._next = (epoch + 1, iterator)
+            elif length is not None:
+                start += epoch * length
+            skip(iterator, start)
+        current = epoch
+        following = (-1, None) if length is None else (epoch + 1, iterator)
         return Pass(iterator, _save_iterator(iterator))
 
-    def get_state(self, reading: Pass) -> Any:
-        """Return the files of a TensorFlow checkpoint of the iterator, by name."""
-        return _save_iterator(reading.iterator)
+    def get_end_state(reading: Pass) -> Any:
+        nonlocal following
+        if following[1] is None:
+            following = (current + 1, iterate())  # TensorFlow draws the order of the next pass here
+        return _save_iterator(following[1])
 
-    def get_end_state(self, reading: Pass) -> Any:
-        """Return the state of the iterator of the next pass, whose order TensorFlow draws when it is made."""
-        if self._next is None:
-            self._next = (self._epoch + 1, self._iterate())
-        return _save_iterator(self._next[1])
-
-    def copy(self) -> "TensorFlowSource":
-        """Return a source with iterators of its own."""
-        return TensorFlowSource(self.data)
-
-    def _iterate(self) -> Any:
-        return iter(self.data.repeat() if self.length is not None else self.data)
-
-    def shard(self, index: int, count: int) -> "TensorFlowSource":
-        """Return the source of every `count`-th element from `index` on."""
-        return TensorFlowSource(self.data.shard(count, index))
+    return DataSource(
+        data,
+        "tf.data.Dataset",
+        open_pass,
+        length,
+        "exact",
+        snapshot_interval=100,  # writing a checkpoint takes about as long as many batches
+        get_state=lambda reading: _save_iterator(reading.iterator),
+        get_end_state=get_end_state,
+        shard=lambda index, count: tensorflow_source(data.shard(count, index)),
+        copy=lambda: tensorflow_source(data),  # with its own iterators
+    )
 
 
 def _has_shuffle_buffer(stream: Any) -> bool:
-    """Return whether a stream of Hugging Face `datasets` has a shuffle buffer in a step, or unknown steps."""
+    """Return whether a Hugging Face stream has a shuffle buffer in a step, or unknown steps."""
     nodes: list[Any] = [getattr(stream, "_ex_iterable", None)]
     for node in nodes:
         if node is None or (type(node).__name__.startswith("BufferShuffled") and node.buffer_size > 1):
@@ -221,18 +192,7 @@ def _has_shuffle_buffer(stream: Any) -> bool:
     return False
 
 
-def _parse_flags() -> None:
-    """Mark absl's flags as parsed: grain's workers read them, and a script without absl never parses them."""
-    from absl import flags
-
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()
-
-
 def _save_iterator(iterator: Any) -> dict[str, bytes]:
-    import pathlib
-    import tempfile
-
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as directory:
@@ -241,9 +201,6 @@ def _save_iterator(iterator: Any) -> dict[str, bytes]:
 
 
 def _restore_iterator(iterator: Any, state: Mapping[str, bytes]) -> None:
-    import pathlib
-    import tempfile
-
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""Load batches of a map-style dataset, from any position of any epoch, in constant time."""
+"""Loader for map-style datasets, which starts at any position in any epoch in constant time."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -17,23 +17,28 @@ from jengine.registry import DATA_SAMPLERS, DATASETS
 
 @checked
 class DataLoader:
-    """Yield the batches of one epoch as numpy pytrees.
+    """Loader that yields one epoch's batches as numpy pytrees.
 
-    Batch i of epoch e is a pure function of (e, i), so a resumed run continues at any position at once. Without threads
+    Batch i in epoch e is a pure function of (e, i), so a resumed run continues at any position at once. Without threads
     and workers a batch is fetched in the calling thread, which is cheap for arrays in memory; with them batches are
-    built ahead, in the same order. The processes are those of grain (https://google-grain.readthedocs.io).
+    built ahead, in the same order. The processes are grain's (https://google-grain.readthedocs.io).
+
+    >>> loader = DataLoader([{"x": i} for i in range(4)], batch_size=2)
+    >>> loader.set_epoch(0, start=1)
+    >>> next(iter(loader))["x"]
+    array([2, 3])
 
     Args:
-      dataset: has `__len__` and `__getitem__(i)` -> sample (pytree), or `__getitems__(indices)` -> the whole batch
-        (or a list of samples), which is called once per batch. With a `collate_fn` it must return samples, or
-        `__getitem__` is called for each of them.
+      dataset: has `__len__` and `__getitem__(i)` -> sample (pytree), or `__getitems__(indices)` -> the whole batch (or
+        a list of samples), which is called once per batch. With a `collate_fn` it must return samples, or `__getitem__`
+        is called for each.
       batch_size: examples per batch on this process.
-      sampler: the order of the samples, any iterable of indices with a length; None for the order of the dataset.
+      sampler: the sample order, any iterable of indices with a length; None for the dataset's order.
       drop_last: whether the last, smaller batch is dropped. When False it is padded by repeating samples, and every
         batch gets a mask, bool[batch_size], True for a real example: a dict the entry `mask`, a tuple or list the
         attribute `mask` (see `MaskedTuple`).
-      num_workers: worker processes that build batches. Dataset and `collate_fn` must then pickle, and the script
-        needs `if __name__ == "__main__":`. Workers start once, and stay alive until `close`.
+      num_workers: worker processes that build batches. Dataset and `collate_fn` must then pickle, and the script needs
+        `if __name__ == "__main__":`. Workers start once, and stay alive until `close`.
       num_threads: threads that build batches (in each worker, if there are any), for datasets that read files.
       prefetch_factor: batches that each worker, or each thread, builds ahead.
       collate_fn: list of samples -> batch; None stacks them.
@@ -43,6 +48,9 @@ class DataLoader:
     Raises:
       TypeError: the dataset is not map-style. ValueError: a number out of range, or a dataset smaller than one batch.
     """
+
+    has_random_access = True  # any process can continue at any example
+    advice = "use a sampler of jengine.data, whose order is a function of the seed and the epoch"
 
     def __init__(
         self,
@@ -60,16 +68,20 @@ class DataLoader:
         require_map_style(dataset)
         if batch_size >= 2**31:
             raise ConfigError(f"`batch_size` must be below 2**31, the largest axis of an array, got {batch_size}")
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self.num_workers = num_workers
-        self.num_threads = num_threads
-        self.prefetch_factor = prefetch_factor
+        self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
+        self.num_workers, self.num_threads, self.prefetch_factor = num_workers, num_threads, prefetch_factor
         self.device_prefetch = device_prefetch
         self.sampler = DefaultSampler(dataset, shuffle=False) if sampler is None else sampler
         self._order = self.sampler if isinstance(self.sampler, Sampler) else IteratedSampler(self.sampler)
-        self.length = self._count_batches(num_batch_per_epoch)
+        self.kind = f"DataLoader({type(dataset).__name__})"
+        self.resume: Resume = "replayed" if isinstance(self._order, IteratedSampler) else "exact"
+        samples = self._order.samples_per_epoch(drop_last)
+        self.length = min(self._count_whole(samples), num_batch_per_epoch or samples)
+        if self.length == 0:
+            raise ValueError(
+                f"the dataset must have at least one batch: got {samples} samples on this process and batch_size "
+                f"{batch_size}; use a smaller batch_size, or drop_last=False to pad"
+            )
         self._collate = collate_fn or default_collate
         self._epoch = self._start = self._position = 0
         self._shift = (0, 0)  # an epoch, and the examples by which its batches are shifted
@@ -80,32 +92,12 @@ class DataLoader:
 
     @property
     def dataset_size(self) -> int:
-        """The number of samples of the dataset."""
+        """The number of samples in the dataset."""
         return len(self.dataset)
 
     @property
-    def has_random_access(self) -> bool:
-        """True: any process can continue at any example."""
-        return True
-
-    @property
-    def kind(self) -> str:
-        """The name of the data in messages."""
-        return f"DataLoader({type(self.dataset).__name__})"
-
-    @property
-    def advice(self) -> str:
-        """What makes the position exact."""
-        return "use a sampler of jengine.data, whose order is a function of the seed and the epoch"
-
-    @property
-    def resume(self) -> Resume:
-        """'exact': any batch of any epoch can be fetched; 'replayed' if a foreign sampler determines the order."""
-        return "replayed" if isinstance(self._order, IteratedSampler) else "exact"
-
-    @property
     def metainfo(self) -> Any:
-        """The metainfo of the dataset (class names and so on); None if it has none."""
+        """The dataset's metainfo (class names and so on); None if it has none."""
         return getattr(self.dataset, "metainfo", None)
 
     @property
@@ -114,11 +106,7 @@ class DataLoader:
         return self._order.epoch  # a hook may have set it on the sampler, as in MMEngine
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Start the next iteration at batch `start` of `epoch`, without reading the batches before.
-
-        Raises:
-          ValueError: `start` is outside the epoch.
-        """
+        """Start the next iteration at batch `start` in `epoch`, without reading the batches before."""
         if not 0 <= start <= self.length:
             raise ValueError(f"start must be a position in the epoch, 0 to {self.length}, got {start}")
         self._order.set_epoch(epoch)
@@ -132,9 +120,9 @@ class DataLoader:
         return self._batches(epoch, start)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch, and the numbers of batches and of examples yielded in it.
+        """Return the epoch, and how many batches and examples it has yielded.
 
-        A caller that prefetches must keep the state of each batch with it, as `BatchStream` does.
+        A caller that prefetches must keep each batch's state with it, as `BatchStream` does.
         """
         epoch, position = self._epoch, self._position
         if position >= self.length:
@@ -146,7 +134,7 @@ class DataLoader:
         return {"epoch": epoch, "position": position, "examples": examples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue at the position that `state_dict` returned; with another batch size, at the same example.
+        """Continue at the position from `state_dict`; with another batch size, at the same example.
 
         The rest of the epoch is then divided into batches from that example on. An endless sampler continues with the
         batch that the example is in.
@@ -165,7 +153,7 @@ class DataLoader:
         self._shift = (epoch, examples - start * self.batch_size)
 
     def example(self) -> Any:
-        """Return the first batch of the next epoch; the position does not change."""
+        """Return the next epoch's first batch; the position does not change."""
         epoch = self.epoch
         first = epoch * self.length
         if self.num_workers:  # not read here: a dataset that opens files at its first read cannot be pickled after it
@@ -173,7 +161,7 @@ class DataLoader:
         return self._batch_source()[first]
 
     def copy_at_epoch(self, epoch: int) -> "DataLoader":
-        """Return a loader of the same batches at the start of `epoch`; the position of this one does not change."""
+        """Return a loader for the same batches at the start of `epoch`; this one's position does not change."""
         other = copy.copy(self)
         other._order = copy.copy(self._order)
         other._prefetcher = None
@@ -196,7 +184,7 @@ class DataLoader:
             yield taken.pop()
 
     def _source(self, epoch: int, first: int, end: int) -> Iterator[Any]:
-        """Return the batches from index `first` on, from the threads and workers that are running, if there are any."""
+        """Return the batches from index `first` on, from the running threads and workers, if there are any."""
         prefetcher = self._prefetcher
         is_shifted = self._shift[1] or (prefetcher is not None and prefetcher.source.shift[1])
         if prefetcher is not None and first < prefetcher.stop and not is_shifted:
@@ -222,15 +210,5 @@ class DataLoader:
         )
 
     def _count_whole(self, samples: int) -> int:
-        """Return the number of batches of `samples` samples."""
+        """Return the number of batches in `samples` samples."""
         return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
-
-    def _count_batches(self, limit: int | None) -> int:
-        samples = self._order.samples_per_epoch(self.drop_last)
-        batches = self._count_whole(samples)
-        if batches == 0:
-            raise ValueError(
-                f"the dataset must have at least one batch: got {samples} samples on this process and batch_size "
-                f"{self.batch_size}; use a smaller batch_size, or drop_last=False to pad"
-            )
-        return batches if limit is None else min(batches, limit)

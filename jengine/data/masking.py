@@ -1,4 +1,4 @@
-"""Mark the real examples of a padded batch: an entry `mask` of a dict, or the attribute of a `MaskedTuple`."""
+"""Mask for the real examples in a padded batch: an entry `mask` in a dict, or the attribute of a `MaskedTuple`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,20 +11,24 @@ MASK = "mask"
 
 @jax.tree_util.register_pytree_with_keys_class
 class MaskedTuple(tuple[Any, ...]):
-    """Hold the entries of a batch that is a tuple or list, and the mask of its real examples.
+    """Tuple with a mask: the entries in a batch that is a tuple or list.
 
     It has the length and items of the tuple without a mask, so `x, y = batch` works for padded batches too. As a pytree
-    its leaves are those of the items and the mask.
+    it has the leaves in the items and the mask.
+
+    >>> x, y = batch = MaskedTuple((np.zeros(2), np.ones(2)), mask=np.array([True, False]))
+    >>> batch.mask
+    array([ True, False])
 
     Args:
-      items: the entries, pytrees of arrays with leading axis B.
+      items: the entries, pytrees with leading axis B.
       mask: bool[B], True for a real example.
     """
 
     mask: Any
 
     def __new__(cls, items: Iterable[Any], mask: Any) -> "MaskedTuple":
-        """Return a tuple of `items`."""
+        """Return a tuple with `items`."""
         self = super().__new__(cls, items)
         self.mask = mask
         return self
@@ -36,7 +40,7 @@ class MaskedTuple(tuple[Any, ...]):
         return MaskedTuple, (tuple(self), self.mask)
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], None]:
-        """Return the children of the pytree node with their keys."""
+        """Return the pytree node's children with keys."""
         items = [(jax.tree_util.SequenceKey(i), item) for i, item in enumerate(self)]
         return [*items, (jax.tree_util.GetAttrKey(MASK), self.mask)], None
 
@@ -48,17 +52,11 @@ class MaskedTuple(tuple[Any, ...]):
 
 
 def with_mask(batch: Any, mask: np.ndarray) -> Any:
-    """Add the mask of the real examples.
-
-    Args:
-      batch: a dict, tuple or list of arrays with leading axis B.
-      mask: bool[B], True for a real example.
-
-    Returns:
-      A dict with the entry `mask`, or a `MaskedTuple`.
+    """Add a mask for the real examples, bool[B]: as the entry `mask` in a dict; a tuple or list becomes a
+    `MaskedTuple`.
 
     Raises:
-      TypeError: the batch is of another type. ValueError: it already has an entry of that name.
+      TypeError: the batch has another type. ValueError: it already has an entry with that name.
     """
     if type(batch) in (tuple, list):
         return MaskedTuple(batch, mask)
@@ -76,7 +74,7 @@ def with_mask(batch: Any, mask: np.ndarray) -> Any:
 
 
 def get_mask(batch: Any) -> Any:
-    """Return the mask of the real examples, bool[B]; None if the batch has none, as without padding."""
+    """Return the mask for the real examples, bool[B]; None if the batch has none, as without padding."""
     if isinstance(batch, MaskedTuple):
         return batch.mask
     return batch.get(MASK) if isinstance(batch, Mapping) else None

@@ -1,4 +1,4 @@
-"""Transform the samples of a dataset on the host."""
+"""Transforms for samples on the host."""
 
 import copy
 import inspect
@@ -15,11 +15,14 @@ Transform = Callable[..., Any]  # sample -> sample, or (sample, rng) -> sample
 
 
 class Pipeline:
-    """Apply transforms one after the other.
+    """Pipeline of transforms, applied one after the other.
+
+    >>> Pipeline([lambda sample: sample + 1, lambda sample: 2 * sample])(3)
+    8
 
     Args:
-      transforms: each a function of the sample, or of the sample and `rng`, an `np.random.RandomState`; a config of one
-        that is registered in TRANSFORMS; or a list of those. None for no transforms.
+      transforms: each a function of the sample, or of the sample and `rng`, an `np.random.RandomState`; a config for
+        one that is registered in TRANSFORMS; or a list of those. None for no transforms.
 
     Raises:
       TypeError: a transform that is not a function.
@@ -35,10 +38,7 @@ class Pipeline:
         self.transforms: list[Transform] = []
         for i, entry in enumerate(transforms):
             with config_path(i):
-                transform = TRANSFORMS.build(entry) if hasattr(entry, "items") else entry
-                if not callable(transform):
-                    raise TypeError(f"a transform must be a function of a sample, or its config, got {transform!r}")
-                self.transforms.append(transform)
+                self.transforms.append(build_function(entry, "a transform must be a function of a sample"))
         self._takes_rng = [_takes_rng(transform) for transform in self.transforms]
 
     @property
@@ -58,7 +58,7 @@ class Pipeline:
 
 @DATASETS.register_module()
 class TransformedDataset:
-    """Wrap a dataset and transform its samples when they are read.
+    """Dataset whose samples are transformed when they are read.
 
     Random numbers are a function of the seed, the epoch and the sample index, so a resumed run reads the same samples,
     with any number of processes and workers.
@@ -66,7 +66,7 @@ class TransformedDataset:
     Args:
       dataset: the dataset, or its config.
       pipeline: the transforms; see `Pipeline`.
-      seed: seed of the random transforms.
+      seed: seed for random transforms.
 
     Attributes:
       pipeline: the `Pipeline`. A replacement takes effect at the next batch that is read, but not in workers and
@@ -83,7 +83,7 @@ class TransformedDataset:
         self._epoch = 0
 
     def at_epoch(self, epoch: int) -> "TransformedDataset":
-        """Return this dataset with the random numbers of `epoch`; called by the loader."""
+        """Return this dataset with the random numbers for `epoch`; called by the loader."""
         if not self.pipeline.is_random:
             return self
         dataset = copy.copy(self)
@@ -106,3 +106,11 @@ def _takes_rng(transform: Transform) -> bool:
         return "rng" in inspect.signature(transform).parameters
     except (TypeError, ValueError):  # some built-ins have no signature
         return False
+
+
+def build_function(entry: Any, rule: str) -> Transform:
+    """Return a function, built if it is a config; `rule` says what it must be, for an error."""
+    function = TRANSFORMS.build(entry) if hasattr(entry, "items") else entry
+    if not callable(function):
+        raise TypeError(f"{rule}, or its config, got {function!r}")
+    return function

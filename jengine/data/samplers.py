@@ -1,4 +1,4 @@
-"""Sample indices in an order that is a pure function of the seed and the epoch, also after a restart."""
+"""Samplers whose order is a pure function of the seed and the epoch, also after a restart."""
 
 import abc
 import itertools
@@ -12,12 +12,12 @@ from jengine.registry import DATA_SAMPLERS
 
 
 class Sampler(abc.ABC):
-    """Order the samples by seed and epoch alone, so that any process can compute the order of any epoch.
+    """Sample order from seed and epoch alone, so that any process can compute it for any epoch.
 
     Args:
       dataset: the dataset, or its length.
       shuffle: whether each epoch has a new permutation.
-      seed: seed of the permutations, the same on all processes; None is 0.
+      seed: seed for the permutations, the same on all processes; None is 0.
       process_index: the shard that this process reads, 0 up to `process_count` - 1.
       process_count: number of processes that share the dataset.
 
@@ -25,7 +25,7 @@ class Sampler(abc.ABC):
       ValueError: an empty dataset, or a process index out of range.
     """
 
-    is_endless: bool = False  # whether epochs are sections of one stream of samples
+    is_endless = False  # whether epochs are sections of one stream of samples
 
     def __init__(
         self,
@@ -40,18 +40,15 @@ class Sampler(abc.ABC):
             raise ValueError("the dataset must have at least one sample, got an empty one")
         if not 0 <= process_index < process_count:
             raise ValueError(f"process_index must be 0 to {process_count - 1}, got {process_index}")
-        self.shuffle = shuffle
-        self.seed = seed or 0
-        self.process_index = process_index
-        self.process_count = process_count
-        self.epoch = 0
+        self.shuffle, self.seed, self.epoch = shuffle, seed or 0, 0
+        self.process_index, self.process_count = process_index, process_count
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration."""
+        """Set the epoch for the next iteration."""
         self.epoch = epoch
 
     def permutation(self, epoch: int) -> np.ndarray:
-        """Return the order of the whole dataset in `epoch`, before it is divided over processes: int64[size]."""
+        """Return the whole dataset's order in `epoch`, before it is divided over processes: int64[size]."""
         if not self.shuffle:
             return np.arange(self.size)
         # NumPy guarantees the stream of RandomState, but not that of default_rng: a run resumed with another NumPy
@@ -70,25 +67,24 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def num_real(self, count: int) -> int:
-        """Return how many of the first `count` indices are not padding, which repeats samples of other processes."""
+        """Return how many of the first `count` indices are not padding, which repeats samples from other processes."""
 
     @abc.abstractmethod
     def indices(self, epoch: int, count: int) -> np.ndarray:
-        """Return at most `count` indices of this process for `epoch`: int64[<= count]."""
+        """Return at most `count` indices for this process in `epoch`: int64[<= count]."""
 
 
 @DATA_SAMPLERS.register_module()
 class DefaultSampler(Sampler):
-    """Yield every sample once per epoch; of P processes, p reads the p-th, (p + P)-th ... of the epoch's order.
+    """Sampler that yields every sample once per epoch; with P processes, p reads the p-th, (p + P)-th ... in order.
+
+    >>> list(DefaultSampler(5, shuffle=False, process_index=1, process_count=2))
+    [1, 3, 0]
 
     Args:
-      dataset: the dataset, or its length.
-      shuffle: whether each epoch has a new permutation.
-      seed: seed of the permutations, the same on all processes; None is 0.
-      round_up: whether the first samples are repeated until all processes have equally many. When False, training
-        drops the remainder. Evaluation is exact either way, since repeated samples are masked.
-      process_index: the shard that this process reads.
-      process_count: number of processes that share the dataset.
+      dataset, shuffle, seed, process_index, process_count: see `Sampler`.
+      round_up: whether the first samples are repeated until all processes have equally many. When False, training drops
+        the remainder. Evaluation is exact either way, since repeated samples are masked.
     """
 
     def __init__(
@@ -109,16 +105,16 @@ class DefaultSampler(Sampler):
         return not self.shuffle
 
     def samples_per_epoch(self, drop_last: bool) -> int:
-        """Return the size of the largest shard, or of the smallest if samples may not be repeated."""
+        """Return the largest shard's size, or the smallest's if samples may not be repeated."""
         up = self.round_up or not drop_last
         return -(-self.size // self.process_count) if up else self.size // self.process_count
 
     def num_real(self, count: int) -> int:
-        """Return the size of the shard without repeated samples, at most `count`."""
+        """Return the shard's size without repeated samples, at most `count`."""
         return min(count, len(range(self.process_index, self.size, self.process_count)))
 
     def indices(self, epoch: int, count: int) -> np.ndarray:
-        """Return the first `count` indices of the shard in `epoch`: int64[<= count]."""
+        """Return the shard's first `count` indices in `epoch`: int64[<= count]."""
         order = self.permutation(epoch)
         if self.round_up:
             order = np.resize(order, -(-self.size // self.process_count) * self.process_count)
@@ -128,23 +124,21 @@ class DefaultSampler(Sampler):
         return iter(self.indices(self.epoch, self.size).tolist())
 
     def __len__(self) -> int:
-        if self.round_up:
-            return -(-self.size // self.process_count)
-        return len(range(self.process_index, self.size, self.process_count))
+        return self.samples_per_epoch(False) if self.round_up else self.num_real(self.size)
 
 
 @DATA_SAMPLERS.register_module()
 class InfiniteSampler(Sampler):
-    """Yield one permutation after another without end, for loops that count iterations.
+    """Sampler that yields one permutation after another without end, for loops that count iterations.
 
-    Batches cross the boundaries of permutations, so no sample is dropped. An epoch of the loader is a section of this
+    Batches cross the boundaries between permutations, so no sample is dropped. A loader's epoch is a section of this
     stream; resuming computes the position in it instead of reading up to it. The arguments are those of `Sampler`.
     """
 
     is_endless = True
 
     def samples_per_epoch(self, drop_last: bool) -> int:
-        """Return the size of an equal shard, rounded up."""
+        """Return an equal shard's size, rounded up."""
         return -(-self.size // self.process_count)
 
     def num_real(self, count: int) -> int:
@@ -152,7 +146,7 @@ class InfiniteSampler(Sampler):
         return count
 
     def indices(self, epoch: int, count: int) -> np.ndarray:
-        """Return section number `epoch`, of `count` indices, of the stream of this process: int64[count]."""
+        """Return section number `epoch`, with `count` indices, in this process's stream: int64[count]."""
         # The k-th index of process p is the (p + k * P)-th of the common stream.
         positions = self.process_index + self.process_count * np.arange(epoch * count, (epoch + 1) * count)
         rounds, offsets = np.divmod(positions, self.size)
@@ -170,7 +164,7 @@ class InfiniteSampler(Sampler):
 
 
 class IteratedSampler:
-    """Adapt a sampler of another library: sized, iterable, optionally with `set_epoch`.
+    """Adapter for a foreign sampler: sized, iterable, optionally with `set_epoch`.
 
     Args:
       sampler: the sampler, which must divide the dataset over the processes itself.
@@ -186,19 +180,19 @@ class IteratedSampler:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, also of the sampler if it has `set_epoch`."""
+        """Set the epoch, also in the sampler if it has `set_epoch`."""
         self.epoch = epoch
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
     def samples_per_epoch(self, drop_last: bool) -> int:
-        """Return the length of the sampler."""
+        """Return the sampler's length."""
         return len(self.sampler)
 
     def num_real(self, count: int) -> int:
-        """Return `count`, at most the length of the sampler."""
+        """Return `count`, at most the sampler's length."""
         return min(count, len(self.sampler))
 
     def indices(self, epoch: int, count: int) -> np.ndarray:
-        """Return the indices of one pass over the sampler, in the epoch that was set last: int64[<= count]."""
+        """Return the indices from one pass, in the epoch that was set last: int64[<= count]."""
         return np.fromiter(itertools.islice(self.sampler, count), dtype=np.int64)

@@ -1,185 +1,144 @@
-"""Read the data of other libraries in passes, and continue a pass where a checkpoint was written.
+"""Foreign data in passes, which continue where a checkpoint was written.
 
-A `Source` hides how a library stores a position: grain in its iterators, Hugging Face and torchdata in the object
-itself, PyTorch in a generator, TensorFlow in a checkpoint of its own, most others not at all.
+A `DataSource` hides how a library stores a position: grain in its iterators, Hugging Face and torchdata in the object
+itself, PyTorch in a generator, TensorFlow in its own checkpoint, most others not at all.
 """
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, Optional
 
 Resume = Literal["exact", "replayed", "lost"]
 
 
+@dataclasses.dataclass
 class Pass:
-    """Hold the iterator of one pass over a source.
+    """One pass over a source."""
 
-    Args:
-      iterator: yields the elements.
-      initial_state: the state before the first of them; None if the source has no state.
-    """
-
-    def __init__(self, iterator: Iterator[Any], initial_state: Any = None) -> None:
-        self.iterator = iterator
-        self.initial_state = initial_state
+    iterator: Any
+    initial_state: Any = None  # before the first element; None if the source has no state
+    offset: int = 0  # the element from which the iterator counts, for sources with random access
 
     def close(self) -> None:
-        """End the threads and processes of the iterator, if it has any."""
+        """End the iterator's threads and processes, if it has any."""
         close = getattr(self.iterator, "close", None)  # a foreign iterator need not have it
         if close is not None:
             close()
 
 
-class Source:
-    """Read data that can be iterated repeatedly, without a position of their own: elements are read and dropped.
+def _no_state(reading: Pass) -> None:
+    return None
 
-    Args:
-      data: the object of the user.
+
+@dataclasses.dataclass(frozen=True)
+class DataSource:
+    """Data that can be iterated in passes, as functions.
 
     Attributes:
-      kind: name of the object in messages.
+      data: the user's object.
+      kind: the object's name in messages.
+      open: `(epoch, start, state)` -> pass number `epoch` (which `set_epoch` of the data has received) from element
+        `start` on; with a `state`, from `get_state` or `Pass.initial_state`, `start` counts from there.
       length: number of elements in a pass; None if unknown or endless.
       resume: 'exact' if a resumed run continues with the same elements; 'replayed' if elements are read and dropped, so
         that this depends on whether the data repeat their order; 'lost' if it continues with what the data yield next.
       advice: what makes the position exact, or passes differ; empty if there is nothing to say.
-      snapshot_interval: elements between two calls of `get_state`; None for the initial state of a pass only.
+      snapshot_interval: elements between two calls to `get_state`; None for a pass's initial state only.
       may_be_shorter: whether a pass may yield fewer elements than `length`.
+      is_single: whether the data allow only one pass at a time.
+      get_state: pass -> state after the elements taken so far; None if there is none.
+      get_end_state: pass -> state for the next one, after the last element; None if the epoch determines it.
+      shard: `(index, count)` -> source for every `count`-th element from `index` on; None if the library cannot.
+      copy: returns a source for passes during those in this one, if this one cannot be used for them.
     """
 
+    data: Any
+    kind: str
+    open: Callable[[int, int, Any], Pass]
+    length: int | None = None
     resume: Resume = "replayed"
-    advice = ""
+    advice: str = ""
     snapshot_interval: int | None = None
-    may_be_shorter = False
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-        self.kind = type(data).__name__
-        self.length = _length(data)
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start pass number `epoch`.
-
-        Args:
-          epoch: the number of the pass; it has been passed to `set_epoch` of the data.
-          start: number of elements to read and drop.
-          state: of the source, from `get_state` or `Pass.initial_state`; `start` then counts from there.
-        """
-        return Pass(self._skip(iter(self.data), start))
-
-    def get_state(self, reading: Pass) -> Any:
-        """Return the state after the elements taken so far; None if there is none."""
-        return None
-
-    def get_end_state(self, reading: Pass) -> Any:
-        """Return the state at the start of the next pass; None if the epoch alone determines it, or it is unknown.
-
-        Args:
-          reading: a pass whose last element has been taken.
-        """
-        return None
-
-    def shard(self, index: int, count: int) -> "Source | None":
-        """Return the source of every `count`-th element from `index` on; None if the library cannot divide it."""
-        return None
-
-    def copy(self) -> "Source":
-        """Return a source for passes of its own, during those of this one.
-
-        Raises:
-          ValueError: the data allow only one pass at a time.
-        """
-        return copy.copy(self)
-
-    def _refuse_copy(self) -> NoReturn:
-        raise ValueError(
-            f"{self.kind} must allow a second pass during the current one, got one that allows only one pass at a "
-            f"time; {self.advice or 'use data without a state of their own'}"
-        )
-
-    def _skip(self, iterator: Iterator[Any], count: int) -> Iterator[Any]:
-        for _ in itertools.islice(iterator, count):
-            pass
-        return iterator
+    may_be_shorter: bool = False
+    is_single: bool = False
+    get_state: Callable[[Pass], Any] = _no_state
+    get_end_state: Callable[[Pass], Any] = _no_state
+    shard: Callable[[int, int], Optional["DataSource"]] = lambda index, count: None
+    copy: Callable[[], "DataSource"] | None = None
 
 
-class SequenceSource(Source):
-    """Read a list or tuple of batches, from any position."""
-
-    resume: Resume = "exact"
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start a pass at element `start`."""
-        return Pass(itertools.islice(self.data, start, None))
+def sequence_source(data: Any) -> DataSource:
+    """Return the source for a list or tuple with batches, which can start anywhere."""
+    open_pass = lambda epoch, start, state: Pass(itertools.islice(data, start, None))  # noqa: E731
+    return DataSource(data, type(data).__name__, open_pass, len(data), "exact")
 
 
-class FunctionSource(Source):
-    """Call a function, such as a generator function, for the iterator of each pass."""
-
-    def __init__(self, data: Callable[[], Any]) -> None:
-        self.data = data
-        self.kind = f"function {getattr(data, '__name__', type(data).__name__)}"
-        self.length = None
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Call the function, and drop `start` elements."""
-        return Pass(self._skip(iter(self.data()), start))
+def iterable_source(data: Any) -> DataSource:
+    """Return the source for data that can be iterated repeatedly, without a position: elements are dropped."""
+    open_pass = lambda epoch, start, state: Pass(skip(iter(data), start))  # noqa: E731
+    return DataSource(data, type(data).__name__, open_pass, find_length(data))
 
 
-class IteratorSource(Source):
-    """Read an iterator, which allows one pass. Grain's iterators have a state."""
+def function_source(data: Any) -> DataSource:
+    """Return the source for a function, such as a generator function, that returns the iterator for each pass."""
+    kind = f"function {getattr(data, '__name__', type(data).__name__)}"
+    return DataSource(data, kind, lambda epoch, start, state: Pass(skip(iter(data()), start)))
 
-    advice = "pass the object that the iterator was made of, or a function that returns a new iterator"
 
-    def __init__(self, data: Iterator[Any]) -> None:
-        super().__init__(data)
-        self.length = None
-        self.resume = "exact" if _has_iterator_state(data) else "lost"
-        self.snapshot_interval = 1 if self.resume == "exact" else None
+def iterator_source(data: Any) -> DataSource:
+    """Return the source for an iterator, which allows one pass. Grain's iterators have a state."""
+    has_state = hasattr(data, "get_state") and hasattr(data, "set_state")
 
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Return the iterator, at `state` if it has one; elements that an earlier run read are not dropped."""
+    def open_pass(epoch: int, start: int, state: Any) -> Pass:
         if state is not None:
-            self.data.set_state(state)
-            self._skip(self.data, start)
-        return Pass(itertools.chain(self.data))  # which cannot be closed with the pass
+            data.set_state(state)
+            skip(data, start)  # without a state, what an earlier run read is not dropped
+        return Pass(itertools.chain(data))  # which cannot be closed with the pass
 
-    def get_state(self, reading: Pass) -> Any:
-        """Return the state of the iterator."""
-        return self.data.get_state() if self.resume == "exact" else None
+    source = DataSource(
+        data,
+        type(data).__name__,
+        open_pass,
+        resume="lost",
+        advice="pass the object that the iterator was made of, or a function that returns a new iterator",
+        is_single=True,
+    )
+    if not has_state:
+        return source
+    return dataclasses.replace(source, resume="exact", snapshot_interval=1, get_state=lambda reading: data.get_state())
 
-    def copy(self) -> NoReturn:
-        """Raise ValueError: there is one iterator."""
-        self._refuse_copy()
 
+def state_dict_source(data: Any) -> DataSource:
+    """Return the source for an object with `state_dict` and `load_state_dict`, and `set_epoch` if passes differ."""
 
-class StateDictSource(Source):
-    """Read an object with `state_dict` and `load_state_dict`, and with `set_epoch` if its passes differ."""
-
-    resume: Resume = "exact"
-    snapshot_interval: int | None = 1
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start a pass, at `state` if it is given."""
+    def open_pass(epoch: int, start: int, state: Any) -> Pass:
         if state is not None:
-            self.data.load_state_dict(state)
-        return Pass(self._skip(iter(self.data), start))
+            data.load_state_dict(state)
+        return Pass(skip(iter(data), start))
 
-    def get_state(self, reading: Pass) -> Any:
-        """Return a copy of the state of the object."""
-        return copy.deepcopy(self.data.state_dict())
+    return DataSource(
+        data,
+        type(data).__name__,
+        open_pass,
+        find_length(data),
+        "exact",
+        snapshot_interval=1,
+        is_single=True,  # the state is that of the last pass that was started
+        get_state=lambda reading: copy.deepcopy(data.state_dict()),
+    )
 
-    def copy(self) -> NoReturn:
-        """Raise ValueError: the state is that of the last pass that was started."""
-        self._refuse_copy()
+
+def skip(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    """Drop `count` elements and return the iterator."""
+    next(itertools.islice(iterator, count, count), None)
+    return iterator
 
 
-def _length(data: Any) -> int | None:
+def find_length(data: Any) -> int | None:
+    """Return the length; None if the data have none."""
     try:
         return len(data)
     except TypeError:
         return None
-
-
-def _has_iterator_state(data: Any) -> bool:
-    return hasattr(data, "get_state") and hasattr(data, "set_state")

@@ -1,4 +1,4 @@
-"""Define models as pure functions, with adapters for Linen modules, NNX modules and plain functions."""
+"""Models as pure functions, with adapters for Linen modules, NNX modules and plain functions."""
 
 from jengine.model.autocast import autocast as autocast
 from jengine.model.functional import FunctionalModel as FunctionalModel

@@ -1,4 +1,4 @@
-"""Build the modules and losses of model adapters from configs, and call functions written by the user."""
+"""Helpers for the model adapters: build modules and losses from configs, and call functions written by the user."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +20,7 @@ def accepts(fn: Callable[..., Any], name: str) -> bool:
 
 
 def select_inputs(batch: PyTree, inputs: Selector | Sequence[Selector] | None) -> tuple[Any, ...]:
-    """Return the positional arguments of a module: the batch entries in `inputs`, or the batch itself for None.
-
-    Raises:
-      KeyError: if the batch does not have an entry.
-    """
+    """Return the positional arguments for a module: the batch entries in `inputs`, or the batch itself for None."""
     if inputs is None:
         return (batch,)
     selectors = (inputs,) if isinstance(inputs, int | str) else inputs
@@ -32,11 +28,7 @@ def select_inputs(batch: PyTree, inputs: Selector | Sequence[Selector] | None) -
 
 
 def build_loss(loss: Any) -> Callable[..., Any]:
-    """Return the loss function of a config, or the function itself.
-
-    Raises:
-      TypeError: if the loss is neither a config nor callable.
-    """
+    """Return the loss function for a config, or the function itself."""
     if hasattr(loss, "items"):
         loss = MODELS.build(loss)
     if not callable(loss):
@@ -53,17 +45,14 @@ def build_module(module: Any, **extra: Any) -> Any:
         if hasattr(value, "items") and "type" in value:
             with config_path(name):
                 arguments[name] = build_module(value)
-    module_type = arguments.pop("type", None)
-    if module_type is None:
+    entry = arguments.pop("type", None)
+    if entry is None:
         raise TypeError(f"the config of a module must have a 'type', got only the keys {sorted(arguments)}")
-    if not isinstance(module_type, str) and not callable(module_type):
-        raise TypeError(f"the `type` of a module must be a name or a class, got {module_type!r}")
-    entry = MODELS.get(module_type) if isinstance(module_type, str) else module_type
+    entry = MODELS.get(entry) if isinstance(entry, str) else entry
     if not callable(entry):
-        raise TypeError(f"the type of a module must be a name or a class, got {entry!r}")
-    arguments.update(extra)
-    check_arguments(entry, arguments)
-    return entry(**arguments)
+        raise TypeError(f"the `type` of a module must be a name or a class, got {entry!r}")
+    check_arguments(entry, arguments | extra)
+    return entry(**arguments | extra)
 
 
 def call_loss(
@@ -73,15 +62,7 @@ def call_loss(
     hyperparams: Mapping[str, Any],
     sown: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Losses:
-    """Return the losses by name of `fn(outputs, batch)`.
-
-    Args:
-      fn: the loss function. It is also passed `hyperparams` and `sown` if it accepts them.
-      outputs: the outputs of the network.
-      batch: the batch.
-      hyperparams: see `Model.loss`.
-      sown: the values that the network has sown: collection -> dotted path -> value.
-    """
+    """Return the losses by name from `fn(outputs, batch)`, with `hyperparams` and `sown` if it accepts them."""
     available = {"hyperparams": hyperparams, "sown": sown or {}}
     return to_loss_dict(fn(outputs, batch, **{name: x for name, x in available.items() if accepts(fn, name)}))
 
@@ -96,6 +77,6 @@ _TRAIN_ARGUMENTS = {"train": True, "training": True, "is_training": True, "deter
 
 
 def train_arguments(module_type: type, *, train: bool) -> dict[str, bool]:
-    """Return the arguments of a module's `__call__` that select training or inference."""
+    """Return the arguments that select training or inference in a module's `__call__`."""
     parameters = inspect.signature(module_type.__call__).parameters
     return {name: value is train for name, value in _TRAIN_ARGUMENTS.items() if name in parameters}

@@ -1,11 +1,10 @@
-"""Compute a network in low precision: cast its parameters and inputs, and its outputs back to float32.
+"""Low precision for a network: cast parameters and inputs, and the outputs back to float32.
 
-Only the call of the network is cast, so targets and the loss stay in float32. `compute_in` sets the dtype for a loss or
-a prediction, and `autocast` wraps the call of the network inside it. As with `jax.default_matmul_precision`, the dtype
-is read while tracing and is part of the compiled program.
+Only the network call is cast, so targets and the loss stay in float32. `compute_in` sets the dtype for a loss or a
+prediction, and `autocast` wraps the network call inside it. As with `jax.default_matmul_precision`, the dtype is read
+while tracing and is part of the compiled program.
 """
 
-import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,25 +20,24 @@ _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def autocast(apply_fn: Callable[..., Any], dtype: str | None = None) -> Callable[..., Any]:
-    """Wrap the call of a network so that it computes in the dtype of the precision policy.
+    """Wrap the call to a network so that it computes in the precision policy's dtype.
 
-    Use it in the `loss` and `predict` of a custom `Model` and in the functions of a `FunctionalModel`; `LinenModel` and
-    `NnxModel` use it themselves. Without a policy (`precision=`, `AmpOptimWrapper`) the returned function behaves like
-    `apply_fn`.
+    Use it in the `loss` and `predict` of a custom `Model` and in the functions for a `FunctionalModel`; `LinenModel`
+    and `NnxModel` do so themselves. Without a policy (`precision=`, `AmpOptimWrapper`) the returned function behaves
+    like `apply_fn`.
+
+    >>> double = autocast(lambda x: 2 * x, dtype="bfloat16")
+    >>> double(jnp.float32(1.001)).item()  # computed in bfloat16, returned in float32
+    2.0
 
     Args:
-      apply_fn: `(params, *inputs, **inputs) -> outputs`, such as the `apply` of a Linen module. Its floating-point
-        arguments are cast, but not variables of its closure. If the first argument is a dict of Linen variables,
+      apply_fn: `(params, *inputs, **inputs) -> outputs`, such as a Linen module's `apply`. Floating-point arguments are
+        cast, but not variables in its closure. If the first argument is a dict with Linen variables,
         `{'params': ..., 'batch_stats': ...}`, only `params` is cast: running statistics stay in float32.
-      dtype: the dtype to compute in; that of the policy by default.
+      dtype: the dtype to compute in; the policy's by default.
 
     Returns:
       A function like `apply_fn` with floating-point outputs in float32 (float64 if the dtype is float64).
-
-    Examples:
-      >>> def loss(params, batch):
-      ...     outputs = autocast(network)(params, batch["image"])   # in bfloat16 under `precision="bfloat16"`
-      ...     return (outputs - batch["target"]) ** 2               # in float32
     """
 
     def cast_call(*args: Any, **kwargs: Any) -> Any:
@@ -58,36 +56,35 @@ def autocast(apply_fn: Callable[..., Any], dtype: str | None = None) -> Callable
 
 
 def current_dtype() -> str | None:
-    """Return the dtype of the current policy; None without a policy."""
+    """Return the current policy's dtype; None without a policy."""
     return _DTYPE.get()
 
 
 def compute_in(dtype: str, fn: Callable[[PyTree], Any], params: PyTree) -> Any:
-    """Return `fn(params)`, with `dtype` as the dtype of each `autocast` in it.
+    """Return `fn(params)`, a traceable function such as a loss, where each `autocast` computes in `dtype`.
 
-    Args:
-      dtype: the dtype to compute in. An inner `compute_in` takes precedence.
-      fn: a traceable function of the parameters, such as a loss.
-      params: pytree of arrays.
+    An inner `compute_in` takes precedence.
 
     Raises:
-      ValueError: if `dtype` is narrower than float32, but all matrix products and convolutions of `fn` are in float32.
+      ValueError: `dtype` is narrower than float32, but all matrix products and convolutions in `fn` are in float32.
     """
     outer = current_dtype()
-    with _compute_dtype(dtype):
+    token = _DTYPE.set(dtype)
+    try:
         if not _is_low(dtype) or (outer is not None and _is_low(outer)):  # the outermost policy checks all products
             return fn(params)
-        try:
-            jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(params)
-        except jax.errors.ConcretizationTypeError:  # `fn` is not jitted and has Python control flow on parameters
-            return fn(params)
+        jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(params)
+    except jax.errors.ConcretizationTypeError:  # `fn` is not jitted and has Python control flow on parameters
+        return fn(params)
+    finally:
+        _DTYPE.reset(token)
     _check_products(jaxpr, dtype)
     outputs = jaxpr_as_fun(jaxpr)(*jax.tree.leaves(params))  # calling `fn` would trace it a second time
     return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
 
 def cast_floating(tree: PyTree, dtype: Any) -> PyTree:
-    """Return `tree` with its floating-point arrays cast to `dtype`; other leaves, including Python numbers, stay."""
+    """Return `tree` with floating-point arrays cast to `dtype`; other leaves, including Python numbers, stay."""
     return jax.tree.map(lambda x: jnp.asarray(x).astype(dtype) if _is_floating(x) else x, tree)
 
 
@@ -95,15 +92,6 @@ def at_least_float32(value: Any) -> jax.Array:
     """Return an array or a number in float32, or in float64 if that is its dtype, for sums and means."""
     array = jnp.asarray(value)
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
-
-
-@contextlib.contextmanager
-def _compute_dtype(dtype: str) -> Iterator[None]:
-    token = _DTYPE.set(dtype)
-    try:
-        yield
-    finally:
-        _DTYPE.reset(token)
 
 
 def _is_floating(leaf: Any) -> bool:
@@ -129,7 +117,7 @@ def _check_products(jaxpr: Any, dtype: str) -> None:
 
 
 def _product_dtypes(jaxpr: Any) -> Iterator[Any]:
-    """Yield the wider operand dtype of each matrix product and convolution, including those of inner jaxprs."""
+    """Yield the wider operand dtype for each matrix product and convolution, including inner jaxprs."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _PRODUCTS:
             yield max((var.aval.dtype for var in eqn.invars[:2]), key=lambda dtype: dtype.itemsize)

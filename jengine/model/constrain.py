@@ -1,4 +1,4 @@
-"""Constrain how XLA shards the intermediate results of a model."""
+"""Constraints on how XLA shards intermediate results."""
 
 import math
 
@@ -7,16 +7,19 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 
 def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
-    """Return `x` with its leading axes sharded over axes of the mesh, in a step of `Pjit` or `DataParallel`.
+    """Return `x` with the leading axes sharded over mesh axes, in a step under `Pjit` or `DataParallel`.
 
-    Axes of the mesh over which the step is mapped, and those that do not divide the axis of `x`, are left out. Where
-    the mesh has none of the given axes, the sharding of that axis of `x` is kept. Without a mesh, on a single device
-    for instance, `x` is returned as it is.
+    Mesh axes over which the step is mapped, and those that do not divide the axis in `x`, are left out. Where the mesh
+    has none of the given axes, that axis keeps the sharding. Without a mesh, such as on a single device, `x` is
+    returned as it is.
+
+    >>> constrain(jax.numpy.ones((4, 2)), ("data", "fsdp")).shape
+    (4, 2)
 
     Args:
       x: an intermediate result, of any shape.
-      *axes: for each axis of `x`, an axis of the mesh ('data', 'fsdp', 'tensor'), several of them, or None for no
-        sharding; no sharding for further axes.
+      *axes: for each axis in `x`, a mesh axis ('data', 'fsdp', 'tensor'), several of them, or None for no sharding; no
+        sharding for further axes.
     """
     mesh = jax.sharding.get_abstract_mesh()
     usable = _axes_of_type(mesh, AxisType.Auto) | _axes_of_type(mesh, AxisType.Explicit)
@@ -55,7 +58,7 @@ def _axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> set[str]:
 
 
 def _select(axis: object, names: set[str]) -> object:
-    """Return an entry of a spec with only these axes of the mesh."""
+    """Return an entry in a spec with only these mesh axes."""
     if axis is PartitionSpec.UNCONSTRAINED:
         return axis
     wanted = axis if isinstance(axis, tuple) else (axis,)

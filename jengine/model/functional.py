@@ -1,4 +1,4 @@
-"""Build a model from plain functions."""
+"""Model adapter for plain functions."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -21,35 +21,31 @@ _ARGS, _KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 @MODELS.register_module()
 class FunctionalModel(Model):
-    """Adapt plain functions. Each function receives, by name, the arguments that are in its signature.
+    """Model from plain functions. Each function receives, by name, the arguments that are in its signature.
 
-    Required arguments of other names are, in order, `rng` and `batch` of `init`, and `params` and `batch` of `loss` and
-    `predict`: `init(key)`, `init(key, x)`, `loss(p, b)`. Arguments of other names with a default value keep it.
+    Required arguments with other names are, in order, `rng` and `batch` for `init`, and `params` and `batch` for `loss`
+    and `predict`: `init(key)`, `init(key, x)`, `loss(p, b)`. Other arguments with a default value keep it. For low
+    precision (`precision=`, `AmpOptimWrapper`), call the network through `jengine.model.autocast`.
 
-    To support low precision (`precision=`, `AmpOptimWrapper`), call the network through `jengine.model.autocast`.
+    >>> model = FunctionalModel(
+    ...     init=lambda rng: {"w": jax.numpy.zeros((2,))},
+    ...     loss=lambda params, batch: (batch["x"] @ params["w"] - batch["y"]) ** 2,
+    ...     predict=lambda params, batch: batch["x"] @ params["w"],
+    ... )
 
     Args:
-      init: function of any of `rng, batch`; returns `params`, or `(params, model_state)` if `loss` has an argument
+      init: function with any of `rng, batch`; returns `params`, or `(params, model_state)` if `loss` has an argument
         `model_state`.
-      loss: function of any of `params, model_state, batch, rng, hyperparams`; returns an array or a dict of losses, or
-        `(losses, model_state)` if it has an argument `model_state`. For several optimizers, a dict of such functions
-        by the name of the optimizer (see `OptimWrapperDict`).
-      predict: function of any of `params, model_state, batch`; returns the predictions. Only validation and test
-        require it.
-      module_types: the class of each module by its dotted path in the parameters, such as `{"block.bn": "BatchNorm"}`,
-        for the rules of `paramwise_cfg`; modules that are not in it have none. Without it, names and shapes tell norms
-        and convolutions.
+      loss: function with any of `params, model_state, batch, rng, hyperparams`; returns an array or a dict with losses,
+        or `(losses, model_state)` if it has an argument `model_state`. For several optimizers, a dict with one
+        function per optimizer name (see `OptimWrapperDict`).
+      predict: function with any of `params, model_state, batch`; only validation and test require it.
+      module_types: class names by dotted module path, such as `{"block.bn": "BatchNorm"}`, for the rules in
+        `paramwise_cfg`. Without it, names and shapes tell norms and convolutions.
 
     Raises:
-      TypeError: if an argument is not a function, or a function requires something else.
+      TypeError: an argument is not a function, or a function requires something else.
       ConfigError: from `init`, `module_types` has a path without parameters.
-
-    Examples:
-      >>> model = FunctionalModel(
-      ...     init=lambda rng: {"w": jax.numpy.zeros((2,))},
-      ...     loss=lambda params, batch: ((batch["x"] @ params["w"] - batch["y"]) ** 2),
-      ...     predict=lambda params, batch: batch["x"] @ params["w"],
-      ... )
     """
 
     def __init__(
@@ -65,9 +61,7 @@ class FunctionalModel(Model):
             name: _NamedArguments(f"loss {name}".strip(), fn, _LOSS_ARGUMENTS, _MAIN_ARGUMENTS)
             for name, fn in losses.items()
         }
-        self._predict = None
-        if predict is not None:
-            self._predict = _NamedArguments("predict", predict, _PREDICT_ARGUMENTS, _MAIN_ARGUMENTS)
+        self._predict = predict and _NamedArguments("predict", predict, _PREDICT_ARGUMENTS, _MAIN_ARGUMENTS)
         self.module_types = dict(module_types or {})
         self._has_state = any(fn.accepts("model_state") for fn in self._losses.values())
 
@@ -84,58 +78,38 @@ class FunctionalModel(Model):
                 )
         return params, model_state
 
-    def loss(
-        self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
-    ) -> tuple[Losses, PyTree]:
+    def loss(self, params: PyTree, model_state: PyTree, batch: PyTree, **kwargs: Any) -> tuple[Losses, PyTree]:
         """Return the losses and the new model state."""
-        return self.phase_loss("", params, model_state, batch, rng=rng, hyperparams=hyperparams)
+        return self.phase_loss("", params, model_state, batch, **kwargs)
 
     def phase_loss(
-        self,
-        phase: str,
-        params: PyTree,
-        model_state: PyTree,
-        batch: PyTree,
-        *,
-        rng: jax.Array,
-        hyperparams: Mapping[str, Any],
+        self, phase: str, params: PyTree, model_state: PyTree, batch: PyTree, **kwargs: Any
     ) -> tuple[Losses, PyTree]:
-        """Return the losses of `phase` and the new model state.
-
-        Raises:
-          KeyError: if `loss` is not a dict with the key `phase`.
-        """
+        """Return the losses for `phase` and the new model state."""
         if phase not in self._losses:
             names = [name for name in self._losses if name]
             required = f"a dict with the optimizer {phase!r}" if phase else "a function if there is a single optimizer"
             given = f"a dict with {names}" if names else "a function"
             raise KeyError(f"FunctionalModel: `loss` must be {required}, got {given}")
         fn = self._losses[phase]
-        losses = fn(params=params, model_state=model_state, batch=batch, rng=rng, hyperparams=hyperparams)
+        losses = fn(params=params, model_state=model_state, batch=batch, **kwargs)
         if fn.accepts("model_state"):
             losses, model_state = _check_pair("loss", "losses", losses)
         return to_loss_dict(losses), model_state
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """Return the predictions.
-
-        Raises:
-          TypeError: if the model has no prediction function.
-        """
+        """Return the predictions; TypeError if the model has no prediction function."""
         if self._predict is None:
             raise TypeError("FunctionalModel: `predict` must be a function for validation and test, got None")
         return self._predict(params=params, model_state=model_state, batch=batch)
 
 
 class _NamedArguments:
-    """Call a function with those of the available arguments that it has.
+    """Function `fn` that is called with those available arguments that it has.
 
-    Args:
-      role: the argument of `FunctionalModel`, for error messages.
-      fn: the function.
-      names: the names of all available arguments.
-      main: those that may have other names in `fn`, in order.
-      optional: whether `fn` may have only the first of `main`; otherwise all, as one alone would be ambiguous.
+    Arguments called `names` are passed by name. Those in `main` may have other names in `fn`, in order: all, as one
+    alone would be ambiguous, or the first ones with `optional`. `role` is the argument of `FunctionalModel`, for error
+    messages.
     """
 
     def __init__(
@@ -177,7 +151,7 @@ class _NamedArguments:
 
 
 def _check_pair(function: str, first: str, value: Any) -> tuple[Any, Any]:
-    """Return `value`, the result of a function of a model with state, if it is a pair; raise TypeError otherwise."""
+    """Return `value`, the result from a function for a model with state, if it is a pair; raise TypeError otherwise."""
     if not isinstance(value, tuple) or len(value) != 2:
         raise TypeError(
             f"FunctionalModel: `{function}` must return ({first}, model_state), because `loss` has an argument "

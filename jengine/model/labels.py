@@ -1,15 +1,14 @@
-"""Check on the host that the class indices of a batch are in range, without waiting for the device.
+"""Host check that class indices are in range, without waiting for the device.
 
-A loss or metric calls `require_class_indices` while it is traced: there the number of classes is known, and which entry
-of the batch the labels are. `LabelChecks` notes both, and checks the host batches against them before they are used.
-The device never takes part. Labels that are computed within the step (by an augmentation, or in the loss) are not
-entries of the host batch, so they are not checked here; `CrossEntropy` returns NaN for those out of range.
+A loss or metric calls `require_class_indices` while it is traced: there the number of classes is known, and which batch
+entry holds the labels. `LabelChecks` records both, and checks host batches against them before they are used. The
+device never takes part. Labels that the step itself computes (in an augmentation, or in the loss) are not entries of
+the host batch, so they are not checked here; `CrossEntropy` returns NaN for those out of range.
 """
 
-import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,131 +17,107 @@ from jengine import paths
 from jengine.data.masking import get_mask
 from jengine.errors import ConfigError
 
-_WATCHING: contextvars.ContextVar["_Trace | None"] = contextvars.ContextVar("jengine_watched_batch", default=None)
 
-
-class _Requirement(NamedTuple):
-    """Require that the labels at `path` of a batch are class indices below `num_classes`, or `ignore_index`."""
+class _Labels(NamedTuple):
+    """Batch entry that must hold class indices below `num_classes`, or `ignore_index`."""
 
     path: str  # dotted
-    argument: str  # the argument that names the labels: `CrossEntropy.label`
+    argument: str  # that names the labels: `CrossEntropy.label`
     num_classes: int
     ignore_index: int | None
 
-    def check(self, labels: np.ndarray, mask: np.ndarray | None) -> None:
-        """Raise ConfigError if a label of an example that is not padding is out of range."""
-        if not labels.size or (labels.min() >= 0 and labels.max() < self.num_classes):
+
+class LabelChecks:
+    """Check for the labels in host batches, until `stop`.
+
+    Batches that are added before the step is first traced wait for it, and are checked during the trace; later ones
+    are checked at once.
+    """
+
+    def __init__(self) -> None:
+        self._labels: dict[_Labels, None] = {}
+        self._waiting: list[Any] | None = []  # batches before the first trace; None after it
+        self._is_stopped = False
+
+    def watch(self, step: Callable[..., Any], argument: int) -> Callable[..., Any]:
+        """Return `step`, a function to compile, such that each trace records the labels in the batch, an argument."""
+
+        @functools.wraps(step)
+        def watched(*args: Any) -> Any:
+            token = _TRACE.set((paths.leaves_with_path(args[argument]), self.require))
+            try:
+                outputs = step(*args)
+            finally:
+                _TRACE.reset(token)
+            self._waiting = None
+            return outputs
+
+        return watched
+
+    def require(self, labels: _Labels) -> None:
+        """Check the waiting batches, and those to come."""
+        self._labels[labels] = None
+        for batch in self._waiting or ():
+            _check(labels, batch)
+
+    def add(self, batch: Any) -> None:
+        """Check the labels in a host batch, or let it wait for the first trace; ConfigError if one is out of range."""
+        if self._is_stopped:
             return
-        if mask is not None and mask.shape == labels.shape[:1]:
-            labels = labels[mask]
-        if self.ignore_index is not None:
-            labels = labels[labels != self.ignore_index]
-        wrong = np.unique(labels[(labels < 0) | (labels >= self.num_classes)])
-        if not wrong.size:
-            return
-        or_ignored = "" if self.ignore_index is None else f" or ignore_index={self.ignore_index}"
-        if self.ignore_index is None and len(wrong) == 1:
-            advice = f"set ignore_index={wrong[0]} if this value marks what to leave out"
-        else:
-            advice = "`ignore_index` sets a value that marks what to leave out"
-        raise ConfigError(
-            f"`{self.argument}` must be class indices from 0 to {self.num_classes - 1}{or_ignored}, as the outputs "
-            f"have {self.num_classes} classes, got {labels.min()} to {labels.max()} in the entry {self.path!r} of a "
-            f"batch; {advice}"
-        )
+        if self._waiting is not None:
+            self._waiting.append(batch)
+        for labels in self._labels:
+            _check(labels, batch)
+
+    def stop(self) -> None:
+        """Check no further batches."""
+        self._is_stopped, self._waiting = True, None
 
 
-class _Trace(NamedTuple):
-    """Hold the batch of a step that is being traced, and where to note the labels in it."""
-
-    leaves: list[tuple[str, Any]]  # dotted path and tracer
-    checks: "LabelChecks"
+_Trace = tuple[list[tuple[str, Any]], Callable[[_Labels], None]]  # the batch's tracers by path, `LabelChecks.require`
+_TRACE: contextvars.ContextVar[_Trace | None] = contextvars.ContextVar("jengine_watched_batch", default=None)
 
 
 def require_class_indices(labels: Any, num_classes: int, argument: str, ignore_index: int | None = None) -> None:
-    """Have host batches checked for labels out of range; to be called by losses and metrics, in the traced step.
+    """Have host batches checked for labels out of range; losses and metrics should call it in the traced step.
 
-    Without an effect outside a step of the engine.
+    Outside an engine step it has no effect.
 
     Args:
-      labels: the entry of the batch as it is, not yet converted; int of any shape.
-      num_classes: number of classes of the outputs.
+      labels: the batch entry as it is, not yet converted; integers in any shape.
+      num_classes: the number of classes in the outputs.
       argument: the argument that names the labels, for the error message: `CrossEntropy.label`.
       ignore_index: a further label that is allowed.
 
     Raises:
-      ConfigError: a label of a host batch that waits for the step is out of range.
+      ConfigError: a host batch that waits for the step has a label out of range.
     """
-    trace = _WATCHING.get()
-    if trace is not None:
-        for path, leaf in trace.leaves:
-            if leaf is labels:
-                trace.checks.require(_Requirement(path, argument, num_classes, ignore_index))
+    if (trace := _TRACE.get()) is not None:
+        leaves, require = trace
+        for path in [path for path, leaf in leaves if leaf is labels]:
+            require(_Labels(path, argument, num_classes, ignore_index))
 
 
-class LabelChecks:
-    """Check the labels of host batches, until `stop`.
-
-    Batches that are added before the step is first traced wait for it, and are checked in the trace, before they are
-    used; later ones are checked at once.
-    """
-
-    def __init__(self) -> None:
-        self._is_stopped = False
-        self._requirements: dict[_Requirement, None] = {}
-        self._waiting: list[tuple[dict[str, np.ndarray], np.ndarray | None]] = []
-        self._is_traced = False
-
-    def watch(self, step: Callable[..., Any], argument: int) -> Callable[..., Any]:
-        """Return `step`, a function to compile, such that its traces note the labels in the batch, its argument."""
-
-        @functools.wraps(step)
-        def watched(*args: Any) -> Any:
-            with self._trace(args[argument]):
-                return step(*args)
-
-        return watched
-
-    def require(self, requirement: _Requirement) -> None:
-        """Check the waiting batches, and those to come; an error ends the trace, which is otherwise not affected."""
-        self._requirements[requirement] = None
-        for batch in self._waiting:
-            _check(requirement, *batch)
-
-    def add(self, batch: Any) -> None:
-        """Check the labels of a host batch, or let it wait for the first trace.
-
-        Raises:
-          ConfigError: a label is out of range.
-        """
-        if self._is_stopped or (self._is_traced and not self._requirements):
-            return
-        leaves = {path: leaf for path, leaf in paths.leaves_with_path(batch) if _is_integer_array(leaf)}
-        mask = get_mask(batch)
-        added = leaves, None if mask is None else np.asarray(mask, bool)
-        if not self._is_traced:
-            self._waiting.append(added)
-        for requirement in self._requirements:
-            _check(requirement, *added)
-
-    def stop(self) -> None:
-        """Check no further batches."""
-        self._is_stopped, self._waiting = True, []
-
-    @contextlib.contextmanager
-    def _trace(self, batch: Any) -> Iterator[None]:
-        token = _WATCHING.set(_Trace(paths.leaves_with_path(batch), self))
-        try:
-            yield
-        finally:
-            _WATCHING.reset(token)
-        self._is_traced, self._waiting = True, []
-
-
-def _check(requirement: _Requirement, leaves: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
-    if requirement.path in leaves:
-        requirement.check(leaves[requirement.path], mask)
-
-
-def _is_integer_array(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iu"
+def _check(required: _Labels, batch: Any) -> None:
+    """Raise ConfigError if a label of an example that is not padding is out of range."""
+    path, argument, num_classes, ignored = required
+    labels = paths.flatten(batch).get(path)
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu" or not labels.size:
+        return
+    if labels.min() >= 0 and labels.max() < num_classes:
+        return
+    if (mask := get_mask(batch)) is not None and np.shape(mask) == labels.shape[:1]:
+        labels = labels[np.asarray(mask, bool)]
+    if ignored is not None:
+        labels = labels[labels != ignored]
+    wrong = np.unique(labels[(labels < 0) | (labels >= num_classes)])
+    if not wrong.size:
+        return
+    advice = "`ignore_index` sets a value that marks what to leave out"
+    if ignored is None and len(wrong) == 1:
+        advice = f"set ignore_index={wrong[0]} if this value marks what to leave out"
+    raise ConfigError(
+        f"`{argument}` must be class indices from 0 to {num_classes - 1}"
+        f"{'' if ignored is None else f' or ignore_index={ignored}'}, as the outputs have {num_classes} classes, got "
+        f"{labels.min()} to {labels.max()} in the entry {path!r} of a batch; {advice}"
+    )

@@ -1,9 +1,10 @@
-"""Build a model from a Flax Linen module."""
+"""Model adapter for Flax Linen modules."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+from flax import linen as nn
 
 from jengine.errors import config_path
 from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs, train_arguments
@@ -20,13 +21,16 @@ _INTERMEDIATES = "intermediates"  # the collection that `init` never returns
 
 @MODELS.register_module()
 class LinenModel(Model):
-    """Adapt a `flax.linen` module and a loss of its outputs.
+    """Model from a `flax.linen` module and a loss on its outputs.
 
-    The collection `params` is differentiated. All other collections of the module (`batch_stats`, …) are the model
-    state, which is mutable in training and fixed in prediction; except those that the module only sows into, which are
-    read after each call and are not part of any state. If the module's `__call__` has an argument `train`, `training`,
-    `is_training` or `deterministic`, it is set accordingly. In low precision, the module's parameters and inputs are
-    cast, and its outputs are cast back to float32; the batch is passed to `loss` unchanged.
+    The collection `params` is differentiated. All other collections (`batch_stats`, …) are the model state, which is
+    mutable in training and fixed in prediction; except those that the module only sows into, which are read after each
+    call and are not part of any state. If the module's `__call__` has an argument `train`, `training`, `is_training` or
+    `deterministic`, it is set accordingly. In low precision, the module's parameters and inputs are cast, and the
+    outputs are cast back to float32; `loss` gets the batch unchanged.
+
+    >>> from jengine.model import CrossEntropy, SmallCNN
+    >>> model = LinenModel(SmallCNN(num_classes=3), loss=CrossEntropy(label="label"), inputs="image")
 
     Args:
       module: the module or its config (`dict(type=..., ...)`).
@@ -34,12 +38,12 @@ class LinenModel(Model):
         collection and dotted path; or its config.
       inputs: the batch entries to call the module with, in order, each a name, index or dotted path; None to pass the
         whole batch.
-      rngs: names of the module's random number streams in training.
-      predict_rngs: names of those that it also requires in prediction, where their key is always the same.
-      sown_losses: names of sown collections or values to add to the losses; or a dict from name to weight. () ignores
-        losses that are sown; with None they are an error.
-      sown_predictions: names of sown values to return with the predictions, which are then a dict of `outputs` and
-        these names.
+      rngs: the random number streams in training.
+      predict_rngs: those that prediction requires too, where the key is always the same.
+      sown_losses: sown collections or values to add to the losses; or a dict from name to weight. () ignores losses
+        that are sown; with None they are an error.
+      sown_predictions: sown values to return with the predictions, which are then a dict with `outputs` and these
+        names.
     """
 
     def __init__(
@@ -66,9 +70,7 @@ class LinenModel(Model):
         self.logical_axes: dict[str, tuple[str | None, ...]] = {}
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Initialize the module in inference mode, and record the types of its submodules and its logical axes."""
-        from flax import linen as nn
-
+        """Initialize the module in inference mode, and record the submodule types and the logical axes."""
         types: dict[str, str] = {}
 
         def record_type(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -76,8 +78,7 @@ class LinenModel(Model):
             return next_fun(*args, **kwargs)
 
         inputs = select_inputs(batch, self._inputs)
-        names = dict.fromkeys(("params", *self._rngs, *self._predict_rngs))
-        rngs = {name: jax.random.fold_in(rng, i) for i, name in enumerate(names)}
+        rngs = _keys(dict.fromkeys(("params", *self._rngs, *self._predict_rngs)), rng)
         with nn.intercept_methods(record_type), _dense_general_without_mesh():
             variables = self.module.init(rngs, *inputs, **train_arguments(type(self.module), train=False))
         self.module_types = types
@@ -93,12 +94,12 @@ class LinenModel(Model):
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
-        """Return the losses of the module's outputs in training mode, and the new model state."""
+        """Return the losses in training mode, and the new model state."""
         with exclude_padding(batch):
             outputs, updated = self._apply(
                 {"params": params, **model_state},
                 *select_inputs(batch, self._inputs),
-                rngs={name: jax.random.fold_in(rng, i) for i, name in enumerate(self._rngs)},
+                rngs=_keys(self._rngs, rng),
                 mutable=[*model_state, *self._sown_collections],
                 **train_arguments(type(self.module), train=True),
             )
@@ -112,11 +113,11 @@ class LinenModel(Model):
         outputs = self._apply(
             {"params": params, **model_state},
             *select_inputs(batch, self._inputs),
-            rngs=_fixed_keys(self._predict_rngs),
-            mutable=list(self._sown_collections) if self._sown.in_predictions else False,
+            rngs=_keys(self._predict_rngs),
+            mutable=list(self._sown_collections) if self._sown.predictions else False,
             **train_arguments(type(self.module), train=False),
         )
-        if not self._sown.in_predictions:
+        if not self._sown.predictions:
             return outputs
         outputs, sown = outputs
         return self._sown.add_predictions(outputs, _flatten(sown))
@@ -126,13 +127,12 @@ class LinenModel(Model):
 
         Args:
           params, model_state: the variables.
-          train: bind it with random streams and a mutable model state; the mode is still selected by the arguments of
-            the call.
+          train: bind it with random streams and a mutable model state; the call's arguments still select the mode.
         """
         variables = {"params": params, **model_state}
         if not train:
-            return self.module.bind(variables, rngs=_fixed_keys(self._predict_rngs))
-        return self.module.bind(variables, rngs=_fixed_keys(self._rngs), mutable=list(model_state))
+            return self.module.bind(variables, rngs=_keys(self._predict_rngs))
+        return self.module.bind(variables, rngs=_keys(self._rngs), mutable=list(model_state))
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         with _dense_general_without_mesh():
@@ -141,19 +141,16 @@ class LinenModel(Model):
     def _is_sown(self, name: str, variables: Mapping[str, Any], inputs: tuple[Any, ...]) -> bool:
         """Return whether the module only sows into a collection: it works without, as `sow` then does nothing.
 
-        Only collections that may be sown are tried: those of tuples, which is how `sow` collects values, and those with
-        'loss' in their name.
+        Only collections that may be sown are tried: tuples, which is how `sow` collects values, and names with 'loss'.
         """
-        if name == "params":
-            return False
-        if name in self._sown.names:
-            return True
+        if name == "params" or name in self._sown.names:
+            return name != "params"
         values = flatten_sown(variables[name]).values()
         if "loss" not in name.lower() and not all(isinstance(value, tuple) for value in values):
             return False
         rest = {other: value for other, value in variables.items() if other != name}
         arguments = train_arguments(type(self.module), train=False)
-        rngs = _fixed_keys((*self._rngs, *self._predict_rngs))
+        rngs = _keys((*self._rngs, *self._predict_rngs))
         try:
             jax.eval_shape(lambda variables: self._apply(variables, *inputs, rngs=rngs, **arguments), rest)
         except Exception:  # of any type: the module reads a variable that is missing
@@ -162,12 +159,11 @@ class LinenModel(Model):
 
 
 def _dense_general_without_mesh() -> Any:
-    """Return a context in which each `nn.DenseGeneral` is called without the mesh of the step.
+    """Return a context in which each `nn.DenseGeneral` is called without the step's mesh.
 
     DenseGeneral initializes a matrix and reshapes it, also in `apply`, which compares the shapes. On a mesh, the axis
-    names of `nn.with_partitioning` constrain that matrix, although they name the axes of the reshaped parameter.
+    names from `nn.with_partitioning` constrain that matrix, although they name the axes after reshaping.
     """
-    from flax import linen as nn
 
     def call(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if not isinstance(context.module, nn.DenseGeneral):
@@ -182,5 +178,7 @@ def _flatten(collections: Mapping[str, Any]) -> Sown:
     return {name: flatten_sown(variables) for name, variables in collections.items()}
 
 
-def _fixed_keys(names: Sequence[str]) -> dict[str, jax.Array]:
-    return {name: jax.random.fold_in(jax.random.key(0), i) for i, name in enumerate(names)}
+def _keys(names: Iterable[str], rng: jax.Array | None = None) -> dict[str, jax.Array]:
+    """Return a key for each random stream, derived from `rng`; fixed ones without."""
+    root = jax.random.key(0) if rng is None else rng
+    return {name: jax.random.fold_in(root, i) for i, name in enumerate(names)}

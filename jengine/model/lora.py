@@ -1,15 +1,15 @@
-"""Fine-tune a model with low-rank updates of chosen kernels, while its own parameters stay fixed.
+"""LoRA: fine-tune a model with low-rank updates to chosen kernels, while the other parameters stay fixed.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, https://arxiv.org/abs/2106.09685
 
-The fixed parameters are in the model state, so they have no gradients, no optimizer state and no averages, and are not
-part of the rules of the optimizer. The updates are added to the kernels inside the step.
+The fixed parameters are in the model state, so they have no gradients, optimizer state or averages, and optimizer
+rules do not see them. The updates are added to the kernels inside the step.
 """
 
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jengine import paths
 from jengine.annotations import ConfigOf, Count, Index, Positive
 from jengine.errors import ConfigError, config_path
-from jengine.model.model import Losses, Model, PyTree
+from jengine.model.model import Losses, ModelWrapper, PyTree
 from jengine.registry import MODELS, as_config, check_arguments
 
 _A, _B = ".lora_a", ".lora_b"
@@ -28,10 +28,10 @@ _PROJECTION = re.compile(r"(^|\.)(query|key|value|qkv|[qkv]|[qkv]_proj|qkv_proj)
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Define the update of the kernels that a rule matches.
+    """Update for the kernels that a rule matches.
 
     Attributes:
-      rank: rank of the update.
+      rank: update rank.
       alpha: the update is multiplied by `alpha / rank`; None for `rank`.
       stacked: number of leading axes along which separate kernels are stacked, as by `nn.scan`.
       in_axes: number of input axes that follow; by default 1 for query, key and value, else all but the last.
@@ -44,21 +44,24 @@ class Target:
 
 
 @MODELS.register_module()
-class LoRA(Model):
-    """Train low-rank updates of the kernels of any model: `kernel + alpha / rank * reshape(lora_a @ lora_b)`.
+class LoRA(ModelWrapper):
+    """Model with low-rank updates to another one's kernels: `kernel + alpha / rank * reshape(lora_a @ lora_b)`.
 
-    `lora_a` f[in, rank] is random and `lora_b` f[rank, out] is zero, so that training starts from the model itself.
-    Input and output axes of a kernel are merged: those of a convolution to [height * width * in, out], those of an
-    attention to [in, heads * size]. The parameters of the model, in `model_state['frozen']`, are loaded by `load_from`
-    under their own names, and `jengine ckpt export` exports the sum.
+    `lora_a` f[in, rank] is random and `lora_b` f[rank, out] is zero, so training starts from the model itself. Input
+    and output axes are merged, [height * width * in, out] for a convolution and [in, heads * size] for an attention.
+    `load_from` loads the model's parameters, which are in `model_state['frozen']`, under their own names, and
+    `jengine ckpt export` exports the sum.
+
+    >>> inner = dict(type="LinenModel", module=dict(type="SmallViT"), loss=dict(type="CrossEntropy"))
+    >>> model = LoRA(inner, targets=["attn"], rank=4, trainable=["head"])
 
     Args:
       model: the model or its config.
-      targets: regular expressions, found (`re.search`) in the dotted path of a parameter or in its torch alias; the
-        first that matches is used. Biases, and parameters with fewer than two axes, are not updated. A dict, or a list
-        of pairs, sets `rank`, `alpha`, `stacked` or `in_axes` of each rule: `[('attn', dict(rank=4))]`; see `Target`.
-      rank: rank of the updates.
-      alpha: factor of the updates, which are divided by their rank; None for the rank.
+      targets: regular expressions, searched in each dotted parameter path and its torch alias; the first match is used.
+        Biases, and parameters with fewer than two axes, are not updated. A dict, or a list with pairs, sets `rank`,
+        `alpha`, `stacked` or `in_axes` for each rule: `[('attn', dict(rank=4))]`; see `Target`.
+      rank: default rank.
+      alpha: default factor, which is divided by the rank; None for the rank.
       trainable: regular expressions for parameters that are trained themselves, such as a new head; they take
         precedence over `targets`.
 
@@ -76,7 +79,7 @@ class LoRA(Model):
     ) -> None:
         with config_path("model"):
             model = as_config(model)
-            self.model: Model = MODELS.build(model) if hasattr(model, "items") else model
+            super().__init__(MODELS.build(model) if hasattr(model, "items") else model)
         with config_path("targets"):
             self._targets = _parse_targets(targets, {"rank": rank, "alpha": alpha})
         with config_path("trainable"):
@@ -84,33 +87,23 @@ class LoRA(Model):
         self._treedef: Any = None
         self._paths: list[str] = []
 
-    @property
-    def module_types(self) -> Mapping[str, str]:  # type: ignore[override]
-        """The module types of the inner model."""
-        return self.model.module_types
-
-    @property
-    def logical_axes(self) -> Mapping[str, tuple[str | None, ...]]:  # type: ignore[override]
-        """The logical axes of the inner model."""
-        return self.model.logical_axes
-
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Initialize the model and split its parameters into trained and fixed ones.
+        """Initialize the model and split the parameters into trained and fixed ones.
 
         Returns:
-          Parameters: `lora_a` and `lora_b` below the path of each updated kernel, and the trainable parameters. Model
-          state: `frozen`, the fixed parameters; `scale`, f32[] for each updated kernel; `state`, that of the model.
+          Parameters: `lora_a` and `lora_b` below each updated kernel's path, and the trainable parameters. Model state:
+          `frozen`, the fixed parameters; `scale`, f32[] for each updated kernel; `state`, the inner model's state.
         """
         params, model_state = self.model.init(rng, batch)
         leaves = paths.flatten(params)
         self._treedef, self._paths = jax.tree.structure(params), list(leaves)
         trained = {path: leaf for path, leaf in leaves.items() if any(_matches(rule, path) for rule in self._trainable)}
-        self._check_all_match(leaves, trained)
         frozen = {path: leaf for path, leaf in leaves.items() if path not in trained}
+        self._check_all_match(leaves, frozen)
         scales = {}
         keys = jax.random.fold_in(rng, 0x10A)  # apart from the keys of the model
         for index, (path, kernel) in enumerate(frozen.items()):
-            target = self._find_target(path, kernel)
+            target = next((target for rule, target in self._targets if _is_updated(path, kernel, rule, target)), None)
             if target is not None:
                 a, b = _init_pair(jax.random.fold_in(keys, index), path, kernel, target)
                 trained |= {path + _A: a, path + _B: b}
@@ -118,52 +111,36 @@ class LoRA(Model):
         return paths.nest(trained), {"frozen": paths.nest(frozen), "scale": paths.nest(scales), "state": model_state}
 
     def merge_weights(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
-        """Return the parameters and the state of the inner model, with the updates added to its kernels."""
+        """Return the inner model's parameters, with the updates added to the kernels, and its state."""
         frozen, scales = (paths.flatten(model_state[name]) for name in ("frozen", "scale"))
         return self._unflatten(add_updates(paths.flatten(params), frozen, scales)), model_state["state"]
 
     def base_variables(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
-        """Return the parameters and the state of the inner model without the updates."""
+        """Return the inner model's parameters and state without the updates."""
         return self._unflatten({**paths.flatten(model_state["frozen"]), **paths.flatten(params)}), model_state["state"]
 
     def replace_base(
         self, params: PyTree, model_state: PyTree, base_params: PyTree, base_state: PyTree
     ) -> tuple[PyTree, PyTree]:
-        """Return the variables with those of the inner model replaced; the updates stay."""
+        """Return the variables with the inner model's replaced; the updates stay."""
         base = paths.flatten(base_params)
         new_params = paths.map_with_path(lambda path, leaf: base.get(path, leaf), params)
         frozen = paths.map_with_path(lambda path, leaf: base[path], model_state["frozen"])
         return new_params, {**model_state, "frozen": frozen, "state": base_state}
 
-    def loss(
-        self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
+    def _wrap_loss(
+        self, loss: Callable[..., Any], params: PyTree, model_state: PyTree, batch: PyTree, **kwargs: Any
     ) -> tuple[Losses, PyTree]:
-        """Return the losses of the updated model and the new model state."""
-        merged, state = self.merge_weights(params, model_state)
-        losses, state = self.model.loss(merged, state, batch, rng=rng, hyperparams=hyperparams)
-        return losses, {**model_state, "state": state}
-
-    def phase_loss(
-        self,
-        phase: str,
-        params: PyTree,
-        model_state: PyTree,
-        batch: PyTree,
-        *,
-        rng: jax.Array,
-        hyperparams: Mapping[str, Any],
-    ) -> tuple[Losses, PyTree]:
-        """Return the losses of one phase, see `loss`."""
-        merged, state = self.merge_weights(params, model_state)
-        losses, state = self.model.phase_loss(phase, merged, state, batch, rng=rng, hyperparams=hyperparams)
+        """Return the losses with the updates added to the kernels, and the new model state."""
+        losses, state = loss(*self.merge_weights(params, model_state), batch, **kwargs)
         return losses, {**model_state, "state": state}
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """Return the predictions of the updated model."""
+        """Return the updated model's predictions."""
         return self.model.predict(*self.merge_weights(params, model_state), batch)
 
     def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
-        """Return the module of the inner model, with the updates added to its kernels."""
+        """Return the inner model's module, with the updates added to the kernels."""
         return self.model.merge(*self.merge_weights(params, model_state), train=train)
 
     def _unflatten(self, leaves: Mapping[str, Any]) -> PyTree:
@@ -171,35 +148,23 @@ class LoRA(Model):
             raise RuntimeError("LoRA: `init` must be called or traced before the model is used")
         return self._treedef.unflatten([leaves[path] for path in self._paths])
 
-    def _find_target(self, path: str, kernel: Any) -> Target | None:
-        """Return the first rule that matches a parameter that can be updated."""
-        return next((target for rule, target in self._targets if _is_updated(path, kernel, rule, target)), None)
-
-    def _check_all_match(self, leaves: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
-        fixed = {path: leaf for path, leaf in leaves.items() if path not in trained}
+    def _check_all_match(self, leaves: Mapping[str, Any], frozen: Mapping[str, Any]) -> None:
         for rule, target in self._targets:
-            if not any(_is_updated(path, leaf, rule, target) for path, leaf in fixed.items()):
-                kernels = {path: leaf for path, leaf in fixed.items() if _is_kernel(path, leaf, target)}
-                _raise_unmatched("targets", "a kernel that is not trained itself", rule, kernels)
+            kernels = [path for path, leaf in frozen.items() if _is_kernel(path, leaf, target)]
+            _check_match("targets", "a kernel that is not trained itself", rule, kernels)
         for rule in self._trainable:
-            if not any(_matches(rule, path) for path in leaves):
-                _raise_unmatched("trainable", "a parameter", rule, leaves)
+            _check_match("trainable", "a parameter", rule, list(leaves))
 
 
 def has_updates(params: Mapping[str, Any]) -> bool:
-    """Return whether parameters, by dotted path, are those of a `LoRA`."""
+    """Return whether parameters, by dotted path, belong to a `LoRA`."""
     return any(path.endswith(_A) for path in params)
 
 
 def add_updates(
     trained: Mapping[str, Any], frozen: Mapping[str, Any], scales: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
-    """Return the parameters of the inner model by dotted path.
-
-    Args:
-      trained: the parameters of `LoRA` by dotted path.
-      frozen, scales: the fixed parameters, and the factors of the updates, by dotted path.
-    """
+    """Return the inner model's parameters by dotted path, from `LoRA`'s parameters and state by dotted path."""
     merged = {**frozen, **{path: leaf for path, leaf in trained.items() if not path.endswith((_A, _B))}}
     for path, scale in scales.items():
         kernel = jnp.asarray(frozen[path])
@@ -236,7 +201,7 @@ def _matches(rule: re.Pattern[str], path: str) -> bool:
 
 
 def _is_kernel(path: str, leaf: Any, target: Target) -> bool:
-    """Return whether a parameter has inputs and outputs; the biases of an attention have two axes too."""
+    """Return whether a parameter has inputs and outputs; attention biases have two axes too."""
     return leaf.ndim - target.stacked >= 2 and path.rpartition(".")[2] != "bias"
 
 
@@ -244,12 +209,10 @@ def _is_updated(path: str, leaf: Any, rule: re.Pattern[str], target: Target) -> 
     return _is_kernel(path, leaf, target) and _matches(rule, path)
 
 
-def _raise_unmatched(argument: str, required: str, rule: re.Pattern[str], candidates: Mapping[str, Any]) -> None:
-    hint = paths.closest_paths(rule.pattern, candidates)
-    raise ConfigError(
-        f"LoRA: each rule of `{argument}` must match {required}, got {rule.pattern!r}"
-        f"{hint or '; the first are ' + ', '.join(list(candidates)[:5])}"
-    )
+def _check_match(argument: str, required: str, rule: re.Pattern[str], candidates: Sequence[str]) -> None:
+    if not any(_matches(rule, path) for path in candidates):
+        hint = paths.closest_paths(rule.pattern, candidates) or f"; the first are {', '.join(candidates[:5])}"
+        raise ConfigError(f"LoRA: each rule of `{argument}` must match {required}, got {rule.pattern!r}{hint}")
 
 
 def _init_pair(key: jax.Array, path: str, kernel: jax.Array, target: Target) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""Compute losses of a model's outputs, one value per example, and switch between losses without recompiling."""
+"""Losses with one value per example, and a switch between losses that does not recompile."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,21 +19,24 @@ from jengine.selection import Selector, describe_array, select_array
 
 @MODELS.register_module()
 class CrossEntropy:
-    """Compute the softmax cross-entropy with integer labels.
+    """Softmax cross-entropy with integer labels.
 
-    A label outside [0, C) that is not `ignore_index` has the loss NaN. In a run, the labels of the first batches are
+    A label outside [0, C) that is not `ignore_index` has the loss NaN. In a run, the labels in the first batches are
     also checked on the host, which raises an error before such a batch is used.
+
+    >>> CrossEntropy()(jnp.zeros((2, 4)), {"label": jnp.array([0, 3])})
+    {'loss': Array([1.3862944, 1.3862944], dtype=float32)}
 
     Args:
       label: the batch entry with the class indices, int[B, ...]: its name, index or dotted path.
       label_smoothing: fraction of the probability that is distributed over all classes, in [0, 1).
-      name: the name of the loss in the log.
-      output: the entry of the model's outputs with the logits; None if the outputs are the logits.
-      ignore_index: the label of examples (or pixels) that do not count: their loss and their weight are zero. None for
-        no such label; -100 is PyTorch's default, 255 that of many segmentation data sets.
+      name: the loss name in the log.
+      output: the model output with the logits; None if the outputs are the logits.
+      ignore_index: label for examples (or pixels) that do not count: loss and weight are zero. None for no such label;
+        -100 is PyTorch's default, 255 is usual for segmentation.
 
     Raises:
-      ValueError: if `label_smoothing` is outside [0, 1).
+      ValueError: `label_smoothing` is outside [0, 1).
     """
 
     def __init__(
@@ -51,14 +54,13 @@ class CrossEntropy:
         self.ignore_index = ignore_index
 
     def __call__(self, outputs: PyTree, batch: PyTree) -> Losses:
-        """Return the losses of logits f[B, ..., C].
+        """Return the losses for logits f[B, ..., C]: f32[B, ...].
 
-        Returns:
-          f32[B, ...]; with `ignore_index` the pair (sum, weight) over the labels that count, f32[] each.
+        With `ignore_index` it is the pair (sum, weight) over the labels that count, f32[] each.
 
         Raises:
-          KeyError: if the outputs or the batch do not have the entry.
-          ValueError: if the labels are not integers of the shape of the logits without their last axis.
+          KeyError: the outputs or the batch do not have the entry.
+          ValueError: the labels are not integers, or their shape is not the logits' without the last axis.
         """
         logits = select_array(outputs, self.output, "CrossEntropy.output", "outputs")
         labels = select_array(batch, self.label, "CrossEntropy.label", "batch")
@@ -84,12 +86,15 @@ class CrossEntropy:
 
 @MODELS.register_module()
 class MeanSquaredError:
-    """Compute the squared error, averaged over all axes but the first.
+    """Squared error, averaged over all axes but the first.
+
+    >>> MeanSquaredError()(jnp.ones((2, 3)), {"target": jnp.zeros((2, 3))})
+    {'loss': Array([1., 1.], dtype=float32)}
 
     Args:
-      target: the batch entry with the targets, of the same shape as the outputs: its name, index or dotted path.
-      name: the name of the loss in the log.
-      output: the entry of the model's outputs; None if the outputs are an array.
+      target: the batch entry with the targets, shaped like the outputs: its name, index or dotted path.
+      name: the loss name in the log.
+      output: the model output; None if the outputs are an array.
     """
 
     def __init__(self, target: Selector = "target", name: str = "loss", output: Selector | None = None) -> None:
@@ -98,12 +103,7 @@ class MeanSquaredError:
         self.output = output
 
     def __call__(self, outputs: PyTree, batch: PyTree) -> Losses:
-        """Return the losses f32[B] of `outputs` f[B, ...].
-
-        Raises:
-          KeyError: if the outputs or the batch do not have the entry.
-          ValueError: if the shapes of the targets and outputs differ.
-        """
+        """Return the losses f32[B] for `outputs` f[B, ...]; ValueError if the targets have another shape."""
         outputs = select_array(outputs, self.output, "MeanSquaredError.output", "outputs")
         targets = select_array(batch, self.target, "MeanSquaredError.target", "batch")
         if targets.shape != outputs.shape:
@@ -117,13 +117,10 @@ class MeanSquaredError:
 
 @MODELS.register_module()
 class SwitchedLoss:
-    """Compute the loss with the index `hyperparams['loss_index']`, which can change without recompiling.
+    """Loss with the index `hyperparams['loss_index']`, which can change without recompiling.
 
     Args:
-      losses: two or more loss functions or configs, which return entries of the same names and shapes.
-
-    Raises:
-      ValueError: if there are fewer than two losses.
+      losses: two or more loss functions or configs, which return the same names and shapes.
     """
 
     def __init__(self, losses: Sequence[Callable[..., Any] | Mapping[str, Any]]) -> None:
@@ -132,11 +129,7 @@ class SwitchedLoss:
         self._losses = [build_loss(loss) for loss in losses]
 
     def __call__(self, outputs: PyTree, batch: PyTree, hyperparams: Mapping[str, Any]) -> Losses:
-        """Return the selected loss.
-
-        Raises:
-          KeyError: if `hyperparams` does not have `loss_index`.
-        """
+        """Return the selected loss; KeyError if `hyperparams` does not have `loss_index`."""
         if "loss_index" not in hyperparams:
             raise KeyError(
                 f"SwitchedLoss: `hyperparams` must have 'loss_index', got {sorted(hyperparams)}; "

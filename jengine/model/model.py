@@ -1,72 +1,72 @@
-"""Define the model interface of the engine: three pure functions and the types of the modules."""
+"""The engine's model interface: three pure functions and the module types."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 PyTree = Any
 Losses = dict[str, Any]  # name -> array of any shape (averaged), (sum, weight), or a list of these
+Scalars = Mapping[str, Any]  # hyperparameters by name; traced, so the host can change them between steps
 
 
 class Model:
-    """Represent a model as pure functions of `params`, which are differentiated, and `model_state`, which is not.
+    """Model as pure functions of `params`, which are differentiated, and `model_state`, which is not.
 
-    Use an adapter, `LinenModel`, `NnxModel` or `FunctionalModel`, or derive from this class. To support low precision
-    (`precision=`, `AmpOptimWrapper`), a subclass calls its network through `jengine.model.autocast`.
+    You can use an adapter (`LinenModel`, `NnxModel`, `FunctionalModel`) or derive from this class. For low precision
+    (`precision=`, `AmpOptimWrapper`), a subclass should call the network through `jengine.model.autocast`.
+
+    >>> class Scale(Model):
+    ...     def init(self, rng, batch):
+    ...         return {"w": jax.numpy.ones(())}, {}
+    ...
+    ...     def loss(self, params, model_state, batch, *, rng, hyperparams):
+    ...         return {"loss": (params["w"] * batch["x"] - batch["y"]) ** 2}, model_state
 
     Attributes:
       module_types: dotted module path -> class name ('backbone.norm1' -> 'LayerNorm'), set when `init` is called or
         traced; empty for plain functions. Parameter rules use it to identify norms and convolutions.
-      logical_axes: dotted path of a parameter -> names of its axes (`nn.with_partitioning`), set when `init` is called
-        or traced. Sharding rules can refer to these names.
+      logical_axes: dotted parameter path -> axis names (`nn.with_partitioning`), set when `init` is called or traced.
+        Sharding rules can refer to these names.
     """
 
     module_types: Mapping[str, str] = {}
     logical_axes: Mapping[str, tuple[str | None, ...]] = {}
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Return `(params, model_state)`, nested dicts of arrays.
+        """Return `(params, model_state)`, nested dicts with arrays.
 
         Args:
           rng: a PRNG key.
-          batch: a batch with the structure, shapes and dtypes of the training data.
+          batch: a batch with the structure, shapes and dtypes that training will see.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `init(rng, batch)`")
 
     def loss(
-        self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
+        self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Scalars
     ) -> tuple[Losses, PyTree]:
-        """Return the losses of a training batch and the new model state.
+        """Return the losses for a training batch and the new model state.
 
         Args:
           params: differentiated parameters.
-          model_state: other variables of the model (running statistics); {} if there are none.
-          batch: pytree of arrays with a leading batch axis.
-          rng: the PRNG key of this iteration.
+          model_state: other variables, such as running statistics; {} if there are none.
+          batch: arrays with a leading batch axis.
+          rng: the PRNG key for this iteration.
           hyperparams: scalars that the host passes to each step (`hyperparams['loss_lambda']`), traced.
 
         Returns:
-          Losses by name and the new `model_state`. The total is the sum of the entries with 'loss' in their name; the
+          Losses by name and the new `model_state`. The total is the sum over entries with 'loss' in the name; the
           others are only logged.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `loss(params, model_state, batch, ...)`")
 
     def phase_loss(
-        self,
-        phase: str,
-        params: PyTree,
-        model_state: PyTree,
-        batch: PyTree,
-        *,
-        rng: jax.Array,
-        hyperparams: Mapping[str, Any],
+        self, phase: str, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Scalars
     ) -> tuple[Losses, PyTree]:
-        """Return the losses of one phase of a training step with several optimizers, and the new model state.
+        """Return the losses for one phase in a training step with several optimizers, and the new model state.
 
-        Args:
-          phase: the name of the optimizer; only its parameters are differentiated.
-          params, model_state, batch, rng, hyperparams: see `loss`.
+        `phase` is the optimizer name; only the parameters that it updates are differentiated.
         """
         raise NotImplementedError(
             f"{type(self).__name__} is trained by several optimizers, so it must define "
@@ -74,7 +74,7 @@ class Model:
         )
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """Return the predictions for an evaluation batch: a pytree of arrays with a leading batch axis."""
+        """Return the predictions for an evaluation batch: arrays with a leading batch axis."""
         raise NotImplementedError(f"{type(self).__name__} must define `predict(params, model_state, batch)`")
 
     def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
@@ -96,3 +96,42 @@ class Model:
     ) -> tuple[PyTree, PyTree]:
         """Return the variables with those that `base_variables` returns replaced by `base_params` and `base_state`."""
         return base_params, base_state
+
+
+class ModelWrapper(Model):
+    """Model around another one, to which it passes every call; subclasses change some of them.
+
+    Args:
+      model: the inner model.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    @property
+    def module_types(self) -> Mapping[str, str]:  # type: ignore[override]
+        """The inner model's module types."""
+        return self.model.module_types
+
+    @property
+    def logical_axes(self) -> Mapping[str, tuple[str | None, ...]]:  # type: ignore[override]
+        """The inner model's logical axes."""
+        return self.model.logical_axes
+
+    def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
+        """Initialize the inner model."""
+        return self.model.init(rng, batch)
+
+    def loss(self, *args: Any, **kwargs: Any) -> tuple[Losses, PyTree]:
+        """Return the losses and the new model state."""
+        return self._wrap_loss(self.model.loss, *args, **kwargs)
+
+    def phase_loss(self, phase: str, *args: Any, **kwargs: Any) -> tuple[Losses, PyTree]:
+        """Return the losses for one phase, see `loss`."""
+        return self._wrap_loss(functools.partial(self.model.phase_loss, phase), *args, **kwargs)
+
+    def _wrap_loss(
+        self, loss: Callable[..., Any], params: PyTree, model_state: PyTree, batch: PyTree, **kwargs: Any
+    ) -> tuple[Losses, PyTree]:
+        """Call one of the inner model's losses; subclasses change the variables or the result."""
+        return loss(params, model_state, batch, **kwargs)

@@ -1,4 +1,4 @@
-"""Define two small Linen image classifiers for examples and tests."""
+"""Two small Linen image classifiers for examples and tests."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,15 @@ from jengine.registry import MODELS
 
 @MODELS.register_module()
 class SmallCNN(nn.Module):
-    """Classify images with stages of two convolutions and BatchNorm; each stage but the first halves the resolution.
+    """Convolutional classifier: stages with two convolutions and BatchNorm; each but the first halves the resolution.
+
+    >>> logits, variables = SmallCNN(widths=(4,)).init_with_output(jax.random.key(0), jnp.zeros((2, 8, 8, 1)))
+    >>> logits.shape
+    (2, 10)
 
     Attributes:
       num_classes: number of classes.
-      widths: number of channels of each stage.
+      widths: channels per stage.
       dropout: dropout rate before the classifier.
     """
 
@@ -24,7 +28,7 @@ class SmallCNN(nn.Module):
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
-        """Return logits f[B, num_classes] of images f[B, H, W, C]."""
+        """Return logits f[B, num_classes] for images f[B, H, W, C]."""
         x = image
         for stage, width in enumerate(self.widths):
             for depth in range(2):
@@ -37,11 +41,11 @@ class SmallCNN(nn.Module):
 
 
 class ViTBlock(nn.Module):
-    """Apply a pre-norm transformer block.
+    """Pre-norm transformer block.
 
     Attributes:
       heads: number of attention heads.
-      mlp_ratio: hidden width of the MLP divided by the token width.
+      mlp_ratio: hidden MLP width divided by the token width.
       dropout: dropout rate after attention and MLP.
     """
 
@@ -51,7 +55,7 @@ class ViTBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Return tokens f[B, N, D] of tokens `x` f[B, N, D]."""
+        """Return tokens f[B, N, D] for tokens `x` f[B, N, D]."""
         y = nn.LayerNorm(name="ln1")(x)
         y = nn.MultiHeadDotProductAttention(self.heads, name="attn")(y)
         x = x + nn.Dropout(self.dropout, deterministic=not train)(y)
@@ -63,15 +67,15 @@ class ViTBlock(nn.Module):
 
 @MODELS.register_module()
 class SmallViT(nn.Module):
-    """Classify images with a vision transformer with a class token and learned position embeddings.
+    """Vision transformer with a class token and learned position embeddings.
 
     Attributes:
       num_classes: number of classes.
       patch: side length of a patch in pixels.
       width: token width.
       depth: number of blocks.
-      heads: number of attention heads per block.
-      mlp_ratio: hidden width of the MLPs divided by `width`.
+      heads: attention heads per block.
+      mlp_ratio: hidden MLP width divided by `width`.
       dropout: dropout rate in the blocks.
     """
 
@@ -85,7 +89,7 @@ class SmallViT(nn.Module):
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
-        """Return logits f[B, num_classes] of images f[B, H, W, C]."""
+        """Return logits f[B, num_classes] for images f[B, H, W, C]."""
         size = (self.patch, self.patch)
         x = nn.Conv(self.width, size, size, name="patch_embed")(image)
         x = x.reshape(x.shape[0], -1, self.width)

@@ -1,8 +1,8 @@
-"""Build a model from a Flax NNX module.
+"""Model adapter for Flax NNX modules.
 
 An NNX module is an object with state, but the engine requires pure functions. Therefore `init` splits the module into
-its static structure and nested dicts of arrays, which are merged again inside each trace. Random streams are not part
-of the model state: they are reseeded from the key of the iteration, so that resumed runs are exact.
+the static structure and nested dicts with arrays, which are merged again inside each trace. Random streams are not
+part of the model state: they are reseeded from each iteration's key, so that resumed runs are exact.
 """
 
 import inspect
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs, train_arguments
 from jengine.model.autocast import autocast, current_dtype
 from jengine.model.model import Losses, Model, PyTree
-from jengine.model.nnx_state import from_dict, get_value, list_module_types, list_variables, shapes, to_dict
+from jengine.model.nnx_state import from_dict, is_variable, list_module_types, list_variables, shapes, to_dict
 from jengine.model.padding import exclude_padding, mask_batch_norms
 from jengine.model.sown import Sown, SownValues
 from jengine.registry import MODELS
@@ -24,7 +24,7 @@ from jengine.selection import Selector
 
 
 class _Structure(NamedTuple):
-    """Hold the static part of a module."""
+    """Static part of a module."""
 
     graphdef: Any
     params: Any  # nnx.State of jax.ShapeDtypeStructs, as the next two
@@ -35,31 +35,34 @@ class _Structure(NamedTuple):
 
 @MODELS.register_module()
 class NnxModel(Model):
-    """Adapt a `flax.nnx` module and a loss of its outputs.
+    """Model from a `flax.nnx` module and a loss on its outputs.
 
     `nnx.Param` variables are differentiated. All others except random streams (`nnx.BatchStat`, …) are the model state.
     Variables that a call creates (`sow`, or a new attribute) are not part of any state: they are read after the call.
     `module.train()` is called before training, `module.eval()` before prediction; arguments `train`, `training`,
-    `is_training` or `deterministic` of its `__call__` are set accordingly, and an argument `rngs` is an `nnx.Rngs` with
-    a key that differs in each iteration, and is fixed in prediction. The axis names of parameters
-    (`nnx.with_partitioning`, `nnx.Param(..., out_sharding=)`) become `logical_axes`; they do not require a mesh. In low
-    precision, the module's parameters and inputs are cast, and its outputs are cast back to float32; the batch is
-    passed to `loss` unchanged.
+    `is_training` or `deterministic` of `__call__` are set accordingly, and an argument `rngs` is an `nnx.Rngs` with a
+    key that differs in each iteration, and is fixed in prediction. Axis names (`nnx.with_partitioning`, `nnx.Param(...,
+    out_sharding=)`) become `logical_axes`; they do not require a mesh. In low precision, the module's parameters and
+    inputs are cast, and the outputs are cast back to float32; `loss` gets the batch unchanged.
+
+    >>> from flax import nnx
+    >>> from jengine.model import MeanSquaredError
+    >>> model = NnxModel(lambda rngs: nnx.Linear(3, 1, rngs=rngs), loss=MeanSquaredError(target="y"), inputs="x")
 
     Args:
       module: a function or class `(rngs) -> nnx.Module`, or its config, which is built with the argument `rngs`; or a
-        module, whose values are the initial ones of the run. The module itself does not change.
+        module, whose values are the initial ones. The module itself does not change.
       loss: function `(outputs, batch) -> losses`, with optional arguments `hyperparams` and `sown`, the sown values by
-        the name of their variable type and dotted path; or its config.
+        variable type and dotted path; or its config.
       inputs: the batch entries to call the module with, in order, each a name, index or dotted path; None to pass the
         whole batch.
-      sown_losses: names of variable types or of sown values to add to the losses; or a dict from name to weight. ()
-        ignores losses that are sown; with None they are an error.
-      sown_predictions: names of sown values to return with the predictions, which are then a dict of `outputs` and
-        these names.
+      sown_losses: variable types or sown values to add to the losses; or a dict from name to weight. () ignores losses
+        that are sown; with None they are an error.
+      sown_predictions: sown values to return with the predictions, which are then a dict with `outputs` and these
+        names.
 
     Raises:
-      TypeError: if `module` is something else.
+      TypeError: `module` is something else.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class NnxModel(Model):
         self.logical_axes: dict[str, tuple[Any, ...]] = {}
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Create and split the module, and record the types of its submodules and its logical axes."""
+        """Create and split the module, and record the submodule types and the logical axes."""
         module = self._build(rng)
         self.module_types = list_module_types(module)
         graphdef, *states = _split(module)
@@ -99,7 +102,7 @@ class NnxModel(Model):
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
-        """Return the losses of the module's outputs in training mode, and the new model state."""
+        """Return the losses in training mode, and the new model state."""
 
         def apply(inputs: tuple[PyTree, ...], params: PyTree) -> tuple[PyTree, PyTree, Sown]:
             return self._call(params, model_state, inputs, rng, train=True)
@@ -121,11 +124,9 @@ class NnxModel(Model):
     def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
         """Return the module with the given variables, in training or inference mode.
 
-        Args:
-          params, model_state: the variables.
-          train: the mode. The random streams start from a fixed key; `nnx.reseed` sets another.
+        The random streams start from a fixed key; `nnx.reseed` sets another.
         """
-        return self._merge(params, model_state, jax.random.key(0), train=train)
+        return self._merge(params, model_state, jax.random.key(0), train=train)[0]
 
     def _build(self, rng: jax.Array) -> Any:
         """Return a new module, or a copy of the given one without the values that it sowed in earlier calls."""
@@ -140,11 +141,13 @@ class NnxModel(Model):
                 return build_module(self._module, rngs=nnx.Rngs(rng))
             return self._module(rngs=nnx.Rngs(rng))
 
-    def _merge(self, params: PyTree, model_state: PyTree, rng: jax.Array, *, train: bool) -> Any:
-        """Return the module with the given variables and random streams seeded from `rng`, in a mode."""
+    def _merge(self, params: PyTree, model_state: PyTree, rng: jax.Array, *, train: bool) -> tuple[Any, _Structure]:
+        """Return the module, in a mode, and its structure; `rng` seeds the random streams."""
         from flax import nnx
 
-        structure = self._get_structure()
+        if self._structure is None:
+            raise RuntimeError("NnxModel: `init` must be called or traced before `loss` and `predict`")
+        structure = self._structure
         module = nnx.merge(
             structure.graphdef,
             from_dict(params, structure.params),
@@ -155,15 +158,15 @@ class NnxModel(Model):
         if current_dtype() is not None:
             _preserve_dtype_in_batch_norms(module)
         module.train() if train else module.eval()
-        return module
+        return module, structure
 
     def _call(
         self, params: PyTree, model_state: PyTree, inputs: tuple[PyTree, ...], rng: jax.Array, *, train: bool
     ) -> tuple[PyTree, PyTree, Sown]:
-        """Return the outputs of the module, the new model state and the sown values."""
+        """Return the module's outputs, the new model state and the sown values."""
         from flax import nnx
 
-        module, structure = self._merge(params, model_state, rng, train=train), self._get_structure()
+        module, structure = self._merge(params, model_state, rng, train=train)
         arguments: dict[str, Any] = train_arguments(type(module), train=train)
         mask_batch_norms(module)
         if structure.accepts_rngs:
@@ -174,20 +177,12 @@ class NnxModel(Model):
             outputs = module(*inputs, **arguments)
         return outputs, *_read_variables(module, structure, self._sown.names)
 
-    def _get_structure(self) -> _Structure:
-        if self._structure is None:
-            raise RuntimeError("NnxModel: `init` must be called or traced before `loss` and `predict`")
-        return self._structure
-
 
 def _read_variables(module: Any, structure: _Structure, sown_names: Sequence[str]) -> tuple[PyTree, Sown]:
-    """Return the model state of a module after a call, and the values that it has sown.
+    """Return a module's model state after a call, and the values that it has sown.
 
-    Those are the variables that the call created, and the variables of the constructor whose type or name is in
-    `sown_names`.
-
-    Raises:
-      TypeError: if the call created a parameter, or changed the structure of a variable.
+    Those are the variables that the call created, and the constructor's variables whose type or name is in
+    `sown_names`. TypeError if the call created a parameter, or changed a variable's structure.
     """
     _, params, _, rest = _split(module)
     if created := list_variables(params).keys() - list_variables(structure.params).keys():
@@ -204,7 +199,7 @@ def _read_variables(module: Any, structure: _Structure, sown_names: Sequence[str
     for path, variable in variables.items():
         kind = type(variable).__name__
         if path not in initial or kind in sown_names or path[-1] in sown_names:
-            sown.setdefault(kind, {})[".".join(path)] = get_value(variable)
+            sown.setdefault(kind, {})[".".join(path)] = variable.get_value() if is_variable(variable) else variable
     return to_dict({path: variables[path] for path in initial}), sown
 
 
@@ -214,7 +209,7 @@ def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _preserve_dtype_in_batch_norms(module: Any) -> None:
-    """Make batch norms return the dtype of their inputs, as in Linen; their statistics stay in float32.
+    """Make batch norms return the input dtype, as in Linen; statistics stay in float32.
 
     By default, the float32 statistics promote the outputs, so all later layers would compute in float32.
     """
@@ -232,7 +227,7 @@ def _preserve_dtype_in_batch_norms(module: Any) -> None:
 
 
 def _split(module: Any) -> tuple[Any, Any, Any, Any]:
-    """Split a module into its structure, parameters, random streams and other variables."""
+    """Split a module into structure, parameters, random streams and other variables."""
     from flax import nnx
 
     parts: Any = nnx.split(module, nnx.Param, nnx.RngState, ...)
@@ -240,7 +235,7 @@ def _split(module: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _logical_axes(params: Any) -> dict[str, tuple[Any, ...]]:
-    """Return the axis names of parameters by dotted path, renamed by the variable's `sharding_rules`, if any."""
+    """Return the parameters' axis names by dotted path, renamed by the variable's `sharding_rules`, if any."""
     from flax import nnx
 
     logical_axes = {}
@@ -256,7 +251,7 @@ def _logical_axes(params: Any) -> dict[str, tuple[Any, ...]]:
 def _reseed(like: Any, rng: jax.Array) -> Any:
     """Return random streams like `like`, each seeded with a different key derived from `rng`.
 
-    The streams of stacked layers have an array of keys, one for each layer.
+    The streams in stacked layers have an array with one key for each layer.
     """
     leaves, structure = jax.tree.flatten(like)
 

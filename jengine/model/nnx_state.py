@@ -1,4 +1,4 @@
-"""Convert an NNX state to nested dicts of arrays, as in checkpoints, and back."""
+"""Conversion between an NNX state and nested dicts with arrays, as in checkpoints."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ Path = tuple[str, ...]
 
 
 def list_module_types(module: Any) -> dict[str, str]:
-    """Return the class names of an `nnx.Module` and its submodules by dotted path, in the order of their definition."""
+    """Return the class names in an `nnx.Module` by dotted path, in definition order."""
     from flax import nnx
 
     modules = {tuple(map(str, path)): node for path, node in nnx.iter_modules(module)}  # by name
@@ -28,17 +28,15 @@ def list_module_types(module: Any) -> dict[str, str]:
 
 
 def list_variables(state: Any) -> dict[Path, Any]:
-    """Return the variables of an NNX state by path, and arrays that are not in a variable."""
-    nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_variable)
+    """Return the variables in an NNX state by path, and arrays that are not in a variable."""
+    nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)
     return {_keys(path): node for path, node in nodes}
 
 
 def to_dict(variables: Mapping[Path, Any]) -> PyTree:
-    """Return variables as nested dicts of arrays with string keys: list indices become '0', '1', …
+    """Return variables as nested dicts with arrays and string keys: list indices become '0', '1', …
 
-    Args:
-      variables: variables by path. Each may hold an array, a Python number, or a pytree of them, whose levels become
-        those of dicts.
+    Each variable may hold an array, a Python number, or a pytree, whose levels become dicts.
     """
     nested: dict[str, Any] = {}
     for path, variable in variables.items():
@@ -52,7 +50,7 @@ def to_dict(variables: Mapping[Path, Any]) -> PyTree:
 
 
 def from_dict(values: PyTree, like: Any) -> Any:
-    """Return an NNX state with the structure of `like` and the arrays of `values`, nested dicts as from `to_dict`."""
+    """Return an NNX state with the structure of `like` and the arrays in `values`, nested dicts as from `to_dict`."""
     leaves = []
     for path, variable in list_variables(like).items():
         for inner in _leaves(variable):
@@ -63,24 +61,19 @@ def from_dict(values: PyTree, like: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def get_value(variable: Any) -> Any:
-    """Return the value of a variable; an array that is not in a variable unchanged."""
-    return variable.get_value() if _is_variable(variable) else variable
-
-
 def shapes(variable: Any) -> dict[Path, tuple[int, ...]]:
-    """Return the shapes of the arrays in a variable by their path in it."""
+    """Return the array shapes in a variable by path."""
     return {path: jnp.shape(leaf) for path, leaf in _leaves(variable).items()}
 
 
 def _leaves(variable: Any) -> dict[Path, Any]:
-    """Return the arrays in a variable by their path in it, in JAX's flattening order; an array has the path ()."""
+    """Return the arrays in a variable by path, in JAX's flattening order; an array has the path ()."""
     leaves = jax.tree_util.tree_flatten_with_path(variable)[0]
-    wrapper_levels = 1 if _is_variable(variable) else 0
-    return {_keys(path[wrapper_levels:]): leaf for path, leaf in leaves}
+    return {_keys(path[is_variable(variable) :]): leaf for path, leaf in leaves}
 
 
-def _is_variable(node: Any) -> bool:
+def is_variable(node: Any) -> bool:
+    """Return whether a node is an `nnx.Variable`."""
     from flax import nnx
 
     return isinstance(node, nnx.Variable)

@@ -1,6 +1,6 @@
-"""Leave padding out of the statistics of BatchNorm in Linen and NNX modules.
+"""BatchNorm statistics without padding, in Linen and NNX modules.
 
-The mask of the batch is read while tracing, as the dtype of `autocast` is: modules need no argument for it.
+The batch's mask is read while tracing, as the dtype in `autocast` is: modules need no argument for it.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from flax import linen as nn
 
 from jengine.data.masking import get_mask
 from jengine.model.model import PyTree
@@ -19,17 +20,12 @@ _MASK: contextvars.ContextVar[Any] = contextvars.ContextVar("jengine_padding_mas
 
 @contextlib.contextmanager
 def exclude_padding(batch: PyTree) -> Iterator[None]:
-    """Compute the statistics of each BatchNorm that is called in the body from the real examples of `batch`.
+    """Compute the statistics in each BatchNorm that is called in the body from the real examples in `batch`.
 
-    It applies to `flax.linen.BatchNorm`, and to the modules of `mask_batch_norms`, whose input has the examples of the
-    batch on its first axis. If all examples are padding, as on a replica whose share of the last batch is empty, all
-    are counted: there would be no statistics otherwise.
-
-    Args:
-      batch: its mask marks the real examples (see `get_mask`); without one nothing changes.
+    It applies to `flax.linen.BatchNorm`, and to the modules passed to `mask_batch_norms`, if the first input axis is
+    the batch's. If all examples are padding, as on a replica whose share of the last batch is empty, all are counted:
+    there would be no statistics otherwise. Without a mask nothing changes.
     """
-    from flax import linen as nn
-
     mask = get_mask(batch)
     token = _MASK.set(None if mask is None else mask | ~mask.any())
     try:
@@ -40,7 +36,7 @@ def exclude_padding(batch: PyTree) -> Iterator[None]:
 
 
 def mask_batch_norms(module: Any) -> None:
-    """Make the BatchNorms of an NNX module read the mask of `exclude_padding`, in place."""
+    """Make the BatchNorms in an NNX module read the mask from `exclude_padding`, in place."""
     if _MASK.get() is None:
         return
     from flax import nnx
@@ -51,9 +47,7 @@ def mask_batch_norms(module: Any) -> None:
 
 
 def _pass_mask(next_fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
-    """Intercept the call of a Linen module."""
-    from flax import linen as nn
-
+    """Intercept a call to a Linen module."""
     if isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__" and kwargs.get("mask") is None:
         kwargs = {**kwargs, "mask": _mask_for(args[0])}
     return next_fun(*args, **kwargs)
@@ -76,7 +70,7 @@ def _masked_batch_norm() -> type:
 
 
 def _mask_for(x: jax.Array) -> jax.Array | None:
-    """Return the mask with the rank of `x`; None if the first axis of `x` is not that of the examples."""
+    """Return the mask with the rank of `x`; None if the first axis is not the batch's."""
     mask = _MASK.get()
     if x.ndim == 0 or x.shape[0] != mask.shape[0]:
         return None

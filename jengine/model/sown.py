@@ -1,6 +1,6 @@
-"""Use the values that a Flax module sows: as losses, in the loss function, and in predictions."""
+"""Values that a Flax module sows: as losses, in the loss function, and in predictions."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jengine.model.adapters import accepts
@@ -10,12 +10,9 @@ Sown = dict[str, dict[str, Any]]  # collection (Linen) or name of the variable t
 
 
 class SownValues:
-    """Select sown values by the name of their collection, or by the name under which they were sown.
+    """Selection from the sown values, by collection or by the name under which they were sown; see `LinenModel`.
 
-    Args:
-      owner: the name of the adapter, for error messages.
-      losses: names of sown losses, or a dict from name to weight; None if there are none to be used.
-      predictions: names of sown values that are returned with the predictions.
+    `owner` is the adapter's name, for error messages; `names` are all selected names.
     """
 
     def __init__(
@@ -24,33 +21,20 @@ class SownValues:
         self._owner = owner
         self._is_decided = losses is not None
         self._weights = dict(losses.items() if isinstance(losses, Mapping) else dict.fromkeys(losses or (), 1.0))
-        self._predictions = tuple(predictions)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of all selected values."""
-        return (*self._weights, *self._predictions)
-
-    @property
-    def in_predictions(self) -> bool:
-        """True if sown values are returned with the predictions."""
-        return bool(self._predictions)
+        self.predictions = tuple(predictions)
+        self.names = (*self._weights, *self.predictions)
 
     def add_losses(self, losses: Losses, sown: Sown, loss: Callable[..., Any]) -> Losses:
         """Return the losses together with the sown ones.
 
-        Values that are sown under one name, by any number of modules, are added up in one entry of that name, to which
-        `_loss` is appended if it does not contain 'loss'. A loss called 'loss', the name of the total, becomes
-        'main_loss'.
-
-        Args:
-          losses: the losses by name.
-          sown: all values that were sown in this call.
-          loss: the loss function. With an argument `sown`, it is responsible for the losses that are not selected.
+        Values that are sown under one name, by any number of modules, are added up in one entry with that name, to
+        which `_loss` is appended if it does not contain 'loss'. A loss called 'loss', which is the total's name,
+        becomes 'main_loss'. A loss function with an argument `sown` is responsible for the losses that are not
+        selected.
 
         Raises:
-          ValueError: a selected name that is not sown; an entry that `losses` has as well; or a value with 'loss' in
-            its name or collection that nothing uses.
+          ValueError: a selected name that is not sown; an entry that `losses` has as well; or an unused value with
+            'loss' in its name or collection.
         """
         entries: dict[str, list[Any]] = {}
         used = set()
@@ -59,9 +43,8 @@ class SownValues:
                 used.add((collection, path))
                 entry = _last(path) if "loss" in _last(path) else f"{_last(path)}_loss"
                 entries.setdefault(entry, []).extend(weight * part for part in _parts(value))
-        for entry in entries:
-            if entry in losses:
-                raise ValueError(f"{self._owner}: a sown loss must not have the name of another loss, got {entry!r}")
+        for entry in entries.keys() & losses.keys():
+            raise ValueError(f"{self._owner}: a sown loss must not have the name of another loss, got {entry!r}")
         unused = [
             f"{collection}: {path}"
             for collection, path, _ in _entries(sown)
@@ -77,23 +60,21 @@ class SownValues:
         return {**losses, **entries}
 
     def add_predictions(self, outputs: PyTree, sown: Sown) -> PyTree:
-        """Return the outputs, or a dict of them as 'outputs' and of the selected sown values by name.
+        """Return the outputs, or a dict with them as 'outputs' and the selected sown values by name.
 
         A value that one module sows once is the array itself; several are a dict from dotted path to value.
-
-        Raises:
-          ValueError: a selected name that is not sown.
         """
-        if not self._predictions:
+        if not self.predictions:
             return outputs
         selected = {}
-        for name in self._predictions:
-            values = {path: _only(value) for _, path, value in self._find(name, sown, "sown_predictions")}
+        for name in self.predictions:
+            found = [(path, _parts(value), value) for _, path, value in self._find(name, sown, "sown_predictions")]
+            values = {path: parts[0] if len(parts) == 1 else value for path, parts, value in found}
             selected[name] = next(iter(values.values())) if len(values) == 1 else values
         return {"outputs": outputs, **selected}
 
     def _find(self, name: str, sown: Sown, argument: str) -> list[tuple[str, str, Any]]:
-        """Return `(collection, path, value)` of the values with this name or in the collection of this name."""
+        """Return `(collection, path, value)` for the values with this name or in this collection."""
         found = [entry for entry in _entries(sown) if name in (entry[0], _last(entry[1]))]
         if not found:
             names = sorted({text for collection, path, _ in _entries(sown) for text in (collection, _last(path))})
@@ -105,7 +86,7 @@ class SownValues:
 
 
 def flatten_sown(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of nested dicts by dotted path; tuples, to which `sow` appends, are values."""
+    """Return the values in nested dicts by dotted path; tuples, to which `sow` appends, are values."""
     flat: dict[str, Any] = {}
     for name, value in variables.items():
         if isinstance(value, Mapping):
@@ -115,10 +96,8 @@ def flatten_sown(variables: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _entries(sown: Sown) -> Iterator[tuple[str, str, Any]]:
-    for collection, values in sown.items():
-        for path, value in values.items():
-            yield collection, path, value
+def _entries(sown: Sown) -> list[tuple[str, str, Any]]:
+    return [(collection, path, value) for collection, values in sown.items() for path, value in values.items()]
 
 
 def _last(path: str) -> str:
@@ -126,9 +105,5 @@ def _last(path: str) -> str:
 
 
 def _parts(value: Any) -> tuple[Any, ...]:
-    """Return the values of all calls of a module: `sow` collects them in a tuple unless it is given another reducer."""
+    """Return the values from all calls: `sow` collects them in a tuple unless it is given another reducer."""
     return value if isinstance(value, tuple) else (value,)
-
-
-def _only(value: Any) -> Any:
-    return value[0] if isinstance(value, tuple) and len(value) == 1 else value

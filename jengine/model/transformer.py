@@ -1,4 +1,4 @@
-"""Define a decoder-only transformer for language modelling, as a Linen module."""
+"""Decoder-only transformer for language modelling, as a Linen module."""
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,13 @@ ROTARY_BASE = 10_000.0  # ratio of the longest to the shortest wavelength of the
 
 
 class CausalAttention(nn.Module):
-    """Attend to earlier positions, with rotary position embeddings.
-
-    Attributes:
-      heads: number of attention heads.
-    """
+    """Attention to earlier positions, with rotary position embeddings and `heads` heads."""
 
     heads: int
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return tokens f[B, T, D] of tokens `x` f[B, T, D]."""
+        """Return tokens f[B, T, D] for tokens `x` f[B, T, D]."""
         width = x.shape[-1]
         shape = (self.heads, width // self.heads)
         query, key, value = (nn.DenseGeneral(shape, use_bias=False, name=n)(x) for n in ("query", "key", "value"))
@@ -33,35 +29,26 @@ class CausalAttention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """Apply an MLP with a gate: `down(silu(gate(x)) * up(x))`.
-
-    Attributes:
-      hidden: hidden width.
-    """
+    """MLP with a gate and the width `hidden`: `down(silu(gate(x)) * up(x))`."""
 
     hidden: int
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return tokens f[B, T, D] of tokens `x` f[B, T, D]."""
+        """Return tokens f[B, T, D] for tokens `x` f[B, T, D]."""
         gate, up = (nn.Dense(self.hidden, use_bias=False, name=name)(x) for name in ("gate", "up"))
         return nn.Dense(x.shape[-1], use_bias=False, name="down")(nn.silu(gate) * up)
 
 
 class DecoderBlock(nn.Module):
-    """Apply a pre-norm transformer block; its call has the form that `nn.scan` requires.
-
-    Attributes:
-      heads: number of attention heads.
-      mlp_width: hidden width of the MLP.
-    """
+    """Pre-norm transformer block with the form that `nn.scan` requires."""
 
     heads: int
     mlp_width: int
 
     @nn.compact
     def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
-        """Return tokens f[B, T, D] of tokens `x` f[B, T, D], and None, the output of a layer."""
+        """Return tokens f[B, T, D] for tokens `x` f[B, T, D], and None, a layer's output."""
         x = constrain(x, BATCH)
         x = x + CausalAttention(self.heads, name="attn")(nn.RMSNorm(name="attn_norm")(x))
         x = x + GatedMLP(self.mlp_width, name="mlp")(nn.RMSNorm(name="mlp_norm")(x))
@@ -70,20 +57,24 @@ class DecoderBlock(nn.Module):
 
 @MODELS.register_module()
 class TransformerLM(nn.Module):
-    """Predict the next token with a decoder-only transformer.
+    """Decoder-only transformer, which predicts the next token.
 
-    The blocks are one `nn.scan` over parameters that are stacked along a leading axis, [depth, ...], so the time to
-    compile does not grow with the depth. On a mesh, tokens stay sharded by examples: without that constraint XLA may
-    shard them like the parameters, and exchange tokens instead of parameters.
+    The blocks are one `nn.scan` over parameters that are stacked along a leading axis, [depth, ...], so the compile
+    time does not grow with the depth. On a mesh, tokens stay sharded by examples: without that constraint XLA may shard
+    them like the parameters, and exchange tokens instead of parameters.
+
+    >>> model = TransformerLM(vocab_size=32, width=8, heads=2, mlp_width=16)
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), jnp.zeros((1, 4), int))[0].shape
+    (1, 4, 32)
 
     Attributes:
       vocab_size: number of different tokens.
-      width: width of a token.
+      width: token width.
       depth: number of blocks.
-      heads: number of attention heads per block, each of an even width.
-      mlp_width: hidden width of the MLPs.
-      remat: whether the backward pass computes each block again instead of keeping its intermediate results, which
-        takes about a third more computation; only the input of each block is kept.
+      heads: attention heads per block, each with an even width.
+      mlp_width: hidden MLP width.
+      remat: whether the backward pass computes each block again instead of keeping intermediate results, which takes
+        about a third more computation; only block inputs are kept.
 
     Sources: Vaswani et al. 2017 (transformer); Zhang and Sennrich 2019 (RMSNorm); Shazeer 2020 (gated MLP); Su et al.
     2021 (rotary position embedding).
@@ -98,10 +89,10 @@ class TransformerLM(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Return logits f[B, T, vocab_size] of the token after each of `tokens` int[B, T].
+        """Return logits f[B, T, vocab_size] for the token after each in `tokens` int[B, T].
 
         Raises:
-          ValueError: if `width` is not a multiple of twice `heads`.
+          ValueError: `width` is not a multiple of twice `heads`.
         """
         if self.width % (2 * self.heads):
             raise ValueError(
@@ -118,14 +109,10 @@ class TransformerLM(nn.Module):
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, queries: int = QUERIES) -> jax.Array:
-    """Return the causal attention, f[B, T, H, K], of queries to keys and values of the same shape.
+    """Return the causal attention, f[B, T, H, K], for query, key and value f[B, T, H, K].
 
-    The memory of the scores, f32[B, H, queries, T], grows linearly with T: they are computed for a part of the queries
-    at a time, and again in the backward pass.
-
-    Args:
-      query, key, value: f[B, T, H, K].
-      queries: number of queries of a part; if it does not divide T, all queries are one part.
+    The memory for the scores, f32[B, H, queries, T], grows linearly with T: they are computed for `queries` queries at
+    a time, and again in the backward pass. If `queries` does not divide T, all queries are one part.
     """
     length = query.shape[1]
     if length % queries:
@@ -142,9 +129,9 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, queries: int = QU
 
 
 def rotate(x: jax.Array) -> jax.Array:
-    """Return queries or keys, f[B, T, H, K], rotated by angles proportional to their positions.
+    """Return queries or keys, f[B, T, H, K], rotated by angles proportional to the positions.
 
-    Channel i of the first half and channel i of the second half are the two coordinates of a plane. The result has the
+    Channel i in the first half and channel i in the second half are the two coordinates of a plane. The result has the
     dtype of `x`; angles are computed in float32.
     """
     half = x.shape[-1] // 2

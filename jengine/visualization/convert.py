@@ -1,6 +1,7 @@
 """Conversion of scalars, histograms, images and models to the data types that backends write."""
 
 import io
+import math
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -120,7 +120,7 @@ class LocalVisBackend(FilesVisBackend):
         """Append a line with the values and their `step` to the scalar file, and to `file_path` if given.
 
         Args:
-          scalar_dict: values that `to_jsonable` accepts. A `step` in the dict overrides the argument.
+          scalar_dict: values that `jengine.json_codec.to_plain` accepts. A `step` in the dict overrides the argument.
           step: the step of the line.
           file_path: a `.json` file below `save_dir`, other than the scalar file.
 
