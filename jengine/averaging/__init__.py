@@ -1,4 +1,4 @@
-"""Average parameters over training: exponentially, uniformly, or with an annealed or scheduled weight."""
+"""Parameter averages over training: exponential, uniform, or with an annealed or scheduled weight."""
 
 from jengine.averaging.average import AVERAGES as AVERAGES
 from jengine.averaging.average import Average as Average

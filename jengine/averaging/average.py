@@ -1,4 +1,4 @@
-"""Define the base class of parameter averages: two pure functions, `init` and `update`, and a state.
+"""Parameter averages: two pure functions, `init` and `update`, and a state.
 
 The first update copies the parameters; later ones move the average towards them by a weight. Subclasses differ only in
 this weight. `init` and `update` consist of array operations, so they run under `jit`, `vmap`, `scan` and `shard_map`.
@@ -18,14 +18,14 @@ AVERAGES = Registry("average", "jengine.averaging")
 
 
 class AverageState(NamedTuple):
-    """Hold the state of an average between updates."""
+    """State of an average between updates."""
 
     params: PyTree  # averages, like the parameters; floating leaves narrower than 32 bits are float32
-    steps: jax.Array  # int32[], number of updates so far
+    steps: jax.Array  # int32[], updates so far
 
 
 class Average(abc.ABC):
-    """Average a pytree of arrays over its updates.
+    """Base class of averages of a pytree over updates.
 
     Update 0 copies the parameters. Update `s > 0` moves the average by `weight(s)` towards the new value if `s` is a
     multiple of `interval`, and has no effect otherwise. Non-floating leaves are copied at every update.
@@ -41,30 +41,18 @@ class Average(abc.ABC):
         """Return the weight of the new value, f32[], in update number `steps`, int32[], which is at least 1."""
 
     def with_total_steps(self, total_steps: int) -> Self:
-        """Return the average for a run of `total_steps` updates; `self` unless the weight depends on their number."""
+        """Return the average for a run with `total_steps` updates; `self` unless the weight depends on this number."""
         return self
 
     def init(self, params: PyTree) -> AverageState:
-        """Return the state before the first update.
-
-        Args:
-          params: pytree of arrays.
-
-        Returns:
-          A state whose `params` are copies, so that both it and the parameters may be donated to the same call.
-        """
+        """Return the state before the first update, with copies: it may be donated together with `params`."""
         return AverageState(
             params=jax.tree.map(lambda leaf: jnp.array(leaf, dtype=_state_dtype(leaf), copy=True), params),
             steps=jnp.zeros((), jnp.int32),
         )
 
     def update(self, state: AverageState, params: PyTree) -> AverageState:
-        """Return the state after one update. Pure.
-
-        Args:
-          state: the result of `init` or of the previous update.
-          params: the new value, a pytree of the same structure and shapes.
-        """
+        """Return the state after one update with new `params`, a pytree with the same structure and shapes."""
         first = state.steps == 0
         is_due = state.steps % self.interval == 0 if self.interval > 1 else None  # None: always
         weight = self.weight(state.steps)

@@ -1,4 +1,7 @@
-"""Define the averages. In all of them, `momentum` is the weight of the NEW value: 0.0002 is a decay of 0.9998."""
+"""The averages. In all of them, `momentum` is the weight of the NEW value: 0.0002 is a decay of 0.9998.
+
+The constructors raise ArgumentError for a value out of its range, and TypeError for one with another type.
+"""
 
 import dataclasses
 import math
@@ -17,15 +20,18 @@ Weight = Annotated[float, Range(gt=0, lt=1)]
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
 class ExponentialMovingAverage(Average):
-    """Average exponentially: `average += momentum * (new - average)`.
+    """Exponential average: `average += momentum * (new - average)`.
+
+    >>> average = ExponentialMovingAverage(momentum=0.25)
+    >>> state = average.init({"w": jnp.zeros(())})
+    >>> for value in (0.0, 4.0):
+    ...     state = average.update(state, {"w": jnp.array(value)})
+    >>> state.params["w"].item(), state.steps.item()
+    (1.0, 2)
 
     Args:
       momentum: weight of the new value, in (0, 1).
       interval: the average is updated every `interval` updates.
-
-    Raises:
-      ArgumentError: if a value is out of range.
-      TypeError: if `interval` is not an integer.
     """
 
     momentum: Weight = 2e-4
@@ -42,14 +48,10 @@ class ExponentialMovingAverage(Average):
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
 class StochasticWeightAverage(Average):
-    """Average all values with equal weight (Izmailov et al., 2018, arXiv:1803.05407).
+    """Average with equal weights (Izmailov et al., 2018, arXiv:1803.05407).
 
     Args:
       interval: the average is updated every `interval` updates.
-
-    Raises:
-      ArgumentError: if `interval` is less than 1.
-      TypeError: if it is not an integer.
     """
 
     interval: Count = 1
@@ -62,16 +64,12 @@ class StochasticWeightAverage(Average):
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
 class MomentumAnnealingEMA(Average):
-    """Average exponentially with the weight `max(momentum, gamma / (gamma + steps))`, which is large early in training.
+    """Exponential average with the weight `max(momentum, gamma / (gamma + steps))`, which is large early in training.
 
     Args:
       momentum: the minimum weight of the new value, in (0, 1).
       gamma: positive; the larger it is, the more slowly the weight decreases.
       interval: the average is updated every `interval` updates.
-
-    Raises:
-      ArgumentError: if a value is out of range.
-      TypeError: if `interval` is not an integer.
     """
 
     momentum: Weight = 2e-4
@@ -90,16 +88,12 @@ class MomentumAnnealingEMA(Average):
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
 class ExpMomentumEMA(Average):
-    """Average exponentially with the weight `(1 - momentum) * exp(-(1 + steps) / gamma) + momentum` (MMDetection).
+    """Exponential average with the weight `(1 - momentum) * exp(-(1 + steps) / gamma) + momentum` (MMDetection).
 
     Args:
-      momentum: the limit of the weight of the new value, in (0, 1).
+      momentum: the weight's limit, in (0, 1).
       gamma: positive; the larger it is, the more slowly the weight decreases.
       interval: the average is updated every `interval` updates.
-
-    Raises:
-      ArgumentError: if a value is out of range.
-      TypeError: if `interval` is not an integer.
     """
 
     momentum: Weight = 2e-4
@@ -118,7 +112,7 @@ class ExpMomentumEMA(Average):
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
 class CosineEMA(Average):
-    """Average exponentially with a weight that follows half a cosine from `momentum` to `end_momentum`.
+    """Exponential average with a weight that follows half a cosine from `momentum` to `end_momentum`.
 
     BYOL and DINO use this schedule. As in MMPretrain, the values are weights of the new value: for a paper's decay that
     rises from 0.996 to 1, set `momentum` to 0.004 and `end_momentum` to 0.
@@ -126,12 +120,8 @@ class CosineEMA(Average):
     Args:
       momentum: the weight of the new value at the start, in (0, 1).
       end_momentum: the weight at the end, in [0, 1).
-      total_steps: number of updates until `end_momentum` is reached; None for the length of the run.
+      total_steps: updates until `end_momentum` is reached; None for the run length.
       interval: the average is updated every `interval` updates.
-
-    Raises:
-      ArgumentError: if a value is out of range.
-      TypeError: if `interval` or `total_steps` is not an integer.
     """
 
     momentum: Weight = 0.004
@@ -147,18 +137,14 @@ class CosineEMA(Average):
         return self if self.total_steps is not None else dataclasses.replace(self, total_steps=total_steps)
 
     def weight(self, steps: jax.Array) -> jax.Array:
-        """Return `momentum` at step 0, `end_momentum` from step `total_steps` on, and half a cosine in between.
-
-        Raises:
-          ValueError: if `total_steps` is not set.
-        """
+        """Return `momentum` at step 0, `end_momentum` from step `total_steps` on, and half a cosine in between."""
         if self.total_steps is None:
             raise ValueError("CosineEMA: total_steps must be set outside a Runner, got None")
         progress = jnp.minimum(steps.astype(float) / self.total_steps, 1.0)
         return self.end_momentum - (self.end_momentum - self.momentum) * (jnp.cos(math.pi * progress) + 1) / 2
 
 
-def _warn_of_decay(average: "ExponentialMovingAverage | MomentumAnnealingEMA | ExpMomentumEMA | CosineEMA") -> None:
+def _warn_of_decay(average: ExponentialMovingAverage | MomentumAnnealingEMA | ExpMomentumEMA | CosineEMA) -> None:
     name, momentum = type(average).__name__, average.momentum
     if momentum > 0.5:
         warnings.warn(

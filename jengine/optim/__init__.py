@@ -1,4 +1,4 @@
-"""Export optimizers, optimizer wrappers and their constructors."""
+"""Optimizers, optimizer wrappers and their constructors."""
 
 from jengine.optim import optimizers as optimizers
 from jengine.optim import schedules as schedules
@@ -6,23 +6,7 @@ from jengine.optim import transforms as transforms
 from jengine.optim.amp import AmpOptimWrapper as AmpOptimWrapper
 from jengine.optim.build import build_optim_wrapper as build_optim_wrapper
 from jengine.optim.build import check_optim_wrapper as check_optim_wrapper
-from jengine.optim.optimizers import ASGD as ASGD
-from jengine.optim.optimizers import LARS as LARS
-from jengine.optim.optimizers import SGD as SGD
-from jengine.optim.optimizers import Adadelta as Adadelta
-from jengine.optim.optimizers import Adafactor as Adafactor
-from jengine.optim.optimizers import Adagrad as Adagrad
-from jengine.optim.optimizers import Adam as Adam
-from jengine.optim.optimizers import Adamax as Adamax
-from jengine.optim.optimizers import AdamW as AdamW
-from jengine.optim.optimizers import Adan as Adan
-from jengine.optim.optimizers import Lamb as Lamb
-from jengine.optim.optimizers import Lion as Lion
-from jengine.optim.optimizers import Muon as Muon
-from jengine.optim.optimizers import NAdam as NAdam
-from jengine.optim.optimizers import RAdam as RAdam
-from jengine.optim.optimizers import RMSprop as RMSprop
-from jengine.optim.optimizers import Rprop as Rprop
+from jengine.optim.optimizers import *  # noqa: F403
 from jengine.optim.optimizers.optimizer import Optimizer as Optimizer
 from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor as DefaultOptimWrapperConstructor
 from jengine.optim.param_groups.layer_decay import (

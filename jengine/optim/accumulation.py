@@ -1,13 +1,17 @@
-"""Decide on the host which iterations update the parameters, and the divisor of accumulated gradients."""
+"""Gradient accumulation on the host: which iterations update the parameters, and what divides the summed gradients."""
 
 import math
 
 
 class Accumulation:
-    """Count iterations and the windows of gradient accumulation.
+    """Counter for iterations and accumulation windows.
 
-    A window has `counts` iterations. If the number of iterations is known and not divisible by `counts`, the last
-    window is shorter, so that no gradient is lost.
+    If the run length is known and not divisible by `counts`, the last window is shorter, so that no gradient is lost.
+
+    >>> windows = Accumulation(counts=3)
+    >>> windows.initialize(done=0, total=5)
+    >>> [windows.start_step() for _ in range(5)], windows.window_size()
+    ([False, False, True, False, True], 2)
 
     Args:
       counts: iterations in a window, at least 1.
@@ -19,7 +23,7 @@ class Accumulation:
         self.total = -1  # unknown: no window is shorter
 
     def initialize(self, done: int, total: int | float) -> None:
-        """Set the progress of training: `done` iterations of `total`; -1 or `math.inf` for an unknown total."""
+        """Set the training progress: `done` iterations out of `total`; -1 or `math.inf` for an unknown total."""
         self.done, self.total = int(done), -1 if math.isinf(total) else int(total)
 
     def start_step(self, step: int | None = None) -> bool:

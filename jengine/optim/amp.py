@@ -1,4 +1,4 @@
-"""Train in mixed precision: the network in low precision; parameters, targets, loss and optimizer in float32."""
+"""Mixed precision: the network computes in low precision; parameters, targets, loss and optimizer in float32."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -22,14 +22,20 @@ from jengine.optim.transforms import (
 from jengine.optim.wrapper import OptimWrapper, OptState
 from jengine.registry import OPTIM_WRAPPERS
 
+_SAVED_SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")  # as PyTorch's GradScaler
+
 
 @OPTIM_WRAPPERS.register_module()
 class AmpOptimWrapper(OptimWrapper):
-    """Add a compute dtype to OptimWrapper and, for float16, a loss scale.
+    """OptimWrapper with a compute dtype and, for float16, a loss scale.
 
     A network called through `autocast` computes in `dtype`; `LinenModel` and `NnxModel` call theirs through it.
     Parameters, targets, the loss, model state and optimizer state stay in float32. `value_and_grad` raises a ValueError
-    for a loss with all of its matrix products and convolutions in float32.
+    for a loss whose matrix products and convolutions are all in float32.
+
+    >>> from jengine.optim import AdamW
+    >>> AmpOptimWrapper(optimizer=AdamW(lr=1e-3), dtype="float16").loss_scale.init_scale
+    65536.0
 
     With a loss scale, `update` takes gradients of the scaled loss, as returned by `value_and_grad`, and unscales them
     before clipping. An update with an infinity or a NaN in the gradients is skipped: parameters and optimizer state do
@@ -37,13 +43,10 @@ class AmpOptimWrapper(OptimWrapper):
 
     Args:
       loss_scale: 'dynamic'; a float, for a constant scale; a dict of `LossScale` arguments; None for no scaling; or
-        'auto': 'dynamic' for float16, None for other dtypes, which have the range of float32.
-      dtype: the dtype in which the network computes, 'bfloat16' or 'float16'.
-      **kwargs: arguments of OptimWrapper.
-
-    Attributes:
-      loss_scale: the `LossScale`, or None without scaling.
-      dtype: the compute dtype.
+        'auto': 'dynamic' for float16, None for other dtypes, which have float32's range. As an attribute the
+        `LossScale`, or None.
+      dtype: the network's compute dtype, 'bfloat16' or 'float16'.
+      **kwargs: OptimWrapper arguments.
 
     Raises:
       TypeError: an invalid loss_scale. ValueError: an unknown dtype, or settings outside their range.
@@ -67,49 +70,29 @@ class AmpOptimWrapper(OptimWrapper):
         return self.loss_scale
 
     def autocast(self, apply_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the call of a network so that it computes in `dtype`; see `jengine.model.autocast`.
-
-        Args:
-          apply_fn: `(params, *inputs, **inputs) -> outputs`, such as the `apply` of a Linen module.
-
-        Returns:
-          A function that casts its floating arguments to `dtype` and its floating outputs to float32.
-        """
+        """Wrap a network's `apply` so that it computes in `dtype` and returns float32; see `jengine.model.autocast`."""
         return autocast(apply_fn, self.dtype)
 
     def _add_loss_scaling(self, chain: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
         return chain if self.loss_scale is None else dynamic_loss_scale(chain, *self.loss_scale)
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
-        """Return the state dict of OptimWrapper, and with a loss scale `loss_scaler`, with the keys of GradScaler."""
+        """Return OptimWrapper's state dict, and with a loss scale `loss_scaler`, with GradScaler's keys."""
         if self.loss_scale is None:
             return super().state_dict(opt_state)
         scale, tracker = (get_field(opt_state, LossScaleState, name) for name in ("loss_scale", "growth_tracker"))
-        loss_scaler = {
-            "scale": float(scale),
-            "growth_factor": self.loss_scale.growth_factor,
-            "backoff_factor": self.loss_scale.backoff_factor,
-            "growth_interval": self.loss_scale.growth_interval,
-            "_growth_tracker": int(tracker),
-        }
+        settings = {name: getattr(self.loss_scale, name) for name in _SAVED_SETTINGS}
+        loss_scaler = {"scale": float(scale), **settings, "_growth_tracker": int(tracker)}
         return {**super().state_dict(opt_state), "loss_scaler": loss_scaler}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
-        """Restore a `state_dict`.
-
-        If it has no `loss_scaler`, the scale in `opt_state` is kept; if this wrapper has no loss scale, the
-        `loss_scaler` is ignored.
-        """
+        """Restore a `state_dict`; without a `loss_scaler` in it, the scale in `opt_state` is kept."""
         if self.loss_scale is None:
             saved_state = _remove_loss_scale(state_dict["state"])
             return super().load_state_dict({**state_dict, "state": saved_state}, opt_state)
         scale, tracker = (get_field(opt_state, LossScaleState, name) for name in ("loss_scale", "growth_tracker"))
         if (saved := state_dict.get("loss_scaler")) is not None:
-            self.loss_scale = self.loss_scale._replace(
-                growth_factor=saved["growth_factor"],
-                backoff_factor=saved["backoff_factor"],
-                growth_interval=saved["growth_interval"],
-            )
+            self.loss_scale = self.loss_scale._replace(**{name: saved[name] for name in _SAVED_SETTINGS})
             self.__dict__.pop("tx", None)  # rebuild the cached chain with these settings
             scale, tracker = jnp.float32(saved["scale"]), jnp.int32(saved["_growth_tracker"])
         saved_state = _add_loss_scale(state_dict["state"], opt_state)
@@ -117,11 +100,10 @@ class AmpOptimWrapper(OptimWrapper):
         return set_fields(opt_state, LossScaleState, loss_scale=scale, growth_tracker=tracker)
 
     def metrics(self, before: OptState, after: OptState) -> dict[str, jax.Array]:
-        """Return the metrics of an update for the log, see OptimWrapper.
+        """Return the metrics for the log, see OptimWrapper.
 
-        Returns:
-          With a loss scale also `loss_scale`, float32[], the scale of this update, and `skipped_steps`, float32[]. The
-          `grad_norm` of a skipped update is infinite.
+        With a loss scale they include `loss_scale`, float32[], that of this update, and `skipped_steps`, float32[]. The
+        `grad_norm` of a skipped update is infinite.
         """
         metrics = super().metrics(before, after)
         if self.loss_scale is None:
@@ -147,7 +129,7 @@ class AmpOptimWrapper(OptimWrapper):
 
 
 class LossScale(NamedTuple):
-    """Hold the settings of `dynamic_loss_scale`."""
+    """Settings for `dynamic_loss_scale`."""
 
     init_scale: float = 65536.0
     growth_factor: float = 2.0
@@ -158,13 +140,10 @@ class LossScale(NamedTuple):
 
 
 def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
-    """Parse the `loss_scale` of an AmpOptimWrapper.
-
-    Args:
-      loss_scale: 'dynamic'; a float, for a constant scale; or a dict of settings of `dynamic_loss_scale`.
+    """Parse the `loss_scale` of an AmpOptimWrapper that has one.
 
     Raises:
-      TypeError: any other value, or an unknown setting. ValueError: a setting outside its range.
+      TypeError: not 'dynamic', a float or a dict, or an unknown setting. ValueError: a setting outside its range.
     """
     if isinstance(loss_scale, str) and loss_scale == "dynamic":
         settings = LossScale()

@@ -20,10 +20,17 @@ def build_optim_wrapper(
 ) -> Any:
     """Build an optimizer wrapper.
 
+    >>> import jax.numpy as jnp
+    >>> params = {"backbone": {"kernel": jnp.ones((3, 2))}, "head": {"kernel": jnp.ones((2, 2))}}
+    >>> rules = dict(custom_keys=dict(head=dict(lr_mult=10.0)))
+    >>> wrapper = build_optim_wrapper(params, dict(optimizer=dict(type="SGD", lr=0.5), paramwise_cfg=rules))
+    >>> wrapper.get_lr()
+    {'base_lr': [0.5], 'lr': [0.5, 5.0]}
+
     Args:
       params_or_model: a pytree of arrays or ShapeDtypeStructs; an `nnx.State` or `nnx.Module`, whose `nnx.Param`s are
         trained (a module also has types); or an object with parameters as `params` (and optionally `module_types`).
-        Pass trees with the same paths to the wrapper: the parameters, for a module `nnx.state(module, nnx.Param)`.
+        The wrapper takes trees with the same paths: the parameters, for a module `nnx.state(module, nnx.Param)`.
       cfg: an optax gradient transformation or an `Optimizer`, for a wrapper with default settings; or
         `dict(type='OptimWrapper', optimizer=dict(type=, lr=, ...), clip_grad=, accumulative_counts=,
         paramwise_cfg=, constructor=)`, of which only `optimizer` is required. Or a dict of these by name, for several
@@ -51,7 +58,7 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
     if isinstance(cfg, OptimWrapper | OptimWrapperDict):
         return cfg
     constructor = _build_constructor(cfg)
-    # a constructor of one's own need take the model alone
+    # custom constructors only have to accept the model
     if "module_types" in inspect.signature(constructor.__call__).parameters:
         return constructor(params_or_model, module_types=module_types)
     return constructor(params_or_model)
@@ -69,7 +76,7 @@ def check(cfg: Any) -> None:
     if isinstance(cfg, OptimWrapper | OptimWrapperDict):
         return
     constructor = _build_constructor(cfg)
-    if hasattr(constructor, "check_rules"):  # custom constructors only have to accept the model
+    if hasattr(constructor, "check_rules"):
         constructor.check_rules()
 
 

@@ -19,18 +19,15 @@ def value_and_trainable_grad(
     scale_loss: Callable[[jax.Array], jax.Array] = lambda loss: loss,
     axis_name: str | None = None,
 ) -> tuple[Any, Tree]:
-    """Return the value of a loss, and the gradients of the scaled loss.
+    """Return the unscaled output of `loss_fn`, and the gradients of the scaled loss, zeros for frozen parameters.
 
     Args:
       loss_fn: `params -> loss`, or `(loss, aux)` with `has_aux`; see `sum_losses` for a loss that is a dict.
       params: the parameters.
-      layout: the groups of the parameters; frozen ones are not differentiated.
+      layout: the parameter groups; frozen parameters are not differentiated.
       has_aux: see loss_fn.
       scale_loss: applied to the loss before differentiation.
-      axis_name: mapped axis around the call; the gradients are those of one replica.
-
-    Returns:
-      The unscaled output of `loss_fn`, and gradients like `params`, zeros for frozen parameters.
+      axis_name: mapped axis around the call; gradients are not averaged over it.
     """
 
     def compute_scaled_loss(trainable: Tree) -> tuple[jax.Array, Any]:
@@ -46,11 +43,7 @@ def value_and_trainable_grad(
 
 
 def sum_losses(loss: Any) -> jax.Array:
-    """Return the loss; for a dict the sum of the means of the entries whose names contain 'loss', as in MMEngine.
-
-    Raises:
-      ValueError: see `loss_names`.
-    """
+    """Return the loss; for a dict the summed means of the entries whose names contain 'loss', as in MMEngine."""
     if not isinstance(loss, Mapping):
         return loss
     first, *others = (jnp.mean(loss[name]) for name in loss_names(loss))
@@ -59,6 +52,9 @@ def sum_losses(loss: Any) -> jax.Array:
 
 def loss_names(losses: Mapping[str, Any]) -> list[str]:
     """Return the names of the entries that are minimized: those that contain 'loss'.
+
+    >>> loss_names({"loss_cls": 1.0, "accuracy": 0.5, "aux_loss": 2.0})
+    ['loss_cls', 'aux_loss']
 
     Raises:
       ValueError: there is none; or 'loss' is one of several, which is usually their sum and would count twice.

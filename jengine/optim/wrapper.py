@@ -1,4 +1,4 @@
-"""Wrap an optax chain in the interface of MMEngine's training loop."""
+"""Optimizer wrapper: an optax chain with the interface that MMEngine's training loop uses."""
 
 import contextlib
 import functools
@@ -30,23 +30,30 @@ OptState = Any  # the state of `OptimWrapper.tx`, a pytree
 
 @OPTIM_WRAPPERS.register_module()
 class OptimWrapper:
-    """Hold an optax chain, `tx`, and the hyperparameters of its parameter groups.
+    """Optimizer wrapper with an optax chain, `tx`, and the hyperparameters of its parameter groups.
 
-    `tx` does all of the computation. From the outside to the inside it has: the hyperparameters of the groups, kept in
-    the state; accumulation and the mean over replicas; loss scaling (`AmpOptimWrapper`); and a chain of named parts:
-    clipping, weight decay, the optimizer and the learning rate. It can be used like any optax transformation.
-    `update`, `accumulate` and the other methods call it as a training loop does.
+    `tx` does all computation and can be used like any optax transformation. From the outside to the inside it has: the
+    group hyperparameters, kept in the state; accumulation and the mean over replicas; loss scaling (`AmpOptimWrapper`);
+    and a chain of named parts: clipping, weight decay, the optimizer and the learning rate. `update`, `accumulate` and
+    the other methods call it as a training loop does.
+
+    >>> import jax.numpy as jnp
+    >>> from jengine.optim import SGD
+    >>> wrapper, params = OptimWrapper(SGD(lr=0.5), clip_grad=dict(max_norm=1.0)), {"w": jnp.array([3.0, 4.0])}
+    >>> state = wrapper.init(params)
+    >>> loss, grads = wrapper.value_and_grad(lambda p: jnp.sum(p["w"] ** 2))(params, state)
+    >>> params, state = wrapper.apply_gradients(grads, state, params)
+    >>> loss.item(), wrapper.metrics(state, state)["grad_norm"].item()
+    (25.0, 10.0)
 
     Args:
       optimizer: an `Optimizer` such as `SGD(lr=0.1)`, its config, or an optax gradient transformation.
-      accumulative_counts: the number of iterations per update, which uses the mean of their gradients.
+      accumulative_counts: iterations per update, which uses their mean gradient.
       clip_grad: `dict(max_norm=, norm_type=2)`, `dict(clip_value=)` or None.
       axis_name: mapped axis of a `jax.pmap` or `jax.shard_map` around `value_and_grad` and `update`, which take
         replicated parameters; gradients are averaged over it, once per update.
 
     Attributes:
-      tx: the chain.
-      optimizer: the optimizer.
       param_groups: the groups; their hyperparameters may be set at any time between two steps.
       base_param_settings: with more than one group, an extra group with the optimizer's own settings, which schedulers
         update too: it has the learning rate without any multiplier.
@@ -109,11 +116,10 @@ class OptimWrapper:
 
     @property
     def hyperparams(self) -> dict[str, Any]:
-        """The current hyperparameters of all groups, to be passed to the compiled step.
+        """The current group hyperparameters, which should be passed to the compiled step.
 
-        Returns:
-          By name a float32[], or float32[G] for G groups: `learning_rate`, `weight_decay`, …; with accumulation also
-          `accumulation_divisor`, float32[], which divides the summed gradients of the current window.
+        They are float32[], or float32[G] for G groups: `learning_rate`, `weight_decay`, …; with accumulation also
+        `accumulation_divisor`, float32[], which divides the summed gradients in the current window.
         """
         hyperparams = self.grouped.hyperparams()
         if self.accumulates:
@@ -122,21 +128,14 @@ class OptimWrapper:
 
     @property
     def param_settings(self) -> dict[str, dict[str, Any]]:
-        """The current settings of each parameter, by dotted path; {} before `init`, unless built with parameters."""
+        """The current parameter settings, by dotted path; {} before `init`, unless built with parameters."""
         return self.grouped.param_settings()
 
     def learning_rate_multipliers(self, params: Tree) -> Tree:
-        """Return the learning rate of each parameter divided by that of the optimizer.
+        """Return each parameter's learning rate divided by the optimizer's; raise ValueError if that is 0 or unknown.
 
-        Args:
-          params: the parameters.
-
-        Returns:
-          A tree of float32[] like the parameters, 0 for frozen ones; for a parameter whose layers are in several groups
-          an array that broadcasts against it.
-
-        Raises:
-          ValueError: the learning rate is 0 or unknown.
+        They are float32[] in a tree like `params`, 0 for frozen parameters; for a parameter whose layers are in several
+        groups, an array that broadcasts against it.
         """
         base = (self.base_param_settings or self.param_groups[0]).get("lr")
         if not base:
@@ -144,11 +143,7 @@ class OptimWrapper:
         return self.grouped.map_groups(params, lambda group: group["lr"] / base)
 
     def weight_decays(self, params: Tree) -> Tree:
-        """Return the weight decay of each parameter, as a tree like that of `learning_rate_multipliers`.
-
-        Raises:
-          ValueError: the weight decay is unknown.
-        """
+        """Return each parameter's weight decay, like `learning_rate_multipliers`; raise ValueError if it is unknown."""
         if "weight_decay" not in self.defaults:
             raise ValueError(f"`optimizer.weight_decay` must be known, got {self.optimizer.name} without one")
         return self.grouped.map_groups(params, lambda group: group["weight_decay"])
@@ -164,10 +159,7 @@ class OptimWrapper:
     # ------------------------------------------------------------------ pure: runs in the compiled step
 
     def init(self, params: Tree) -> OptState:
-        """Return the initial state of `tx`.
-
-        Args:
-          params: pytree of floating arrays.
+        """Return the initial state of `tx` for a pytree of floating arrays.
 
         Raises:
           TypeError: a trainable leaf that is not floating. ValueError: groups that do not fit the parameters.
@@ -224,17 +216,17 @@ class OptimWrapper:
         weight: jax.Array | None = None,
         **extra: Any,
     ) -> tuple[Tree, OptState]:
-        """Compute the update of the last iteration of a window: add the accumulated gradients, divide, clip and step.
+        """Compute the update that ends an accumulation window: add the accumulated gradients, divide, clip and step.
 
         Args:
           grads: gradients from `value_and_grad`.
           opt_state: the state.
           params: the parameters.
           hyperparams: the value of `self.hyperparams`. An entry `frozen:PATTERN` that is not 0 freezes the parameters
-            whose path contains PATTERN for this step; other names are ignored. None: the hyperparameters of
-            `param_groups`; while tracing, which would make them constants, those in the state.
-          weight: float32[], the weight of these gradients in the mean over the window and over replicas: for the mean
-            loss of a batch of sentences, its number of words. None: all have the same weight.
+            whose path contains PATTERN for this step; other names are ignored. None: those in `param_groups`; while
+            tracing, which would make them constants, those in the state.
+          weight: float32[], the weight of these gradients in the mean over the window and over replicas: for a mean
+            loss over sentences, the number of words. None: all have the same weight.
           **extra: for optimizers of optax: `value`, `grad`, `value_fn`.
 
         Returns:
@@ -261,14 +253,9 @@ class OptimWrapper:
         return optax.apply_updates(params, updates), opt_state
 
     def metrics(self, before: OptState, after: OptState) -> dict[str, jax.Array]:
-        """Return the metrics of an update for the log.
+        """Return the metrics for the log from the states before and after an update.
 
-        Args:
-          before: the state before the update.
-          after: the state after the update.
-
-        Returns:
-          `grad_norm`, float32[], the norm before clipping, if gradients are clipped by norm.
+        They are `grad_norm`, float32[], the norm before clipping, if gradients are clipped by norm.
         """
         if not isinstance(self.clip_grad, ClipByNorm):
             return {}
@@ -287,7 +274,7 @@ class OptimWrapper:
     # ------------------------------------------------------------------ host: counting, hyperparameters, checkpoints
 
     def initialize_count_status(self, init_counts: int, max_counts: int | float) -> None:
-        """Set the progress of training, so that the last accumulation window ends with it.
+        """Set the training progress, so that the last accumulation window ends with the run.
 
         Args:
           init_counts: iterations already done.
@@ -320,13 +307,11 @@ class OptimWrapper:
         return self._accumulation.is_update(self.inner_count + 1)
 
     def get_lr(self) -> dict[str, list[float]]:
-        """Return the learning rates: `lr` of each group, preceded by `base_lr` when there is more than one group."""
+        """Return the learning rates: `lr` for the groups, preceded by `base_lr` when there is more than one group."""
         if self.optimizer.defaults.get("lr") is None:  # an optax transformation with none or a hidden one
             return {}
-        lr = list(map(_get_lr, self.param_groups))
-        return (
-            {"lr": lr} if self.base_param_settings is None else {"base_lr": [self.base_param_settings["lr"]], "lr": lr}
-        )
+        base = self.base_param_settings
+        return {**({} if base is None else {"base_lr": [base["lr"]]}), "lr": list(map(_get_lr, self.param_groups))}
 
     def get_momentum(self) -> dict[str, list[float]]:
         """Return the momentum of each group: `momentum`, else the first of `betas`, else `b1`, else 0."""
@@ -339,15 +324,11 @@ class OptimWrapper:
         return self.grouped.table()
 
     def group_state_dict(self) -> dict[str, Any]:
-        """Return the settings of all groups as JSON-compatible values."""
+        """Return all group settings as JSON-compatible values."""
         return self.grouped.state_dict()
 
     def load_group_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the settings of a `group_state_dict`.
-
-        Raises:
-          ValueError: a different number of groups.
-        """
+        """Restore the settings in a `group_state_dict`; raise ValueError for another number of groups."""
         self.grouped.load_state_dict(state_dict)
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
@@ -355,11 +336,11 @@ class OptimWrapper:
         return {"state": opt_state, **self.group_state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
-        """Restore a `state_dict`.
+        """Restore a `state_dict` from a run with the same config.
 
         Args:
-          state_dict: the result of `state_dict`, of this wrapper or of a run with the same config.
-          opt_state: the state of this run, for its structure.
+          state_dict: the result of `state_dict`.
+          opt_state: the current state, for the structure.
 
         Raises:
           ValueError: a different structure or number of groups.
@@ -384,15 +365,15 @@ class OptimWrapper:
     ) -> tuple[Tree, OptState, Any]:
         """Run one training iteration: compute gradients, then update or, within an accumulation window, add them.
 
-        It counts iterations, so call it from Python, not from inside a compiled function. The computation is compiled
-        once per `loss_fn`.
+        It counts iterations, so you should call it from Python, not inside a compiled function. The computation is
+        compiled once per `loss_fn`.
 
         Args:
           loss_fn: see `value_and_grad`.
           params: the parameters.
           opt_state: the state.
           *args: for `loss_fn`, after the parameters; pytrees of arrays.
-          hyperparams: the hyperparameters of this iteration; None: those of `param_groups`.
+          hyperparams: replace those in `param_groups` for this iteration.
           has_aux: see `value_and_grad`.
 
         Returns:
@@ -418,11 +399,7 @@ class OptimWrapper:
     def backward(
         self, loss_fn: Callable[..., Any], params: Tree, opt_state: OptState, *args: Any, has_aux: bool = False
     ) -> tuple[OptState, Any]:
-        """Add the gradients of `loss_fn(params, *args)` to the accumulated ones, and count one iteration.
-
-        Returns:
-          The new state and the output of `loss_fn`.
-        """
+        """Accumulate the gradients of `loss_fn(params, *args)`; return the new state and the output of `loss_fn`."""
         self.start_step()
         if not isinstance(opt_state.inner_state, AccumulateState):
             trainable = self.grouped.layout(params).trainable(params)
@@ -434,7 +411,7 @@ class OptimWrapper:
     def step(
         self, params: Tree, opt_state: OptState, hyperparams: Mapping[str, Any] | None = None
     ) -> tuple[Tree, OptState]:
-        """Clip the sum of the gradients of `backward` and update with it; the sum is not divided and not cleared.
+        """Clip the gradient sum from `backward` and update with it; the sum is not divided and not cleared.
 
         Returns:
           The new parameters and state; unchanged if `backward` was not called.
@@ -459,11 +436,7 @@ class OptimWrapper:
 
     @contextlib.contextmanager
     def optim_context(self, model: Any = None) -> Iterator[bool]:
-        """Surround the forward pass, as in MMEngine; yield whether this iteration updates the parameters.
-
-        The context does nothing else: the step that accumulates does not exchange gradients, and `autocast` sets the
-        compute dtype.
-        """
+        """Surround the forward pass, as in MMEngine; yield whether this iteration updates, and do nothing else."""
         yield self.should_sync()
 
     def autocast(self, apply_fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -485,5 +458,5 @@ class OptimWrapper:
 def _is_decayed(decays: jax.Array) -> bool:
     flags = {bool(decay) for decay in decays.flatten()}
     if len(flags) > 1:
-        raise ValueError("for a mask, all layers of a stacked parameter must decay or none, got some that do")
+        raise ValueError("for a mask, either all layers of a stacked parameter decay or none; some of them do")
     return flags.pop()

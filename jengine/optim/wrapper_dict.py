@@ -1,6 +1,6 @@
-"""Combine several named optimizer wrappers, for models with parts trained by different optimizers."""
+"""Several optimizer wrappers by name, for models with parts trained by different optimizers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from jengine.errors import ArgumentError, UnknownNameError, closest
@@ -10,12 +10,27 @@ from jengine.optim.wrapper import OptimWrapper, OptState
 from jengine.registry import OPTIM_WRAPPERS
 
 
+def _rejected(method: str) -> Callable[..., NoReturn]:
+    """Return a method that raises NotImplementedError and says what to call instead."""
+
+    def reject(self: Mapping[str, Any], *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"OptimWrapperDict has no {method}: call it on one of its wrappers, {', '.join(self)}"
+        )
+
+    return reject
+
+
 @OPTIM_WRAPPERS.register_module()
 class OptimWrapperDict(Mapping[str, OptimWrapper]):
-    """Map names to optimizer wrappers, each with its own state.
+    """Mapping from names to optimizer wrappers, each with a state.
 
     The training loop chooses the wrapper for each step, so this class has no `update_params`, `backward` or `step`:
-    call them on one of its wrappers.
+    call them on one of the wrappers.
+
+    >>> from jengine.optim import SGD
+    >>> OptimWrapperDict(gen=OptimWrapper(SGD(lr=0.1)), disc=OptimWrapper(SGD(lr=0.2))).get_lr()
+    {'gen.lr': [0.1], 'disc.lr': [0.2]}
 
     Args:
       **wrappers: OptimWrapper by name.
@@ -47,7 +62,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return name in self.optim_wrappers
 
     def init(self, params: Tree) -> dict[str, OptState]:
-        """Return the state of every wrapper, by name; each selects its own parameters from `params`."""
+        """Return the wrapper states by name; each wrapper selects parameters from `params`."""
         return {name: wrapper.init(params) for name, wrapper in self.items()}
 
     @property
@@ -98,11 +113,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return {name: wrapper.group_state_dict() for name, wrapper in self.items()}
 
     def load_group_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the settings of a `group_state_dict`.
-
-        Raises:
-          ArgumentError: an unknown name.
-        """
+        """Restore the settings in a `group_state_dict`; raise ArgumentError for an unknown name."""
         self._check_names(state_dict)
         for name, saved in state_dict.items():
             self[name].load_group_state_dict(saved)
@@ -112,11 +123,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return {name: wrapper.state_dict(opt_state[name]) for name, wrapper in self.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: Mapping[str, OptState]) -> dict[str, OptState]:
-        """Restore a `state_dict`.
-
-        Raises:
-          ArgumentError: an unknown name.
-        """
+        """Restore a `state_dict`; raise ArgumentError for an unknown name."""
         self._check_names(state_dict)
         return {
             name: wrapper.load_state_dict(state_dict[name], opt_state[name]) if name in state_dict else opt_state[name]
@@ -130,26 +137,10 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
                     f"`state_dict` must have the names of optimizer wrappers, got {name!r}{closest(name, self)}"
                 )
 
-    def update_params(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise NotImplementedError: call it on one of the wrappers."""
-        self._reject("update_params")
-
-    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise NotImplementedError: call it on one of the wrappers."""
-        self._reject("backward")
-
-    def step(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise NotImplementedError: call it on one of the wrappers."""
-        self._reject("step")
-
-    def optim_context(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise NotImplementedError: call it on one of the wrappers."""
-        self._reject("optim_context")
-
-    def _reject(self, method: str) -> NoReturn:
-        raise NotImplementedError(
-            f"OptimWrapperDict has no {method}: call it on one of its wrappers, {', '.join(self)}"
-        )
+    update_params = _rejected("update_params")
+    backward = _rejected("backward")
+    step = _rejected("step")
+    optim_context = _rejected("optim_context")
 
     def __repr__(self) -> str:
         return f"OptimWrapperDict({', '.join(f'{name}={wrapper!r}' for name, wrapper in self.items())})"

@@ -1,4 +1,4 @@
-"""Build, replay and inspect the training step, and define its state and the context of traced hooks."""
+"""The training step: its state, its traced hooks, and what replays and inspects it."""
 
 from jengine.train.flops import count_flops as count_flops
 from jengine.train.losses import total_loss as total_loss

@@ -1,4 +1,4 @@
-"""Count the floating-point operations of the matrix products and convolutions in a traced function."""
+"""FLOPs of the matrix products and convolutions in a traced function."""
 
 import math
 from collections.abc import Iterator
@@ -11,19 +11,22 @@ Flops = dict[str, float]
 
 
 def count_flops(jaxpr: Any) -> Flops:
-    """Count the operations of matrix products and convolutions; each term is a multiplication and an addition.
+    """Count the FLOPs in matrix products and convolutions; each term is a multiplication and an addition.
 
-    XLA's `cost_analysis` counts one iteration of a loop; here all iterations of a `scan` are counted. For a `while`,
-    whose number of iterations is unknown, one iteration is counted; for a `cond` the longest branch; for a map over
-    devices all devices. Operations that `jax.checkpoint` repeats count twice. Custom kernels (Pallas, cuDNN attention)
-    are not counted.
+    XLA's `cost_analysis` counts one loop iteration; here all iterations of a `scan` are counted. For a `while`, whose
+    length is unknown, one iteration is counted; for a `cond` the longest branch; for a map over devices all devices.
+    Operations that `jax.checkpoint` repeats count twice. Custom kernels (Pallas, cuDNN attention) are not counted.
+
+    >>> x = jax.ShapeDtypeStruct((2, 3), "float32")
+    >>> count_flops(jax.jit(lambda x: x @ x.T).trace(x).jaxpr)
+    {'float32': 24.0}
 
     Args:
       jaxpr: the traced function, `jax.jit(fn).trace(*args).jaxpr`.
 
     Returns:
-      Operations by the dtype of the wider operand: 'bfloat16', 'float16', 'float32' and so on; with ' highest' appended
-      for float32 at full precision.
+      FLOPs by the wider operand's dtype: 'bfloat16', 'float16', 'float32' and so on; with ' highest' appended for
+      float32 at full precision.
     """
     flops: Flops = {}
     for eqn in _open(jaxpr).eqns:
@@ -59,7 +62,7 @@ def _count_ragged_dot(eqn: Any) -> float:
 
 
 def _count_convolution(eqn: Any) -> float:
-    """Return the count of XLA, without multiplications by padding and by the zeros of a dilated input."""
+    """Return XLA's count, without multiplications by padding and by zeros in a dilated input."""
     left, right = (var.aval.shape for var in eqn.invars)
     out, params = eqn.outvars[0].aval.shape, eqn.params
     lhs, rhs, result = (getattr(params["dimension_numbers"], f"{name}_spec") for name in ("lhs", "rhs", "out"))
@@ -91,7 +94,7 @@ def _operand_dtype(eqn: Any) -> str:
 
 
 def _repetitions(eqn: Any) -> int:
-    """Return how often the inner jaxpr of an equation runs, over all devices."""
+    """Return how often an equation's inner jaxpr runs, over all devices."""
     if eqn.primitive.name == "scan":
         return int(eqn.params["length"])
     if eqn.primitive.name == "shard_map":
@@ -100,7 +103,7 @@ def _repetitions(eqn: Any) -> int:
 
 
 def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
-    """Yield the jaxprs in the parameters of an equation."""
+    """Yield the jaxprs in equation parameters."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else [value]:
             if hasattr(_open(item), "eqns"):

@@ -1,4 +1,4 @@
-"""Hash what a compiled program computes, to detect that it has changed since a checkpoint."""
+"""Hashes of what a compiled program computes, to detect that it has changed since a checkpoint."""
 
 import re
 from collections.abc import Iterator
@@ -17,19 +17,23 @@ _SET = re.compile(r"(?<=\{)'[^{}]*'(?=\})")  # whose order depends on the hash s
 
 
 def hash_jaxpr(closed: Any) -> str:
-    """Return a hash of a traced function and its constants, which is the same in every process."""
+    """Return a hash of a traced function with its constants, which is the same in every process."""
     text = _SET.sub(lambda names: ", ".join(sorted(names[0].split(", "))), _LOCATION.sub("", str(closed.jaxpr)))
     return hash_text("\n".join([text, *map(str, _constants(closed))]))
 
 
 def hash_shapes(tree: PyTree) -> str:
-    """Return a hash of the structure, the shapes and the dtypes of a pytree."""
+    """Return a hash of a pytree's structure, shapes and dtypes.
+
+    >>> hash_shapes({"w": np.zeros(3)}) == hash_shapes({"w": np.ones(3)})
+    True
+    """
     leaves, treedef = jax.tree.flatten(tree)
     return hash_text(f"{treedef} {[(leaf.shape, str(leaf.dtype)) for leaf in leaves]}")
 
 
 def _constants(jaxpr: Any) -> Iterator[Any]:
-    """Yield descriptions of the constants of a jaxpr and of those within it."""
+    """Yield descriptions of all constants in a jaxpr, nested ones included."""
     for const in getattr(jaxpr, "consts", ()):
         yield describe(np.asarray(const) if isinstance(const, jax.Array) and const.is_fully_addressable else const)
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:

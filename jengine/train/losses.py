@@ -1,4 +1,4 @@
-"""Reduce the named losses of a model to the total that is minimized."""
+"""Named model losses, and the total that is minimized."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -16,16 +16,19 @@ from jengine.optim.gradients import loss_names
 def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array, OrderedDict[str, jax.Array]]:
     """Reduce each loss to a scalar and add up the losses to minimize.
 
+    >>> total, parts = total_loss({"loss_cls": jnp.array([1.0, 3.0]), "loss_box": (6.0, 3.0), "accuracy": 0.5})
+    >>> total.item(), {name: value.item() for name, value in parts.items()}
+    (4.0, {'loss': 4.0, 'loss_cls': 2.0, 'loss_box': 2.0, 'accuracy': 0.5})
+
     Args:
-      losses: name -> array of any shape (its mean), `(sum, weight)` (their quotient), or a list (the sum of its
-        entries). If the batch has a mask bool[B] (see `get_mask`), an array whose first axis has the size B is averaged
-        over the real examples.
-      batch: the batch of the losses.
+      losses: name -> array of any shape (which is averaged), `(sum, weight)` (which are divided), or a list (which is
+        added up). If the batch has a mask bool[B] (see `get_mask`), an array whose first axis has the size B is
+        averaged over the real examples.
+      batch: the batch.
 
     Returns:
-      The total, f32[], which is the sum of the entries with 'loss' in their name; and every entry as f32[], with the
-      total as 'loss' first. A float64 loss is reduced in float64. JAX keeps the order of an OrderedDict, but sorts the
-      keys of a dict.
+      The total, f32[], over the entries with 'loss' in the name; and every entry as f32[], with the total as 'loss'
+      first. A float64 loss is reduced in float64. JAX keeps the order of an OrderedDict, but sorts the keys of a dict.
 
     Raises:
       ValueError: see `loss_names`.
@@ -39,17 +42,14 @@ def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array,
 
 
 def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | None:
-    """Return the weight of a batch for averaging its mean losses with those of other batches.
+    """Return the weight, f32[], for averaging mean losses over several batches; None for equal weights.
 
     With it a loss given as `(sum, weight)` is divided once, by the weight of all batches. Other losses get the same
-    weight. Without such a loss, the weight of a batch that may be padded is the number of its real examples.
+    weight. Without such a loss, a batch that may be padded has the number of real examples as weight.
 
     Args:
       losses: see `total_loss`.
-      batch: the batch of the losses.
-
-    Returns:
-      f32[], the weight; None for equal weights.
+      batch: the batch.
 
     Raises:
       ValueError: losses with different weights.
@@ -77,7 +77,7 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
 def mean_over_replicas(
     metrics: OrderedDict[str, jax.Array], weight: jax.Array | None, axis_name: str
 ) -> OrderedDict[str, jax.Array]:
-    """Return the mean of the losses over the replicas of a mapped axis, with the weights of their gradients."""
+    """Return the mean losses over the replicas on a mapped axis, with the same weights as the gradients."""
     if weight is None:
         return jax.lax.pmean(metrics, axis_name)
     weighted = OrderedDict((name, value * weight) for name, value in metrics.items())

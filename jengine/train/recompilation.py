@@ -1,4 +1,4 @@
-"""Count compiled programs, and report when a function that should compile once compiles again."""
+"""Recompilations: how many programs were compiled, and why a function that should compile once compiles again."""
 
 import functools
 import logging
@@ -16,10 +16,10 @@ _MODES = ("warn", "raise")
 
 
 class CompilationCounter:
-    """Count compiled programs, including those loaded from the persistent cache.
+    """Counter for compiled programs, including those loaded from the persistent cache.
 
     Attributes:
-      count: programs compiled since the first call of `install`. Compare it before and after a call.
+      count: programs compiled since the first call to `install`. Compare it before and after a call.
     """
 
     _EVENT = "/jax/core/compile/backend_compile_duration"
@@ -42,15 +42,11 @@ compilation_counter = CompilationCounter()
 
 
 class RecompilationError(TypeError):
-    """Signal that arguments differ in structure, shape, dtype or sharding from those of an earlier call."""
+    """Error for arguments that differ in structure, shape, dtype or sharding from an earlier call."""
 
 
 def check_on_recompile(mode: str | None) -> str:
-    """Return the checked `mode`; for None the environment variable `JENGINE_ON_RECOMPILE`, or 'warn'.
-
-    Raises:
-      ValueError: another mode than 'warn' or 'raise'.
-    """
+    """Return `mode`, for None `$JENGINE_ON_RECOMPILE` or 'warn'; raise ValueError for another mode."""
     checked = os.environ.get("JENGINE_ON_RECOMPILE", "warn") if mode is None else mode
     if checked not in _MODES:
         raise ValueError(f"on_recompile must be 'warn' or 'raise', got {checked!r}{closest(str(checked), _MODES)}")
@@ -58,23 +54,27 @@ def check_on_recompile(mode: str | None) -> str:
 
 
 class RecompilationGuard:
-    """Wrap a function for `jax.jit` and report each call whose arguments cause a recompilation.
+    """Function for `jax.jit` that reports each call whose arguments cause a recompilation.
 
     Each change is reported once, with the changed paths: as a warning, after which the new signature is compiled too;
-    or as an error, before it is compiled. The wrapper runs only when JAX traces, so it adds no cost to calls of the
-    compiled function. A change of sharding alone recompiles without a trace: the caller detects it with
-    `compilation_counter` and calls `check_shardings`.
+    or as an error, before it is compiled. The wrapper runs only when JAX traces, so it adds no cost to compiled calls.
+    A changed sharding alone will recompile without a trace: the caller detects it with `compilation_counter` and calls
+    `check_shardings`.
+
+    >>> guard = RecompilationGuard(lambda x: 2 * x, ["batch"], on_recompile="raise")
+    >>> step = jax.jit(guard)
+    >>> step(1.0).item(), step(2.0).item(), guard.traces
+    (2.0, 4.0, 1)
 
     Args:
       fn: the function to wrap.
-      arguments: names of its positional arguments, for the message.
-      name: name of the function, for the message.
+      arguments: names of the positional arguments, for the message.
+      name: function name, for messages.
       on_recompile: 'warn' or 'raise'; see `check_on_recompile`.
 
     Attributes:
-      name: name of the function, for messages.
-      traces: number of traces of the function.
-      shapes: the last arguments of `record_shapes` as `jax.ShapeDtypeStruct`s; None before its first call.
+      traces: how often the function was traced.
+      shapes: the last arguments of `record_shapes` as `jax.ShapeDtypeStruct`s; None before the first call.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RecompilationGuard:
         """Call the function; under `jax.jit` this runs at each trace.
 
         Raises:
-          RecompilationError: with `on_recompile='raise'`, the arguments of an earlier call had another signature.
+          RecompilationError: with `on_recompile='raise'`, an earlier call had another signature.
         """
         advice = "Keep the structure of batches: pad or drop a smaller last one, and keep keys and dtypes."
         self._compare(self._signatures, abstract_signature(args, self._arguments), advice)
@@ -107,17 +107,14 @@ class RecompilationGuard:
         return self._fn(*args)
 
     def record_shapes(self, *args: Any) -> None:
-        """Record the argument shapes of a call, which may have failed."""
+        """Record a call's argument shapes; the call may have failed."""
         self.shapes = jax.tree.map(_shape, args)
 
     def check_shardings(self, *args: Any) -> None:
-        """Record the argument shardings of a call that compiled.
-
-        Args:
-          *args: the arguments of the call; donated arrays are allowed.
+        """Record the argument shardings of a call that compiled; donated arrays are allowed.
 
         Raises:
-          RecompilationError: with `on_recompile='raise'`, the arguments of an earlier call had other shardings.
+          RecompilationError: with `on_recompile='raise'`, an earlier call had other shardings.
         """
         self.record_shapes(*args)
         shardings = sharding_signature(args, self._arguments)

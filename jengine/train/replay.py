@@ -1,4 +1,4 @@
-"""Dump the arguments of a training step to a file, and replay the step to find its first non-finite values."""
+"""Dumps of a failed training step, and a replay that finds the first non-finite values."""
 
 import contextlib
 import os
@@ -22,12 +22,7 @@ _COUNT_PREFIX = "non-finite elements of "
 
 
 def write_dump(path: str | os.PathLike[str], **arguments: PyTree) -> None:
-    """Write pytrees of arrays to a file; every process must call this, and process 0 writes.
-
-    Args:
-      path: the file.
-      **arguments: the pytrees, by name. Typed keys are restored as such.
-    """
+    """Write pytrees of arrays, by name, to a file; every process must call this, and process 0 writes."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
@@ -45,10 +40,9 @@ def write_dump(path: str | os.PathLike[str], **arguments: PyTree) -> None:
 
 
 def read_dump(path: str | os.PathLike[str]) -> dict[str, PyTree]:
-    """Return the arguments of `write_dump`. The file is a pickle: read only files that you trust.
+    """Return the arguments of `write_dump`; raise ValueError for another file.
 
-    Raises:
-      ValueError: the file is not a dump.
+    The file is a pickle: you should read only files that you trust.
     """
     try:
         arguments = pickle.loads(pathlib.Path(path).read_bytes())
@@ -62,7 +56,7 @@ def read_dump(path: str | os.PathLike[str]) -> dict[str, PyTree]:
 
 
 class _Key:
-    """Represent a typed key in the file."""
+    """A typed key in the file."""
 
     def __init__(self, key: jax.Array) -> None:
         self.data = np.asarray(jax.random.key_data(key))
@@ -80,11 +74,11 @@ def _is_local(leaf: Any) -> bool:
 
 
 class Findings(NamedTuple):
-    """Hold the results of a replayed step."""
+    """Results of a replayed step."""
 
-    metrics: dict[str, float]  # metrics of the step
-    non_finite: dict[str, int]  # path -> number of infinite or NaN elements, in the order of the computation
-    operation: str  # the first operation with a non-finite result, and its source line; '' for none
+    metrics: dict[str, float]
+    non_finite: dict[str, int]  # path -> number of infinite or NaN elements, in computation order
+    operation: str  # the first operation with a non-finite result, and the source line; '' for none
 
 
 def replay_step(
@@ -104,9 +98,9 @@ def replay_step(
     Args:
       model, optim_wrapper, hooks, update, phases: see `build_train_step`. Hooks that skip steps are not run.
       state: the state before the step.
-      batch: the batch of the step.
-      hyperparams: the hyperparameters of the step.
-      compile_step: compiles the step; one with a mapped axis requires `compile_train_step` of its strategy.
+      batch: the batch.
+      hyperparams: the hyperparameters.
+      compile_step: compiles the step; one with a mapped axis requires the strategy's `compile_train_step`.
     """
     hooks = [hook for hook in hooks if not hook.update_on_skipped_steps]
     wrappers = list(optim_wrapper.values()) if isinstance(optim_wrapper, Mapping) else [optim_wrapper]
@@ -130,7 +124,7 @@ def replay_step(
 
 
 class _NonFiniteCounter:
-    """Count the non-finite elements of the batch and of the gradients, as the last traced hook."""
+    """Last traced hook, which counts the non-finite elements in the batch and the gradients."""
 
     update_on_skipped_steps = False
 
@@ -152,7 +146,7 @@ class _NonFiniteCounter:
 
 
 def _count_non_finite(name: str, tree: PyTree) -> dict[str, jax.Array]:
-    """Return the number of non-finite elements of each floating leaf, by path."""
+    """Return how many non-finite elements each floating leaf has, by path."""
     return {
         f"{name}.{path}" if path else name: jnp.sum(~jnp.isfinite(leaf))
         for path, leaf in flatten(tree).items()
@@ -161,7 +155,7 @@ def _count_non_finite(name: str, tree: PyTree) -> dict[str, jax.Array]:
 
 
 def _find_operation(step: Callable[..., Any], *args: Any) -> str:
-    """Return the first operation of `step` with a non-finite result, by the search of JAX."""
+    """Return the first operation in `step` with a non-finite result, by JAX's search."""
     try:
         # the redirection hides the line that JAX prints when its search starts
         with jax.debug_nans(True), jax.debug_infs(True), contextlib.redirect_stdout(None):

@@ -1,4 +1,4 @@
-"""Run a chunk of several training steps in one `lax.scan`."""
+"""Chunks: several training steps in one `lax.scan`."""
 
 import dataclasses
 from collections import OrderedDict
@@ -18,7 +18,7 @@ ScannedStep = Callable[[TrainState, PyTree, PyTree, jax.Array], tuple[TrainState
 
 
 class ScannedMetrics(struct.PyTreeNode):
-    """Hold the result of a compiled chunk of K steps; `ChunkMetrics` adds which of them are updates.
+    """Result of a compiled chunk with K steps; `ChunkMetrics` adds which of them are updates.
 
     Attributes:
       values: real[K] by name; NaN (0 for integers) where a step does not report the name.
@@ -33,8 +33,8 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
     """Build `chunk(state, batches, hyperparams, is_update) -> (state, metrics)`, pure and not compiled.
 
     The steps run in a loop on the device, with the same operations and results as a call for each step. Gradients are
-    computed and accumulated outside of the branch between an update and an accumulation. There XLA can combine their
-    exchange between devices with the computation, and rounds their sums as in a single step.
+    computed and accumulated outside of the branch between an update and an accumulation. There XLA can overlap the
+    exchange between devices with the computation, and rounds sums as in a single step.
 
     Args:
       update: the step that updates the parameters.
@@ -75,25 +75,27 @@ def _fill_missing(finish: Callable[..., tuple[TrainState, Metrics]], all_metrics
     def run(state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
         state, metrics = finish(state, gradients)
         return state, OrderedDict(
-            (name, metrics[name] if name in metrics else _missing_value(metric.shape, metric.dtype))
-            for name, metric in all_metrics.items()
+            (name, metrics[name] if name in metrics else missing(metric)) for name, metric in all_metrics.items()
         )
+
+    def missing(like: Any) -> jax.Array:
+        return jnp.full(like.shape, jnp.nan if jnp.issubdtype(like.dtype, jnp.inexact) else 0, like.dtype)
 
     return run
 
 
-def _missing_value(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return jnp.full(shape, jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 0, dtype)
-
-
 @dataclasses.dataclass(frozen=True)
 class ChunkMetrics:
-    """Hold the metrics of a chunk of K steps, as hooks receive them.
+    """Metrics of a chunk with K steps, as hooks receive them.
+
+    >>> metrics = ChunkMetrics({"loss": np.array([3.0, 2.0])}, is_update=np.array([True, True]))
+    >>> metrics.num_steps, float(metrics.last()["loss"])
+    (2, 2.0)
 
     Attributes:
       values: real[K] by name, device arrays that may be pending.
       is_update: bool[K], True for the steps that updated the parameters.
-      update_only: names that are reported only by steps that update; their values of other steps are undefined.
+      update_only: names that are reported only by steps that update; in other steps the values are undefined.
     """
 
     values: Mapping[str, jax.Array]
@@ -110,6 +112,6 @@ class ChunkMetrics:
         return self.is_update if name in self.update_only else None
 
     def last(self) -> dict[str, jax.Array]:
-        """Return the metrics of the last step, like a call of that step alone."""
+        """Return the last step's metrics, as if that step had been called alone."""
         names = (name for name in self.values if name not in self.update_only or self.is_update[-1])
         return {name: self.values[name][-1] for name in names}

@@ -1,4 +1,4 @@
-"""Compute the signatures of call arguments that determine whether JAX compiles again, and their differences."""
+"""Call signatures, which determine whether JAX compiles again, and the differences between them."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _MAX_LINES, _MAX_CHARACTERS = 5, 200
 
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    """Wrap a static value: a field that is not a leaf, or the auxiliary data of a container."""
+    """A static value: a field that is not a leaf, or auxiliary container data."""
 
     value: Any
 
@@ -29,23 +29,22 @@ class _Static:
 def abstract_signature(args: Sequence[PyTree], names: Sequence[str]) -> Signature:
     """Return what a trace depends on: shape, dtype and weak type of each leaf, container types, static values.
 
+    Equal signatures share a compiled program.
+
+    >>> abstract_signature([{"x": 1}], ["batch"])
+    {'batch': 'a dict', 'batch.x': 'int32[] (weakly typed)'}
+
     Args:
       args: the arguments, pytrees of arrays or tracers.
-      names: names of the arguments.
-
-    Returns:
-      Entries by dotted path; equal signatures share a compiled program.
+      names: argument names.
     """
-    signature: Signature = {}
-    for name, arg in zip(names, args, strict=True):
-        signature.update(_entries(arg, name))
-    return signature
+    return dict(entry for name, arg in zip(names, args, strict=True) for entry in _entries(arg, name))
 
 
 def sharding_signature(args: Sequence[PyTree], names: Sequence[str]) -> Signature:
-    """Return what a compilation depends on besides the trace: devices and shardings of the leaves.
+    """Return what a compilation depends on besides the trace: devices and shardings.
 
-    Host arrays and uncommitted device arrays are moved to the devices of the others, so they all compare equal.
+    Host arrays and uncommitted device arrays are moved to the others' devices, so they all compare equal.
     """
     return {
         f"{name}.{dotted(path)}" if path else name: _describe_sharding(leaf)

@@ -1,4 +1,4 @@
-"""Define the training state, one donated pytree of everything that the step reads and updates."""
+"""Training state, one donated pytree with everything that the step reads and updates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,16 +17,16 @@ MAX_STEP = 2**31 - 1  # the largest `TrainState.step`
 
 
 class TrainState(struct.PyTreeNode):
-    """Hold the state of a training run, as it is passed to the step and saved in checkpoints.
+    """Training state, as it is passed to the step and saved in checkpoints.
 
     Attributes:
       step: int32[], training iterations done (micro-batches under gradient accumulation).
-      params: parameters of the model.
-      model_state: other variables of the model (running statistics), {} for none.
-      opt_state: state of the optimizer wrapper, moments in float32.
-      hook_state: states of traced hooks, by name of the hook.
-      rng: uint32[2], data of the run's key, which never changes: each step folds its number in. (A typed key would be
-        wrapped by Python code at each call.)
+      params: model parameters.
+      model_state: other model variables (running statistics), {} for none.
+      opt_state: optimizer wrapper state, moments in float32.
+      hook_state: traced hook states, by hook name.
+      rng: uint32[2], data of the run's key, which never changes: each step folds the step number in. (A typed key would
+        be wrapped by Python code at each call.)
     """
 
     step: jax.Array
@@ -59,13 +59,13 @@ def create_train_state(
 
     Args:
       params: parameters. They are not copied, and the first step donates them.
-      model_state: other variables of the model.
+      model_state: other model variables.
       optim_wrapper: initializes the optimizer state.
       hooks: the hooks whose traced state becomes part of the state.
       rng: key<fry>[], the key of the run.
 
     Raises:
-      ValueError: a key of another implementation than JAX's default (`jax_default_prng_impl`).
+      ValueError: the key implementation is not JAX's default (`jax_default_prng_impl`).
     """
     if jax.random.key_impl(rng) != jax.random.key_impl(jax.random.key(0)):
         raise ValueError(f"rng must be a key of JAX's default implementation, got {jax.random.key_impl(rng)}")

@@ -1,4 +1,4 @@
-"""Run the traced points of hooks inside the step, each hook with its own state and random key."""
+"""Traced points: what hooks compute inside the step, each with a state and a random key."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -13,26 +13,26 @@ PyTree = Any
 
 
 class StepContext(struct.PyTreeNode):
-    """Hold the values of the current step. A hook receives a context and returns `ctx.replace(...)`.
+    """Values in the current step. A hook receives a context and returns `ctx.replace(...)`.
 
     Attributes:
       step: int32[], iterations done before this one.
-      rng: key<fry>[], the key of this hook in this iteration.
-      batch: the batch of the step.
+      rng: key<fry>[], for this hook in this iteration.
+      batch: the batch.
       hyperparams: f32 arrays by name, passed by the host.
       params: parameters; before the update at `traced_batch` and `traced_grads`, after it at `traced_update`.
-      model_state: state of the model; the new one once the loss is computed.
-      opt_state: state of the optimizer wrapper; the new one at `traced_update`.
-      grads: the gradients of the total loss; None before they are computed.
+      model_state: model state; the new one once the loss is computed.
+      opt_state: optimizer wrapper state; the new one at `traced_update`.
+      grads: gradients of the total loss; None before they are computed.
       loss_weight: f32[], weight of the gradients in a mean over iterations or replicas; None for equal weights.
       metrics: f32[] by name, returned by the step.
-      hook_state: state of the current hook, see `Hook.init_traced_state`.
+      hook_state: the current hook's state, see `Hook.init_traced_state`.
       apply_update: bool[], or None for True. A hook may set it at `traced_batch` or `traced_grads`. If it is False,
         the step changes only `step` and the states of hooks with `update_on_skipped_steps`.
       is_updated: bool[] at `traced_update`, or None for True: whether an optimizer has changed the parameters. False
-        where the gradients of all overflowed under a loss scale.
-      axis_name: the mapped axis of replicas, None without one. Gradients are those of one replica: what a hook decides
-        from them must be reduced over this axis, or the replicas will disagree.
+        where all gradients overflowed under a loss scale.
+      axis_name: the replicas' mapped axis, None without one. Gradients belong to one replica: what a hook decides from
+        them must be reduced over this axis, or the replicas will disagree.
     """
 
     step: jax.Array
@@ -55,35 +55,24 @@ POINTS = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
 
 
 class TracedHooks:
-    """Run hooks with traced points or state, in the given order, under names that are stable across restarts.
-
-    The name of a hook is its class name; the second of a class is called `Name_1`, and so on.
-    """
+    """Hooks with traced points or state, in the given order, under names that are stable across restarts."""
 
     def __init__(self, hooks: Sequence[Any]) -> None:
         self._hooks = hook_names([hook for hook in hooks if hook.get_traced_points() or _has_state(hook)])
         self._reads: dict[str, dict[str, Any]] = {name: {} for name in self._hooks}  # attributes read while tracing
 
     def init(self, params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
-        """Return the initial states of hooks that have a state, by name."""
+        """Return the initial hook states by name, for hooks that have one."""
         states = {name: hook.init_traced_state(params, model_state) for name, hook in self._hooks.items()}
         return {name: state for name, state in states.items() if state is not None}
 
     def run(
         self, point: str, ctx: StepContext, states: Mapping[str, PyTree]
     ) -> tuple[StepContext, Mapping[str, PyTree]]:
-        """Pass the context through `point` of each hook, in order.
-
-        Args:
-          point: one of `POINTS`.
-          ctx: context of the step.
-          states: state of each hook, by name.
-
-        Returns:
-          The context and the states that the hooks returned.
+        """Pass the context through one of the `POINTS` of each hook, in order; return it with the new hook states.
 
         Raises:
-          TypeError: a hook did not return a context. Exception: an error of a hook, with its name as a note.
+          TypeError: a hook did not return a context. Exception: a hook's error, with its name as a note.
         """
         rng = ctx.rng
         for name, hook in self._hooks.items():
@@ -117,7 +106,11 @@ class TracedHooks:
 
 
 def hook_names(hooks: Sequence[Any]) -> dict[str, Any]:
-    """Return the hooks by class name; from the second hook of a class on, a number is appended."""
+    """Return the hooks by class name; from the second hook of a class on, a number is appended.
+
+    >>> list(hook_names([1, "a", 2]))
+    ['int', 'str', 'int_1']
+    """
     named: dict[str, Any] = {}
     for hook in hooks:
         base = type(hook).__name__

@@ -1,4 +1,4 @@
-"""Record which attributes of a hook its traced methods read, and find those that have changed since."""
+"""Attributes that a hook's traced methods read, and those that have changed since."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,12 +15,16 @@ _MAX_SIZE = 1000  # elements of a NumPy array that is copied to be compared
 def record_reads(hook: Any, reads: dict[str, Any]) -> Iterator[None]:
     """Record the numbers, strings, arrays and tuples of them that are read from `hook` inside, which is being traced.
 
-    For this time its class is a subclass that records. Attributes that are also set inside are left out. An object
-    whose class cannot change, such as one of a built-in type, is not recorded.
+    Meanwhile its class is a subclass that records. Attributes that are also set inside are left out. An object whose
+    class cannot change, such as one of a built-in type, is not recorded. `reads` receives the first values by name.
 
-    Args:
-      hook: the object.
-      reads: receives the first value of each attribute, by name.
+    >>> class Scale:
+    ...     factor = 2.0
+    >>> hook, reads = Scale(), {}
+    >>> with record_reads(hook, reads):
+    ...     _ = 3 * hook.factor
+    >>> reads
+    {'factor': 2.0}
     """
     cls: Any = type(hook)
     written: set[str] = set()
@@ -51,11 +55,7 @@ def record_reads(hook: Any, reads: dict[str, Any]) -> Iterator[None]:
 
 
 def check_reads(hook: Any, reads: dict[str, Any]) -> None:
-    """Check that no attribute has another value than in the trace, which is that of the compiled step.
-
-    Raises:
-      RuntimeError: an attribute has changed.
-    """
+    """Raise RuntimeError if an attribute has changed since the trace, whose value the compiled step keeps."""
     for name, traced in reads.items():
         current = getattr(hook, name, None)
         if not _is_same(traced, current):

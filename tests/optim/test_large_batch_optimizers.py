@@ -93,7 +93,7 @@ def test_lamb_follows_mmpretrain(optimizer, expected):
 
 
 def test_adan_follows_mmpretrain():
-    seen = trajectory({"type": "Adan", "lr": 0.1, "weight_decay": 0.02}, SIGN_CHANGE)
+    seen = trajectory({"type": "ProximalAdan", "lr": 0.1, "weight_decay": 0.02}, SIGN_CHANGE)
     # the second and the third step; optax.adan gives 2.7913, 3.8202 at the second
     np.testing.assert_allclose(seen[2:], (2.7947070168, 3.8828069934, 2.7132510788, 3.9131476833), rtol=0, atol=1e-9)
 

@@ -50,13 +50,22 @@ def test_adafactor_factors_the_last_two_axes():
             scale = max(1e-3, np.sqrt((p**2).mean())) * rate
             excess = max(1, np.sqrt((direction**2).mean()))
             p -= 0.01 * 0.1 * p + scale / excess * direction
-    actual, _ = train(OptimWrapper(optim.Adafactor(lr=0.01, weight_decay=0.1)))
+    actual, _ = train(OptimWrapper(optim.TorchAdafactor(lr=0.01, weight_decay=0.1)))
     assert_close(actual, {"kernel": w, "bias": v}, rtol=1e-5, atol=1e-6)
-    assert OPTIMIZERS.get("TorchAdafactor") is OPTIMIZERS.get("Adafactor")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("Adafactor", "TorchAdafactor"), ("Adan", "ProximalAdan"), ("Muon", "TorchMuon")]
+)
+def test_names_that_differ_from_those_of_optax_in_case_only_are_aliases_with_a_warning(old, new):
+    with pytest.warns(FutureWarning, match=f"{old} is the old name of {new}; optax's {old.lower()} computes other upd"):
+        alias = OPTIMIZERS.build({"type": old, "lr": 0.5})
+    assert alias == OPTIMIZERS.build({"type": new, "lr": 0.5})
+    assert OPTIMIZERS.build({"type": old.lower(), "learning_rate": 0.5}).name == old.lower()
 
 
 def test_muon_orthogonalises_matrices():
-    wrapper = OptimWrapper(optim.Muon(lr=0.1, weight_decay=0.0))
+    wrapper = OptimWrapper(optim.TorchMuon(lr=0.1, weight_decay=0.0))
     params = {"kernel": PARAMS["kernel"]}
     state = wrapper.init(params)
     updates, _ = wrapper.update({"kernel": GRADS[0]["kernel"]}, state, params)
@@ -64,11 +73,11 @@ def test_muon_orthogonalises_matrices():
     singular = np.linalg.svd(np.asarray(updates["kernel"]), compute_uv=False) / 0.1
     assert np.all((singular > 0.6) & (singular < 1.3))
     wide = {"kernel": np.ascontiguousarray(PARAMS["kernel"].T)}
-    transposed, _ = wrapper.update({"kernel": GRADS[0]["kernel"].T}, OptimWrapper(optim.Muon()).init(wide), wide)
+    transposed, _ = wrapper.update({"kernel": GRADS[0]["kernel"].T}, OptimWrapper(optim.TorchMuon()).init(wide), wide)
     # a kernel (in 3, out 4) gets sqrt(4 / 3) of the rate of (in 4, out 3)
     np.testing.assert_allclose(transposed["kernel"], updates["kernel"].T * (4 / 3) ** 0.5, rtol=2e-2, atol=2e-3)
-    with pytest.raises(ValueError, match="Muon: parameter 'bias' must be a matrix, got shape"):
-        OptimWrapper(optim.Muon()).init(PARAMS)
+    with pytest.raises(ValueError, match="TorchMuon: parameter 'bias' must be a matrix, got shape"):
+        OptimWrapper(optim.TorchMuon()).init(PARAMS)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +107,7 @@ def test_optimizers_that_optax_has_too(optimizer, reference):
     ("optimizer", "parts"),
     [
         (optim.Adagrad(lr=0.01), (adagrad.scale_by_adagrad(0.0, 1e-10), optax.scale(-0.01))),
-        (optim.Adan(lr=0.01), (adan.scale_by_adan(0.98, 0.92, 0.99, 1e-8), optax.scale(-0.01))),
+        (optim.ProximalAdan(lr=0.01), (adan.scale_by_adan(0.98, 0.92, 0.99, 1e-8), optax.scale(-0.01))),
         (optim.ASGD(lr=0.01), (sgd.averaged_sgd(0.01, 1e-4, 0.75, 1e6),)),
         (optim.LARS(lr=0.01), (large_batch.scale_by_lars(0.01, 0.0, 0.001, 1e-8), optax.scale(-1.0))),
         (optim.NAdam(lr=0.01), (adam.scale_by_nadam(0.9, 0.999, 1e-8, 4e-3), optax.scale(-0.01))),
@@ -130,7 +139,9 @@ def test_lars_exclude_differs_from_parameter_to_parameter():
     assert set(optax.tree.get(state, "trace")) == {"kernel", "bias"}  # one chain for both groups
 
 
-@pytest.mark.parametrize("optimizer", [optim.Lamb(), optim.Adan(max_grad_norm=1.0), {"type": "BertAdam1", "lr": 0.1}])
+@pytest.mark.parametrize(
+    "optimizer", [optim.Lamb(), optim.ProximalAdan(max_grad_norm=1.0), {"type": "BertAdam1", "lr": 0.1}]
+)
 @pytest.mark.parametrize("clip_grad", [{"max_norm": 1.0}, {"clip_value": 0.1}])
 def test_optimizers_that_clip_work_with_clipping_in_the_wrapper(optimizer, clip_grad):
     actual, _ = train(OptimWrapper(optimizer, clip_grad=clip_grad))
@@ -184,8 +195,8 @@ def test_injected_lr_of_a_built_chain_can_be_changed():
 
 
 TORCH_NAMES = (
-    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Adan", "LARS", "Lamb", "Lion", "Muon",
-    "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "LARS", "Lamb", "Lion", "NAdam", "ProximalAdan", "RAdam",
+    "RMSprop", "Rprop", "SGD", "TorchAdafactor", "TorchMuon",
 )  # fmt: skip
 
 
@@ -206,10 +217,10 @@ def test_negative_learning_rate_is_rejected_by_every_optimizer(name):
         ({"type": "Adam", "betas": (0.9, 1.0)}, r"betas\[1\]` must be a number in \[0, 1\), got 1.0"),
         ({"type": "AdamW", "betas": (0.9,)}, r"betas` must be a list of 2 items .*, got \(0.9,\)"),
         ({"type": "Rprop", "etas": (1.5, 1.2)}, r"etas\[0\]` must be a number in \(0, 1\)"),
-        ({"type": "Adafactor", "eps": (None, -1.0)}, r"eps\[1\]` must be a number of at least 0"),
-        ({"type": "Muon", "adjust_lr_fn": "foo"}, "adjust_lr_fn` must be 'original' or 'match_rms_adamw' or None"),
-        ({"type": "Muon", "ns_coefficients": (1.0,)}, "ns_coefficients` must be a list of 3 items"),
-        ({"type": "Muon", "ns_steps": 0}, r"ns_steps` must be an integer in \[1, 100\), got 0"),
+        ({"type": "TorchAdafactor", "eps": (None, -1.0)}, r"eps\[1\]` must be a number of at least 0"),
+        ({"type": "TorchMuon", "adjust_lr_fn": "foo"}, "adjust_lr_fn` must be 'original' or 'match_rms_adamw' or None"),
+        ({"type": "TorchMuon", "ns_coefficients": (1.0,)}, "ns_coefficients` must be a list of 3 items"),
+        ({"type": "TorchMuon", "ns_steps": 0}, r"ns_steps` must be an integer in \[1, 100\), got 0"),
         ({"type": "LBFGS", "lr": 1.0}, "LBFGS evaluates the loss several times"),
         ({"type": "SparseAdam"}, "use Adam"),
     ],

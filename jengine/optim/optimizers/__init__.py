@@ -1,22 +1,18 @@
-"""Export the optimizers, one family per module; importing this package registers them."""
+"""Optimizers, one family per module; importing this package registers them."""
 
-from jengine.optim.optimizers.adafactor import Adafactor as Adafactor
-from jengine.optim.optimizers.adagrad import Adadelta as Adadelta
-from jengine.optim.optimizers.adagrad import Adagrad as Adagrad
-from jengine.optim.optimizers.adam import Adam as Adam
-from jengine.optim.optimizers.adam import Adamax as Adamax
-from jengine.optim.optimizers.adam import AdamW as AdamW
-from jengine.optim.optimizers.adam import NAdam as NAdam
-from jengine.optim.optimizers.adam import RAdam as RAdam
-from jengine.optim.optimizers.adan import Adan as Adan
-from jengine.optim.optimizers.large_batch import LARS as LARS
-from jengine.optim.optimizers.large_batch import Lamb as Lamb
-from jengine.optim.optimizers.lion import Lion as Lion
-from jengine.optim.optimizers.muon import Muon as Muon
-from jengine.optim.optimizers.optax_optimizers import from_optax as from_optax
-from jengine.optim.optimizers.rmsprop import RMSprop as RMSprop
-from jengine.optim.optimizers.rmsprop import Rprop as Rprop
-from jengine.optim.optimizers.sgd import ASGD as ASGD
-from jengine.optim.optimizers.sgd import SGD as SGD
-from jengine.optim.optimizers.unsupported import LBFGS as LBFGS
-from jengine.optim.optimizers.unsupported import SparseAdam as SparseAdam
+from jengine.optim.optimizers.adafactor import Adafactor, TorchAdafactor
+from jengine.optim.optimizers.adagrad import Adadelta, Adagrad
+from jengine.optim.optimizers.adam import Adam, Adamax, AdamW, NAdam, RAdam
+from jengine.optim.optimizers.adan import Adan, ProximalAdan
+from jengine.optim.optimizers.build import LBFGS, SparseAdam
+from jengine.optim.optimizers.large_batch import LARS, Lamb
+from jengine.optim.optimizers.muon import Lion, Muon, TorchMuon
+from jengine.optim.optimizers.optax_optimizers import from_optax
+from jengine.optim.optimizers.rmsprop import RMSprop, Rprop
+from jengine.optim.optimizers.sgd import ASGD, SGD
+
+__all__ = [
+    "ASGD", "LARS", "LBFGS", "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Adan", "Lamb",
+    "Lion", "Muon", "NAdam", "ProximalAdan", "RAdam", "RMSprop", "Rprop", "SparseAdam", "TorchAdafactor", "TorchMuon",
+    "from_optax",
+]  # fmt: skip

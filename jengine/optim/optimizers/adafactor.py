@@ -1,4 +1,4 @@
-"""Define Adafactor with the formulas of torch.optim.Adafactor."""
+"""Adafactor with the formulas of torch.optim.Adafactor."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -9,50 +9,46 @@ import optax
 from jengine.annotations import NonNegative, Range
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
-from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.optimizers.optimizer import define_optimizer, rename_optimizer
 from jengine.optim.transforms.groups import broadcast_to_params
-from jengine.registry import OPTIMIZERS
 
 
-@OPTIMIZERS.register_module(name="TorchAdafactor")  # MMEngine's name
-@OPTIMIZERS.register_module()
-def Adafactor(
+@define_optimizer("lr", "beta2_decay", "d", "weight_decay", whole_tensor=True)
+def TorchAdafactor(
     lr: NonNegative = 1e-2,
     beta2_decay: Annotated[float, Range(le=0)] = -0.8,
     eps: tuple[NonNegative | None, NonNegative] = (None, 1e-3),
     d: Annotated[float, Range(ge=1)] = 1.0,
     weight_decay: NonNegative = 0.0,
     maximize: bool = False,
-) -> Optimizer:
+) -> Parts:
     """Build Adafactor (Shazeer and Stern, arXiv:1804.04235), factored over the last two axes of each tensor.
 
     Args:
-      lr: the maximum relative step size.
-      beta2_decay: exponent of the step in the decay of the second moment.
-      eps: minima of the square root of the second moment (None: the precision of float32) and of the scale of the
-        parameters; constants, which cannot be scheduled.
-      d: the maximum root mean square of an update.
+      lr: maximum relative step size.
+      beta2_decay: exponent of the step in the second moment's decay.
+      eps: lower bounds for the second moment's square root (None: the float32 precision) and for the parameter scale;
+        constants, which cannot be scheduled.
+      d: maximum root mean square of an update.
       weight_decay: decoupled decay.
-      maximize: maximize the objective.
-
-    Raises:
-      ValueError: a setting outside its range.
+      maximize: maximize the loss.
     """
-    settings = {
-        "lr": lr,
-        "beta2_decay": beta2_decay,
-        "eps": tuple(eps),
-        "d": d,
-        "weight_decay": weight_decay,
-        "maximize": maximize,
-    }
-    return Optimizer(
-        "Adafactor", settings, _adafactor_parts, ("lr", "beta2_decay", "d", "weight_decay"), whole_tensor=True
-    )
+    eps1, eps2 = eps
+    eps1 = float(jnp.finfo(jnp.float32).eps) if eps1 is None else eps1
+    scale = [
+        ("scale_by_factored_rms", scale_by_factored_rms(beta2_decay, eps1)),
+        ("clip_by_block_rms", optax.clip_by_block_rms(d)),
+        ("scale_by_param_block_rms", optax.scale_by_param_block_rms(eps2)),
+        ("cap_learning_rate", cap_learning_rate(lr)),
+    ]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True, maximize=maximize)
+
+
+Adafactor = rename_optimizer("Adafactor", TorchAdafactor)
 
 
 class FactoredRmsState(NamedTuple):
-    """Hold the factored second moments."""
+    """Factored second moments."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
     rows: Tree  # float32[..., n, 1], mean squares along the last axis; the whole second moment of a vector or scalar
@@ -65,8 +61,8 @@ def scale_by_factored_rms(beta2_decay: Any, eps: Any) -> optax.GradientTransform
     `optax.scale_by_factored_rms` factors over the two largest axes, and only if both have at least 128 elements.
 
     Args:
-      beta2_decay: exponent of the step in the decay of the second moment.
-      eps: the minimum of the root.
+      beta2_decay: exponent of the step in the second moment's decay.
+      eps: lower bound for the root.
     """
 
     def init(params: Tree) -> FactoredRmsState:
@@ -90,14 +86,14 @@ def scale_by_factored_rms(beta2_decay: Any, eps: Any) -> optax.GradientTransform
                 moment = row
             return g * jax.lax.rsqrt(jnp.maximum(moment, eps**2)), row, column
 
-        updates, rows, columns = common.unzip(jax.tree.map(leaf, grads, state.rows, state.columns), grads, 3)
+        updates, rows, columns = common.map_unzipped(leaf, grads, state.rows, state.columns)
         return updates, FactoredRmsState(count, rows, columns)
 
     return optax.GradientTransformation(init, update)
 
 
 class CapLearningRateState(NamedTuple):
-    """Count the updates of `cap_learning_rate`."""
+    """State of `cap_learning_rate`."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
 
@@ -109,9 +105,6 @@ def cap_learning_rate(learning_rate: Any) -> optax.GradientTransformation:
       learning_rate: a number, or a tree of numbers like the parameters.
     """
 
-    def init(params: Tree) -> CapLearningRateState:
-        return CapLearningRateState(common.zero_count())
-
     def update(updates: Tree, state: CapLearningRateState, params: Tree = None) -> tuple[Tree, CapLearningRateState]:
         count = state.count + 1
 
@@ -120,18 +113,4 @@ def cap_learning_rate(learning_rate: Any) -> optax.GradientTransformation:
 
         return jax.tree.map(leaf, updates, broadcast_to_params(learning_rate, updates)), CapLearningRateState(count)
 
-    return optax.GradientTransformation(init, update)
-
-
-def _adafactor_parts(
-    lr: Any, beta2_decay: Any, eps: tuple[float | None, float], d: Any, weight_decay: Any, maximize: bool
-) -> Parts:
-    eps1, eps2 = eps
-    eps1 = float(jnp.finfo(jnp.float32).eps) if eps1 is None else eps1
-    scale = [
-        ("scale_by_factored_rms", scale_by_factored_rms(beta2_decay, eps1)),
-        ("clip_by_block_rms", optax.clip_by_block_rms(d)),
-        ("scale_by_param_block_rms", optax.scale_by_param_block_rms(eps2)),
-        ("cap_learning_rate", cap_learning_rate(lr)),
-    ]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True, maximize=maximize)
+    return optax.GradientTransformation(lambda params: CapLearningRateState(common.zero_count()), update)

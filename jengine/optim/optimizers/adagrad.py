@@ -1,4 +1,4 @@
-"""Define Adagrad and Adadelta with the formulas of torch.optim."""
+"""Adagrad and Adadelta with the formulas of torch.optim."""
 
 from typing import Any, NamedTuple
 
@@ -9,11 +9,10 @@ import optax
 from jengine.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
-from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.registry import OPTIMIZERS
+from jengine.optim.optimizers.optimizer import define_optimizer
 
 
-@OPTIMIZERS.register_module()
+@define_optimizer("lr", "lr_decay", "weight_decay", "eps")
 def Adagrad(
     lr: NonNegative = 1e-2,
     lr_decay: NonNegative = 0.0,
@@ -21,68 +20,53 @@ def Adagrad(
     initial_accumulator_value: NonNegative = 0.0,
     eps: NonNegative = 1e-10,
     maximize: bool = False,
-) -> Optimizer:
+) -> Parts:
     """Build Adagrad (Duchi et al., JMLR 2011) with coupled weight decay.
 
     Args:
       lr: learning rate.
       lr_decay: after n updates the learning rate is divided by `1 + n * lr_decay`.
       weight_decay: coupled weight decay.
-      initial_accumulator_value: initial value of the sums of squares.
-      eps: added to the root of the sums.
-      maximize: maximize the objective.
-
-    Raises:
-      ValueError: a setting outside its range.
+      initial_accumulator_value: initial sum of squares.
+      eps: added to the root of the sum.
+      maximize: maximize the loss.
     """
-    settings = {
-        "lr": lr,
-        "lr_decay": lr_decay,
-        "weight_decay": weight_decay,
-        "initial_accumulator_value": initial_accumulator_value,
-        "eps": eps,
-        "maximize": maximize,
-    }
-    return Optimizer("Adagrad", settings, _adagrad_parts, ("lr", "lr_decay", "weight_decay", "eps"))
+    scale = [
+        ("scale_by_adagrad", scale_by_adagrad(initial_accumulator_value, eps)),
+        ("scale_by_schedule", optax.scale_by_schedule(lambda count: 1 / (1 + count * lr_decay))),
+    ]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
 
 
-@OPTIMIZERS.register_module()
+@define_optimizer("lr", "rho", "eps", "weight_decay")
 def Adadelta(
     lr: NonNegative = 1.0,
     rho: Decay = 0.9,
     eps: NonNegative = 1e-6,
     weight_decay: NonNegative = 0.0,
     maximize: bool = False,
-) -> Optimizer:
+) -> Parts:
     """Build Adadelta (Zeiler, arXiv:1212.5701) with coupled weight decay.
 
     Args:
-      lr: factor of the update.
-      rho: decay rate of the averages of squares.
+      lr: multiplies the update.
+      rho: decay rate for the averages of squares.
       eps: added to both averages.
-      weight_decay: coefficient of the weight decay.
+      weight_decay: weight decay coefficient.
       maximize: maximize the loss.
-
-    Raises:
-      ValueError: a setting outside its range.
     """
-    settings = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
-    return Optimizer("Adadelta", settings, _adadelta_parts, ("lr", "rho", "eps", "weight_decay"))
+    scale = [("scale_by_adadelta", optax.scale_by_adadelta(rho, eps))]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
 
 
 class AdagradState(NamedTuple):
-    """Hold the state of Adagrad."""
+    """Adagrad's state."""
 
     sum_of_squares: Tree  # float32, like the parameters
 
 
 def scale_by_adagrad(initial_accumulator_value: float, eps: Any) -> optax.GradientTransformation:
-    """Divide gradients by the root of the sum of their squares; `optax.scale_by_rss` adds eps inside the root.
-
-    Args:
-      initial_accumulator_value: initial value of the sums.
-      eps: added to the root.
-    """
+    """Divide gradients by the root of their summed squares; `optax.scale_by_rss` adds eps inside the root."""
 
     def init(params: Tree) -> AdagradState:
         return AdagradState(jax.tree.map(lambda z: z + initial_accumulator_value, common.zeros_like(params)))
@@ -93,18 +77,3 @@ def scale_by_adagrad(initial_accumulator_value: float, eps: Any) -> optax.Gradie
         return updates, AdagradState(sum_of_squares)
 
     return optax.GradientTransformation(init, update)
-
-
-def _adagrad_parts(
-    lr: Any, lr_decay: Any, weight_decay: Any, initial_accumulator_value: float, eps: Any, maximize: bool
-) -> Parts:
-    scale = [
-        ("scale_by_adagrad", scale_by_adagrad(initial_accumulator_value, eps)),
-        ("scale_by_schedule", optax.scale_by_schedule(lambda count: 1 / (1 + count * lr_decay))),
-    ]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
-
-
-def _adadelta_parts(lr: Any, rho: Any, eps: Any, weight_decay: Any, maximize: bool) -> Parts:
-    scale = [("scale_by_adadelta", optax.scale_by_adadelta(rho, eps))]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)

@@ -1,4 +1,4 @@
-"""Define Adan with the formulas of MMPretrain."""
+"""Adan with the formulas of MMPretrain."""
 
 from typing import Any, NamedTuple
 
@@ -9,52 +9,46 @@ import optax
 from jengine.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
-from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.optimizers.optimizer import define_optimizer, rename_optimizer
 from jengine.optim.transforms.groups import broadcast_to_params
-from jengine.registry import OPTIMIZERS
 
 
-@OPTIMIZERS.register_module()
-def Adan(
+@define_optimizer("lr", "betas", "eps", "weight_decay")
+def ProximalAdan(
     lr: NonNegative = 1e-3,
     betas: tuple[Decay, Decay, Decay] = (0.98, 0.92, 0.99),
     eps: NonNegative = 1e-8,
     weight_decay: NonNegative = 0.0,
     max_grad_norm: NonNegative = 0.0,
     no_prox: bool = False,
-) -> Optimizer:
+) -> Parts:
     """Build Adan, adaptive Nesterov momentum (Xie et al., arXiv:2208.06677), with proximal weight decay.
 
     Args:
       lr: learning rate.
-      betas: decay of the means of gradients, of their differences, and of squares.
-      eps: added to the root of the squares.
-      weight_decay: weight decay.
-      max_grad_norm: the maximum global norm of the gradients; 0 for no clipping. Groups that differ in more than lr and
+      betas: decay rates for the averages of gradients, of gradient differences, and of squares.
+      eps: added to the denominator.
+      weight_decay: weight decay coefficient.
+      max_grad_norm: maximum global gradient norm; 0 for no clipping. Groups that differ in more than lr and
         weight_decay are clipped separately.
       no_prox: decoupled weight decay, as in AdamW.
-
-    Raises:
-      ValueError: a setting outside its range.
     """
-    settings = {
-        "lr": lr,
-        "betas": tuple(map(float, betas)),
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "max_grad_norm": max_grad_norm,
-        "no_prox": no_prox,
-    }
-    return Optimizer("Adan", settings, _adan_parts, ("lr", "betas", "eps", "weight_decay"))
+    clip = [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))] if max_grad_norm > 0 else []
+    proximal = [] if no_prox else [("divide_by_proximal_decay", divide_by_proximal_decay(lr, weight_decay))]
+    scale = [("scale_by_adan", scale_by_adan(*betas, eps))]
+    return [*clip, *common.chain_with_decay(scale, lr, weight_decay, decoupled=True), *proximal]
+
+
+Adan = rename_optimizer("Adan", ProximalAdan)
 
 
 class AdanState(NamedTuple):
-    """Hold the state of Adan."""
+    """Adan's state."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    mu: Tree  # float32, like the parameters: mean of the gradients
-    delta: Tree  # float32, like the parameters: mean of their differences
-    nu: Tree  # float32, like the parameters: mean of the squared look-ahead gradients
+    mu: Tree  # float32, like the parameters: mean gradients
+    delta: Tree  # float32, like the parameters: mean gradient differences
+    nu: Tree  # float32, like the parameters: mean squared look-ahead gradients
     previous_grads: Tree  # float32, like the parameters
 
 
@@ -62,9 +56,9 @@ def scale_by_adan(b1: Any, b2: Any, b3: Any, eps: Any) -> optax.GradientTransfor
     """Rescale gradients by Adan; `optax.scale_by_adan` weights the difference of gradients by `1 - b2`, not by `b2`.
 
     Args:
-      b1: decay of the mean of gradients.
-      b2: decay of the mean of their differences, and the weight of a difference.
-      b3: decay of the mean of squares.
+      b1: gradient decay.
+      b2: decay of gradient differences, and the weight of a difference.
+      b3: decay of squares.
       eps: added to the root.
     """
 
@@ -99,11 +93,3 @@ def divide_by_proximal_decay(learning_rate: Any, weight_decay: Any) -> optax.Gra
         return jax.tree.map(lambda u, lr, decay: u / (1 + lr * decay), updates, rates, decays)
 
     return optax.stateless(update)
-
-
-def _adan_parts(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: float, no_prox: bool) -> Parts:
-    clip = [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))] if max_grad_norm > 0 else []
-    proximal = [] if no_prox else [("divide_by_proximal_decay", divide_by_proximal_decay(lr, weight_decay))]
-    b1, b2, b3 = betas
-    scale = [("scale_by_adan", scale_by_adan(b1, b2, b3, eps))]
-    return [*clip, *common.chain_with_decay(scale, lr, weight_decay, decoupled=True), *proximal]

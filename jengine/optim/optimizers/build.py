@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import optax
 
-from jengine.errors import config_path
+from jengine.errors import ConfigError, config_path
 from jengine.optim.optimizers.optax_optimizers import from_factory, from_optax
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.registry import OPTIMIZERS, as_config
@@ -21,6 +21,9 @@ def build_optimizer(
     cfg: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any] | str,
 ) -> Optimizer:
     """Build an optimizer from a config, an `Optimizer` or an optax transformation.
+
+    >>> build_optimizer(dict(type="SGD", lr=0.1)).defaults["lr"]
+    0.1
 
     Args:
       cfg: a config, `dict(type='SGD', lr=0.1)`, in which PyTorch's execution flags (`foreach`, `fused`,
@@ -55,11 +58,21 @@ def build_optimizer(
 
 
 def reject_trailing_comma(cfg: Any, what: str) -> None:
-    """Raise a TypeError if `cfg` is a tuple of one element, the result of a trailing comma.
-
-    Args:
-      cfg: the value of a config.
-      what: its name in the message, such as 'an optimizer'.
-    """
+    """Raise a TypeError if `cfg` is a tuple of one element, the result of a trailing comma after `what`."""
     if isinstance(cfg, tuple) and len(cfg) == 1:
         raise TypeError(f"{what} must be a dict, got a tuple of one; remove the comma after `dict(...)`")
+
+
+@OPTIMIZERS.register_module()
+def LBFGS(**kwargs: Any) -> NoReturn:
+    """Reject LBFGS: PyTorch's line search is not implemented; optax's L-BFGS is available as `lbfgs`."""
+    raise ConfigError(
+        "LBFGS evaluates the loss several times per step with PyTorch's line search, which is not implemented; use "
+        "optax's, dict(type='lbfgs')"
+    )
+
+
+@OPTIMIZERS.register_module()
+def SparseAdam(**kwargs: Any) -> NoReturn:
+    """Reject SparseAdam: JAX has no sparse gradients."""
+    raise ConfigError("SparseAdam is for sparse gradients, which JAX does not produce; use Adam")

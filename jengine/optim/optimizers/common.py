@@ -1,21 +1,24 @@
-"""Provide helpers shared by the optimizers: moving averages, and the common parts of their chains."""
+"""Helpers of the optimizers: accurate moving averages, and the parts that most chains share.
+
+States are float32 at least, whatever the dtype of the parameters, as in PyTorch's mixed precision.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.optim.transforms import add_decayed_weights_by_rule, scale_by_group_learning_rate
+from jengine.optim.transforms.groups import add_decayed_weights_by_rule, scale_by_group_learning_rate
 
 Tree: TypeAlias = Any  # a pytree of arrays with the structure of the parameters
 Parts: TypeAlias = Sequence[tuple[str, optax.GradientTransformation]]
 
 
 def state_dtype(dtype: Any) -> Any:
-    """Return the dtype of optimizer state for a parameter: float32, or the dtype of the parameter if it is wider."""
+    """Return the state dtype for a parameter dtype: float32, or the same if it is wider."""
     return jnp.promote_types(jnp.float32, dtype)
 
 
@@ -25,21 +28,21 @@ def upcast(tree: Tree) -> Tree:
 
 
 def strip_weak_types(tree: Tree) -> Tree:
-    """Return the arrays without weak types, which come from Python numbers (`jnp.full(3, 0.5)`).
+    """Return `tree` with strongly typed arrays; weak types come from Python numbers (`jnp.full(3, 0.5)`).
 
-    Args:
-      tree: arrays; keys and strongly typed arrays are returned unchanged.
+    >>> strip_weak_types(jnp.full(3, 0.5)).weak_type
+    False
     """
     return jax.tree.map(lambda x: jnp.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x, tree)
 
 
 def zeros_like(tree: Tree) -> Tree:
-    """Return zeros for the state of an optimizer, with the shapes and shardings of `tree`, at least float32."""
+    """Return zeros with the shapes and shardings of `tree`, at least float32."""
     return jax.tree.map(lambda x: jnp.zeros_like(x, dtype=state_dtype(x.dtype)), tree)
 
 
 def zero_count() -> jax.Array:
-    """Return the initial count of updates, int32[]."""
+    """Return the initial update count, int32[]."""
     return jnp.zeros((), jnp.int32)
 
 
@@ -48,7 +51,7 @@ def bias_correction(beta: Any, count: jax.Array) -> jax.Array:
 
     Args:
       beta: decay, float32[], or a float.
-      count: the number of this update, starting at 1, int32[].
+      count: number of this update, starting at 1, int32[].
     """
     log = math.log(beta) if isinstance(beta, float) else jnp.log(beta)
     return -jnp.expm1(count.astype(jnp.result_type(jnp.float32, beta)) * log)
@@ -60,29 +63,25 @@ def moving_average(previous: Tree, beta: Any, new: Tree) -> Tree:
 
 
 def moving_average_of_squares(previous: Tree, beta: Any, new: Tree) -> Tree:
-    """Return the exponential moving average of the squares of `new`."""
+    """Return the exponential moving average of the squares `new**2`."""
     return jax.tree.map(lambda v, x: beta * v + (1 - beta) * x * x, previous, new)
 
 
-def unzip(tree: Tree, like: Tree, count: int) -> tuple[Tree, ...]:
-    """Return a tree of tuples, from a map over `like`, as a tuple of trees."""
-    treedef: Any = jax.tree.structure(like)
-    leaves = treedef.flatten_up_to(tree)
-    return tuple(treedef.unflatten([leaf[i] for leaf in leaves]) for i in range(count))
+def map_unzipped(function: Callable[..., tuple[Any, ...]], tree: Tree, *rest: Tree) -> tuple[Tree, ...]:
+    """Map a function that returns tuples over trees like `tree`; return a tuple of trees."""
+    treedef: Any = jax.tree.structure(tree)
+    results = [function(*leaves) for leaves in zip(*map(treedef.flatten_up_to, (tree, *rest)), strict=True)]
+    return tuple(map(treedef.unflatten, zip(*results, strict=True)))
 
 
 def norm(x: jax.Array) -> jax.Array:
-    """Return the 2-norm of all elements, at least float32."""
+    """Return the 2-norm over all elements, at least float32."""
     x = x.astype(state_dtype(x.dtype))
     return jnp.sqrt(jnp.sum(x * x))
 
 
 def require_params(optimizer: str, params: Tree) -> Tree:
-    """Return `params`.
-
-    Raises:
-      ValueError: `params` is None.
-    """
+    """Return `params`; raise ValueError if it is None."""
     if params is None:
         raise ValueError(f"`params` must be given for {optimizer}, got None; call update(grads, state, params)")
     return params
@@ -94,7 +93,7 @@ def is_zero(value: Any) -> bool:
 
 
 def ascent_parts(maximize: bool) -> Parts:
-    """Return the part that flips the sign of gradients for `maximize=True`, else no part."""
+    """Return the part that flips gradients for `maximize=True`, else no part."""
     return [("ascent", optax.scale(-1.0))] if maximize else []
 
 

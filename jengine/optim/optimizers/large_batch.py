@@ -1,4 +1,4 @@
-"""Define LARS with the formulas of MMSelfSup, and LAMB with those of MMPretrain."""
+"""LARS with the formulas of MMSelfSup, and LAMB with those of MMPretrain."""
 
 from typing import Any
 
@@ -10,14 +10,22 @@ from jengine.annotations import Decay, Fraction, NonNegative, Positive
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.adam import init_moments, scale_by_adam
 from jengine.optim.optimizers.common import Parts, Tree
-from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.optimizers.optimizer import define_optimizer
 from jengine.optim.optimizers.sgd import check_nesterov, momentum_parts
-from jengine.optim.transforms import add_decayed_weights_by_rule, scale_by_group_learning_rate
-from jengine.optim.transforms.groups import broadcast_to_params
-from jengine.registry import OPTIMIZERS
+from jengine.optim.transforms.groups import (
+    add_decayed_weights_by_rule,
+    broadcast_to_params,
+    scale_by_group_learning_rate,
+)
 
 
-@OPTIMIZERS.register_module()
+@define_optimizer(
+    *("lr", "momentum", "weight_decay", "dampening", "eta", "eps", "lars_exclude"),
+    check=check_nesterov("LARS"),
+    per_parameter=("lr", "weight_decay", "lars_exclude"),
+    absent_at_zero=("weight_decay", "momentum", "dampening"),
+    whole_tensor=True,
+)
 def LARS(
     lr: NonNegative,
     momentum: Fraction = 0.0,
@@ -26,47 +34,27 @@ def LARS(
     eta: NonNegative = 0.001,
     nesterov: bool = False,
     eps: NonNegative = 1e-8,
-) -> Optimizer:
+    lars_exclude: bool = False,
+) -> Parts:
     """Build LARS, layer-wise adaptive rate scaling (You et al., arXiv:1708.03888). Without momentum it has no state.
 
-    Unlike in SGD, the learning rate is applied before the momentum. A group setting `lars_exclude=True` disables the
-    trust ratio, but not the weight decay.
+    Unlike in SGD, the learning rate is applied before the momentum.
 
     Args:
       lr: learning rate.
-      momentum: momentum.
+      momentum: momentum decay; 0 for none.
       weight_decay: coupled weight decay, included in the trust ratio.
-      dampening: reduces the weight of a gradient in the momentum.
-      eta: factor of the trust ratio.
+      dampening: reduces the gradient's weight in the momentum.
+      eta: multiplies the trust ratio.
       nesterov: use Nesterov momentum.
-      eps: added to the denominator of the trust ratio.
-
-    Raises:
-      ValueError: a negative setting, or nesterov without momentum or with dampening.
+      eps: added to the trust ratio's denominator.
+      lars_exclude: disable the trust ratio, but not the weight decay; usually set for some parameter groups.
     """
-    check_nesterov("LARS", nesterov, momentum, dampening)
-    settings = {
-        "lr": lr,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-        "dampening": dampening,
-        "eta": eta,
-        "nesterov": nesterov,
-        "eps": eps,
-        "lars_exclude": False,
-    }
-    return Optimizer(
-        "LARS",
-        settings,
-        _lars_parts,
-        hyperparams=("lr", "momentum", "weight_decay", "dampening", "eta", "eps", "lars_exclude"),
-        per_parameter=("lr", "weight_decay", "lars_exclude"),
-        absent_at_zero=("weight_decay", "momentum", "dampening"),
-        whole_tensor=True,
-    )
+    scale = scale_by_lars(lr, weight_decay, eta, eps, lars_exclude)
+    return [("scale_by_lars", scale), *momentum_parts(momentum, dampening, nesterov), ("descent", optax.scale(-1.0))]
 
 
-@OPTIMIZERS.register_module()
+@define_optimizer("lr", "betas", "eps", "weight_decay", whole_tensor=True)
 def Lamb(
     lr: NonNegative = 1e-3,
     bias_correction: bool = True,
@@ -77,36 +65,32 @@ def Lamb(
     max_grad_norm: Positive | None = 1.0,
     trust_clip: bool = False,
     always_adapt: bool = False,
-) -> Optimizer:
+) -> Parts:
     """Build LAMB (You et al., arXiv:1904.00962). Tensors without weight decay are not scaled by the trust ratio.
 
     Args:
       lr: learning rate.
       bias_correction: correct the bias of the moments.
-      betas: decay of the two moments.
-      eps: added to the root of the second moment.
-      weight_decay: weight decay, included in the trust ratio.
+      betas: decay rates for the two moments.
+      eps: added to the denominator.
+      weight_decay: weight decay coefficient, included in the trust ratio.
       grad_averaging: multiply new gradients by `1 - betas[0]` in the first moment.
-      max_grad_norm: the maximum global norm of the gradients; None for no clipping. Groups that differ in more than lr
-        and weight_decay are clipped separately.
+      max_grad_norm: maximum global gradient norm; None for no clipping. Groups that differ in more than lr and
+        weight_decay are clipped separately.
       trust_clip: limit the trust ratio to 1.
       always_adapt: scale tensors without weight decay by the trust ratio too.
-
-    Raises:
-      ValueError: a setting outside its range.
     """
-    settings = {
-        "lr": lr,
-        "bias_correction": bias_correction,
-        "betas": tuple(map(float, betas)),
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "grad_averaging": grad_averaging,
-        "max_grad_norm": max_grad_norm,
-        "trust_clip": trust_clip,
-        "always_adapt": always_adapt,
-    }
-    return Optimizer("Lamb", settings, _lamb_parts, ("lr", "betas", "eps", "weight_decay"), whole_tensor=True)
+    if bias_correction and grad_averaging:
+        scale = scale_by_adam(*betas, eps)
+    else:
+        scale = scale_by_lamb_moments(*betas, eps, bias_correction, grad_averaging)
+    return [
+        *([] if max_grad_norm is None else [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))]),
+        ("scale_by_adam", scale),
+        ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
+        ("scale_by_trust_ratio", scale_by_trust_ratio(True if always_adapt else weight_decay, trust_clip)),
+        ("scale_by_learning_rate", scale_by_group_learning_rate(lr)),
+    ]
 
 
 def scale_by_lars(
@@ -120,7 +104,7 @@ def scale_by_lars(
     Args:
       learning_rate: a number, or a tree of numbers like the parameters.
       weight_decay: a number, or a tree of numbers like the parameters.
-      eta: factor of the ratio.
+      eta: multiplies the ratio.
       eps: added to the denominator.
       exclude: if not 0, the ratio is 1; a number, or a tree of numbers like the parameters.
     """
@@ -144,12 +128,7 @@ def scale_by_lamb_moments(
 ) -> optax.GradientTransformation:
     """Rescale gradients by Adam with optional bias correction and averaging; `optax.scale_by_adam` always applies both.
 
-    Args:
-      b1: decay of the mean of gradients.
-      b2: decay of the mean of their squares.
-      eps: added to the root.
-      bias_correction: correct the bias of the moments.
-      grad_averaging: multiply new gradients by `1 - b1` in the first moment, not by 1.
+    The arguments are those of `Lamb`, with two betas.
     """
 
     def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
@@ -167,7 +146,7 @@ def scale_by_lamb_moments(
 
 
 def scale_by_trust_ratio(adapt: Any, trust_clip: bool = False) -> optax.GradientTransformation:
-    """Scale the update of each tensor to the norm of the tensor; `optax.scale_by_trust_ratio` scales all tensors.
+    """Scale the update of each tensor to the tensor's norm; `optax.scale_by_trust_ratio` scales all tensors.
 
     Args:
       adapt: if 0, the tensor is not scaled; a number, or a tree of numbers like the parameters.
@@ -184,28 +163,3 @@ def scale_by_trust_ratio(adapt: Any, trust_clip: bool = False) -> optax.Gradient
         return jax.tree.map(leaf, updates, params, broadcast_to_params(adapt, params))
 
     return optax.stateless(update)
-
-
-def _lars_parts(
-    lr: Any, momentum: Any, weight_decay: Any, dampening: Any, eta: Any, nesterov: bool, eps: Any, lars_exclude: Any
-) -> Parts:
-    scale = scale_by_lars(lr, weight_decay, eta, eps, lars_exclude)
-    return [("scale_by_lars", scale), *momentum_parts(momentum, dampening, nesterov), ("descent", optax.scale(-1.0))]
-
-
-def _lamb_parts(
-    lr: Any, bias_correction: bool, betas: Any, eps: Any, weight_decay: Any, grad_averaging: bool,
-    max_grad_norm: float | None, trust_clip: bool, always_adapt: bool,
-) -> Parts:  # fmt: skip
-    b1, b2 = betas
-    if bias_correction and grad_averaging:
-        scale = scale_by_adam(b1, b2, eps)
-    else:
-        scale = scale_by_lamb_moments(b1, b2, eps, bias_correction, grad_averaging)
-    return [
-        *([] if max_grad_norm is None else [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))]),
-        ("scale_by_adam", scale),
-        ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
-        ("scale_by_trust_ratio", scale_by_trust_ratio(True if always_adapt else weight_decay, trust_clip)),
-        ("scale_by_learning_rate", scale_by_group_learning_rate(lr)),
-    ]

@@ -1,4 +1,4 @@
-"""Define Muon with the formulas of torch.optim.Muon."""
+"""Muon with the formulas of torch.optim.Muon, and Lion: optimizers that replace the momentum by a normalized one."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -8,17 +8,14 @@ import jax.numpy as jnp
 import optax
 
 from jengine import paths
-from jengine.annotations import Finite, Fraction, NonNegative, Range
+from jengine.annotations import Decay, Finite, Fraction, NonNegative, Range
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
-from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.registry import OPTIMIZERS
-
-_ADJUSTMENTS = (None, "original", "match_rms_adamw")
+from jengine.optim.optimizers.optimizer import define_optimizer, rename_optimizer
 
 
-@OPTIMIZERS.register_module()
-def Muon(
+@define_optimizer("lr", "weight_decay", "momentum", whole_tensor=True)
+def TorchMuon(
     lr: NonNegative = 1e-3,
     weight_decay: NonNegative = 0.1,
     momentum: Fraction = 0.95,
@@ -27,41 +24,44 @@ def Muon(
     eps: NonNegative = 1e-7,
     ns_steps: Annotated[int, Range(ge=1, lt=100)] = 5,
     adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
-) -> Optimizer:
+) -> Parts:
     """Build Muon, orthogonalised momentum for matrices (Jordan et al., 2024), by Newton-Schulz iterations in bfloat16.
 
-    It trains only matrices, in Flax's layout (in, out); use another optimizer for other parameters. The `muon` of optax
-    trains these with Adam.
+    It trains only matrices, in Flax's layout (in, out), and raises ValueError at `init` for other parameters; use
+    another optimizer for these. The `muon` of optax trains them with Adam.
 
     Args:
       lr: learning rate.
       weight_decay: decoupled weight decay.
-      momentum: decay of the momentum.
+      momentum: momentum decay.
       nesterov: use Nesterov momentum.
       ns_coefficients: coefficients of the quintic polynomial.
-      eps: minimum of the norm in the denominator.
+      eps: lower bound for the norm in the denominator.
       ns_steps: number of Newton-Schulz iterations.
-      adjust_lr_fn: the scale of the learning rate of a matrix: 'original' (None) multiplies lr by
-        `sqrt(max(1, out / in))`, 'match_rms_adamw' by `0.2 sqrt(max(out, in))`.
-
-    Raises:
-      ValueError: a setting outside its range; at `init`, a parameter that is not a matrix.
+      adjust_lr_fn: learning rate scale of a matrix: 'original' (None) multiplies lr by `sqrt(max(1, out / in))`,
+        'match_rms_adamw' by `0.2 sqrt(max(out, in))`.
     """
-    settings = {
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "momentum": momentum,
-        "nesterov": nesterov,
-        "ns_coefficients": tuple(ns_coefficients),
-        "eps": eps,
-        "ns_steps": ns_steps,
-        "adjust_lr_fn": adjust_lr_fn,
-    }
-    return Optimizer("Muon", settings, _muon_parts, ("lr", "weight_decay", "momentum"), whole_tensor=True)
+    scale = [("scale_by_muon", scale_by_muon(momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn))]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True)
+
+
+Muon = rename_optimizer("Muon", TorchMuon)
+
+
+@define_optimizer("lr", "betas", "weight_decay")
+def Lion(lr: NonNegative = 1e-4, betas: tuple[Decay, Decay] = (0.9, 0.99), weight_decay: NonNegative = 0.0) -> Parts:
+    """Build Lion, the sign of an interpolated momentum (Chen et al., arXiv:2302.06675), with decoupled weight decay.
+
+    Args:
+      lr: learning rate.
+      betas: decay rates for the interpolation whose sign is the update, and for the momentum.
+      weight_decay: weight decay coefficient.
+    """
+    return common.chain_with_decay([("scale_by_lion", optax.scale_by_lion(*betas))], lr, weight_decay, decoupled=True)
 
 
 class MuonState(NamedTuple):
-    """Hold the state of Muon."""
+    """Muon's state."""
 
     momentum: Tree  # float32, like the parameters
 
@@ -76,13 +76,7 @@ def scale_by_muon(
 ) -> optax.GradientTransformation:
     """Orthogonalise the momentum of matrices in bfloat16; `optax.contrib.scale_by_muon` also corrects its bias.
 
-    Args:
-      momentum: decay of the momentum.
-      nesterov: use Nesterov momentum.
-      ns_coefficients: coefficients of the quintic polynomial.
-      eps: minimum of the norm in the denominator.
-      ns_steps: number of Newton-Schulz iterations.
-      adjust_lr_fn: the scale of the update of a matrix, see `Muon`.
+    The arguments are those of `TorchMuon`.
 
     Raises:
       ValueError: at `init`, a parameter that is not a matrix.
@@ -92,8 +86,8 @@ def scale_by_muon(
         for path, leaf in paths.flatten(params).items():
             if leaf.ndim != 2:
                 raise ValueError(
-                    f"Muon: parameter {path!r} must be a matrix, got shape {leaf.shape}; use another optimizer for it, "
-                    "or 'muon', which trains such parameters with Adam"
+                    f"TorchMuon: parameter {path!r} must be a matrix, got shape {leaf.shape}; use another optimizer "
+                    "for it, or 'muon', which trains such parameters with Adam"
                 )
         return MuonState(common.zeros_like(params))
 
@@ -114,19 +108,11 @@ def scale_by_muon(
     return optax.GradientTransformation(init, update)
 
 
-def _muon_parts(
-    lr: Any, weight_decay: Any, momentum: Any, nesterov: bool, ns_coefficients: Sequence[float], eps: float,
-    ns_steps: int, adjust_lr_fn: str | None,
-) -> Parts:  # fmt: skip
-    scale = [("scale_by_muon", scale_by_muon(momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn))]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True)
-
-
 def _orthogonalise(matrix: jax.Array, coefficients: Sequence[float], steps: int, eps: float) -> jax.Array:
     a, b, c = coefficients
     x = matrix.astype(jnp.bfloat16)
     is_wide = x.shape[0] <= x.shape[1]
-    x = x if is_wide else x.T
+    x = x if is_wide else x.T  # the smaller Gram matrix
     x = x / jnp.maximum(jnp.linalg.norm(x), eps)
     for _ in range(steps):
         gram = x @ x.T

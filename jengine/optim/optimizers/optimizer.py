@@ -1,42 +1,53 @@
-"""Describe an optimizer independently of the parameters: the settings of its groups, and the parts of its chain.
+"""Optimizers before they know their parameters: group settings, and a function that builds the chain.
 
-The parts never close over a hyperparameter that may change during training. They are built while tracing, from traced
-hyperparameters, as in `optax.inject_hyperparams`, so schedules change them without recompilation.
+No part of a chain closes over a hyperparameter. The chain is built while tracing, from traced hyperparameters, as in
+`optax.inject_hyperparams`, so that schedules change them without recompilation.
 """
 
 import dataclasses
 import functools
+import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, ParamSpec
 
 import optax
 
 from jengine.errors import ConfigError
 from jengine.optim.optimizers.common import Parts, Tree
-from jengine.registry import OPTIM_WRAPPERS
+from jengine.registry import OPTIM_WRAPPERS, OPTIMIZERS
+
+P = ParamSpec("P")
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Describe an optimizer by its chain and the settings of its parameter groups.
+    """An optimizer: its chain, and the settings of its parameter groups.
 
     It is also a gradient transformation: `init` and `update` are those of `OptimWrapper(optimizer).tx`.
 
+    >>> import jax.numpy as jnp
+    >>> from jengine.optim import SGD
+    >>> optimizer, params = SGD(lr=0.5), {"w": jnp.array([2.0, 4.0])}
+    >>> updates, state = optimizer.update({"w": jnp.ones(2)}, optimizer.init(params), params)
+    >>> updates["w"].tolist()
+    [-0.5, -0.5]
+
     Attributes:
-      name: its name in a config.
-      defaults: the default settings of a parameter group: lr, weight_decay, momentum or betas, eps, flags.
-      parts: `parts(**settings)` returns the named parts of the chain; it is called while tracing, with traced scalars
+      name: name in a config.
+      defaults: default group settings: lr, weight_decay, momentum or betas, eps, flags.
+      parts: `parts(**settings)` returns the named parts of the chain. It is called while tracing, with traced scalars
         for `hyperparams`, and trees of scalars like the parameters for the `per_parameter` ones that differ.
-      hyperparams: names of the settings that are traced: floats, and tuples of floats.
-      per_parameter: those of `hyperparams` that may differ between parameters in one chain. Groups that differ in
-        other settings have separate chains.
-      absent_at_zero: those of `hyperparams` that are constants if their initial value is 0 in all groups of a chain,
-        which then has no part or no state for them (weight decay, momentum).
+      hyperparams: names of the traced settings: floats, and tuples of floats.
+      per_parameter: the `hyperparams` that may differ between parameters in one chain. Groups that differ in other
+        settings have separate chains.
+      absent_at_zero: the `hyperparams` that are constants if they start at 0 in all groups of a chain, which then has
+        no part or no state for them (weight decay, momentum).
       whole_tensor: whether an update depends on the whole tensor (norms, matrix factors), so that the layers of a
         stacked parameter cannot be in several groups.
-      groups: settings that differ from `defaults`, each with its 'params'; None: one group of all parameters.
+      groups: settings that differ from `defaults`, each with 'params'; None: one group with all parameters.
     """
 
     name: str
@@ -59,8 +70,8 @@ class Optimizer:
         """Return a copy of this optimizer with parameter groups.
 
         Args:
-          groups: each a dict of settings with `params`: a dotted path, or a list of them; a path includes all
-            parameters below it. Parameters in no group are frozen.
+          groups: dicts of settings with `params`: a dotted path, or a list of them; a path includes all parameters
+            below it. Parameters in no group are frozen.
 
         Raises:
           ValueError: a group without 'params'.
@@ -93,3 +104,61 @@ class Optimizer:
     def update(self, grads: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
         """Return the updates, for `optax.apply_updates`, and the new state; see `OptimWrapper.update`."""
         return self._wrapper.update(grads, state, params, **extra)
+
+
+def define_optimizer(
+    *hyperparams: str, check: Callable[[Mapping[str, Any]], None] | None = None, **flags: Any
+) -> Callable[[Callable[P, Parts]], Callable[P, Optimizer]]:
+    """Turn a function from settings to the parts of a chain into a registered optimizer with these settings.
+
+    The annotations and defaults of the function are those of the config. When a step is traced, the function is called
+    as `Optimizer.parts`, with traced values in the place of the `hyperparams`.
+
+    Args:
+      *hyperparams: see `Optimizer`.
+      check: raises ValueError for settings that annotations cannot exclude.
+      **flags: further attributes of the `Optimizer`.
+    """
+
+    def define(parts: Callable[P, Parts]) -> Callable[P, Optimizer]:
+        signature, name = inspect.signature(parts), parts.__name__
+
+        @functools.wraps(parts)
+        def build(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            settings = {key: _plain(value) for key, value in bound.arguments.items()}
+            if check is not None:
+                check(settings)
+            return Optimizer(name, settings, parts, hyperparams, **flags)
+
+        parts.__qualname__ = f"{name}.parts"  # a pickle names functions by their path
+        vars(build).update(parts=parts, __signature__=signature.replace(return_annotation=Optimizer))
+        return OPTIMIZERS.register_module()(build)
+
+    return define
+
+
+def rename_optimizer(old: str, factory: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
+    """Register `factory` under its old name too, with a warning.
+
+    A name that differs from one of optax in its case only is easily mistaken for it.
+    """
+
+    @functools.wraps(factory)
+    def build(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
+        new = factory.__name__
+        warnings.warn(
+            f"{old} is the old name of {new}; optax's {old.lower()} computes other updates", FutureWarning, stacklevel=3
+        )
+        return factory(*args, **kwargs)
+
+    build.__name__ = build.__qualname__ = old
+    return OPTIMIZERS.register_module()(build)
+
+
+def _plain(value: Any) -> Any:
+    """Return a list of numbers from a config as a tuple of floats."""
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple(float(item) if isinstance(item, Real) else item for item in value)

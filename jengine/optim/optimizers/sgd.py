@@ -1,5 +1,6 @@
-"""Define SGD and averaged SGD with the formulas of torch.optim."""
+"""SGD and averaged SGD with the formulas of torch.optim."""
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -9,13 +10,29 @@ import optax
 from jengine.annotations import Fraction, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
-from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.transforms import add_decayed_weights_by_rule
-from jengine.optim.transforms.groups import broadcast_to_params
-from jengine.registry import OPTIMIZERS
+from jengine.optim.optimizers.optimizer import define_optimizer
+from jengine.optim.transforms.groups import add_decayed_weights_by_rule, broadcast_to_params
 
 
-@OPTIMIZERS.register_module()
+def check_nesterov(optimizer: str) -> Callable[[Mapping[str, Any]], None]:
+    """Return a check that raises ValueError for Nesterov momentum without momentum or with dampening."""
+
+    def check(settings: Mapping[str, Any]) -> None:
+        momentum, dampening = settings["momentum"], settings["dampening"]
+        if settings["nesterov"] and (momentum <= 0 or dampening != 0):
+            raise ValueError(
+                f"{optimizer}: nesterov must have momentum above 0 and dampening 0, got momentum={momentum}, "
+                f"dampening={dampening}"
+            )
+
+    return check
+
+
+@define_optimizer(
+    *("lr", "momentum", "dampening", "weight_decay"),
+    check=check_nesterov("SGD"),
+    absent_at_zero=("weight_decay", "momentum", "dampening"),
+)
 def SGD(
     lr: NonNegative = 1e-3,
     momentum: Fraction = 0.0,
@@ -23,34 +40,22 @@ def SGD(
     weight_decay: NonNegative = 0.0,
     nesterov: bool = False,
     maximize: bool = False,
-) -> Optimizer:
+) -> Parts:
     """Build SGD with coupled weight decay. Without momentum it has no state.
 
     Args:
       lr: learning rate.
-      momentum: decay rate of the momentum; 0 for none.
-      dampening: reduces the contribution of the gradient to the momentum.
-      weight_decay: coefficient of the weight decay.
+      momentum: momentum decay; 0 for none.
+      dampening: reduces the gradient's weight in the momentum.
+      weight_decay: weight decay coefficient.
       nesterov: use Nesterov momentum.
       maximize: maximize the loss.
-
-    Raises:
-      ValueError: a negative setting, or nesterov without momentum or with dampening.
     """
-    check_nesterov("SGD", nesterov, momentum, dampening)
-    settings = {
-        "lr": lr,
-        "momentum": momentum,
-        "dampening": dampening,
-        "weight_decay": weight_decay,
-        "nesterov": nesterov,
-        "maximize": maximize,
-    }
-    hyperparams = ("lr", "momentum", "dampening", "weight_decay")
-    return Optimizer("SGD", settings, _sgd_parts, hyperparams, absent_at_zero=("weight_decay", "momentum", "dampening"))
+    scale = momentum_parts(momentum, dampening, nesterov)
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
 
 
-@OPTIMIZERS.register_module()
+@define_optimizer("lr", "lambd", "alpha", "t0", "weight_decay", whole_tensor=True)
 def ASGD(
     lr: NonNegative = 1e-2,
     lambd: NonNegative = 1e-4,
@@ -58,34 +63,26 @@ def ASGD(
     t0: NonNegative = 1e6,
     weight_decay: NonNegative = 0.0,
     maximize: bool = False,
-) -> Optimizer:
+) -> Parts:
     """Build ASGD, averaged SGD (Polyak and Juditsky, 1992). As in PyTorch, a new lr takes effect one update later.
 
     Args:
       lr: learning rate.
-      lambd: decay of the parameters.
-      alpha: exponent in the decay of the rate.
+      lambd: parameter decay.
+      alpha: exponent in the rate's decay.
       t0: the update at which averaging begins.
       weight_decay: coupled weight decay.
-      maximize: maximize the objective.
-
-    Raises:
-      ValueError: a setting outside its range.
+      maximize: maximize the loss.
     """
-    settings = {
-        "lr": lr,
-        "lambd": lambd,
-        "alpha": alpha,
-        "t0": t0,
-        "weight_decay": weight_decay,
-        "maximize": maximize,
-    }
-    hyperparams = ("lr", "lambd", "alpha", "t0", "weight_decay")
-    return Optimizer("ASGD", settings, _asgd_parts, hyperparams, whole_tensor=True)
+    return [
+        *common.ascent_parts(maximize),
+        ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
+        ("averaged_sgd", averaged_sgd(lr, lambd, alpha, t0)),
+    ]
 
 
 def momentum_parts(momentum: Any, dampening: Any, nesterov: bool) -> Parts:
-    """Return the part with the momentum of SGD; no part if the momentum is the constant 0."""
+    """Return the part with SGD's momentum; no part if the momentum is the constant 0."""
     if common.is_zero(momentum):
         return []
     if common.is_zero(dampening):
@@ -93,21 +90,8 @@ def momentum_parts(momentum: Any, dampening: Any, nesterov: bool) -> Parts:
     return [("scale_by_momentum", dampened_trace(momentum, dampening))]
 
 
-def check_nesterov(optimizer: str, nesterov: bool, momentum: float, dampening: float) -> None:
-    """Check the arguments of Nesterov momentum.
-
-    Raises:
-      ValueError: nesterov without momentum or with dampening.
-    """
-    if nesterov and (momentum <= 0 or dampening != 0):
-        raise ValueError(
-            f"{optimizer}: nesterov must have momentum above 0 and dampening 0, got momentum={momentum}, "
-            f"dampening={dampening}"
-        )
-
-
 class DampenedTraceState(NamedTuple):
-    """Hold the state of momentum with dampening."""
+    """Momentum with dampening."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
     trace: Tree  # float32, like the parameters
@@ -116,11 +100,7 @@ class DampenedTraceState(NamedTuple):
 def dampened_trace(decay: Any, dampening: Any) -> optax.GradientTransformation:
     """Sum gradients with decay and dampening; `optax.trace` has no dampening.
 
-    All gradients except the first have the weight `1 - dampening`; with a momentum of 0 the sum is the gradient.
-
-    Args:
-      decay: the momentum.
-      dampening: reduces the weight of a gradient in the sum.
+    All gradients except the first have the weight `1 - dampening`; with decay 0 the sum is the gradient.
     """
 
     def init(params: Tree) -> DampenedTraceState:
@@ -135,11 +115,11 @@ def dampened_trace(decay: Any, dampening: Any) -> optax.GradientTransformation:
 
 
 class AveragedSgdState(NamedTuple):
-    """Hold the state of averaged SGD."""
+    """Averaged SGD's state."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    eta: Tree  # float32[] per leaf: the rate of the next update, computed from the learning rate of this one
-    average: Tree  # float32, like the parameters: their average, for the user
+    eta: Tree  # float32[] per leaf: the rate of the next update, computed from the current learning rate
+    average: Tree  # float32, like the parameters: average parameters, for the user
 
 
 def averaged_sgd(learning_rate: Any, lambd: Any, alpha: Any, t0: Any) -> optax.GradientTransformation:
@@ -147,8 +127,8 @@ def averaged_sgd(learning_rate: Any, lambd: Any, alpha: Any, t0: Any) -> optax.G
 
     Args:
       learning_rate: a number, or a tree of numbers like the parameters.
-      lambd: decay of the parameters.
-      alpha: exponent in the decay of the rate.
+      lambd: parameter decay.
+      alpha: exponent in the rate's decay.
       t0: the update at which averaging begins.
     """
 
@@ -168,16 +148,3 @@ def averaged_sgd(learning_rate: Any, lambd: Any, alpha: Any, t0: Any) -> optax.G
         return updates, AveragedSgdState(count, eta, average)
 
     return optax.GradientTransformation(init, update)
-
-
-def _sgd_parts(lr: Any, momentum: Any, dampening: Any, weight_decay: Any, nesterov: bool, maximize: bool) -> Parts:
-    scale = momentum_parts(momentum, dampening, nesterov)
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
-
-
-def _asgd_parts(lr: Any, lambd: Any, alpha: Any, t0: Any, weight_decay: Any, maximize: bool) -> Parts:
-    return [
-        *common.ascent_parts(maximize),
-        ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
-        ("averaged_sgd", averaged_sgd(lr, lambd, alpha, t0)),
-    ]

@@ -1,1 +1,1 @@
-"""Divide parameters into groups by rules over paths, module types and layers."""
+"""Parameter groups, by rules over paths, module types and layers."""

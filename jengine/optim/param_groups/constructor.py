@@ -1,4 +1,4 @@
-"""Build an optimizer wrapper from a config and its parameter-wise rules, `paramwise_cfg`."""
+"""Constructor of optimizer wrappers, with the parameter-wise rules in `paramwise_cfg`."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -25,22 +25,29 @@ _NOT_SETTINGS = ("lr_mult", "decay_mult", "requires_grad")
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module(name="ForceDefaultOptimWrapperConstructor")  # MMSegmentation's name
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class DefaultOptimWrapperConstructor:
-    """Set the learning rate and weight decay of each parameter by rules over names, module types and shapes.
+    """Constructor with a learning rate and weight decay for each parameter, by rules over names, modules and shapes.
 
     To write another constructor, derive from this class, override `add_params` and register the class.
+
+    >>> import jax.numpy as jnp
+    >>> cfg, rules = dict(optimizer=dict(type="AdamW", weight_decay=0.1)), dict(bias_decay_mult=0.0)
+    >>> params = {"head": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
+    >>> settings = DefaultOptimWrapperConstructor(cfg, rules)(params).param_settings
+    >>> {path: group["weight_decay"] for path, group in settings.items()}
+    {'head.bias': 0.0, 'head.kernel': 0.1}
 
     Args:
       optim_wrapper_cfg: `dict(optimizer=dict(type=, lr=, ...), ...)`, `type` optional.
       paramwise_cfg: the rules; None or {} for one group of all parameters. Keys:
-        custom_keys: {part of a parameter's name: dict(lr_mult=1, decay_mult=1, requires_grad=True, any setting of
-          the optimizer's groups, fix_lr, lars_exclude)}, or a list of such pairs. Only the longest matching key is
-          used, and no other rule applies to that parameter.
+        custom_keys: {part of a parameter's name: dict(lr_mult=1, decay_mult=1, requires_grad=True, any group setting,
+          fix_lr, lars_exclude)}, or a list of such pairs. Only the longest matching key is used, and no other rule
+          applies to that parameter.
         bias_lr_mult, bias_decay_mult: biases outside norm layers (decay: also inside).
-        norm_decay_mult: all parameters of batch, instance, group and layer norms.
+        norm_decay_mult: all parameters in batch, instance, group and layer norms.
         dwconv_decay_mult: depthwise convolutions.
         flat_decay_mult: one-dimensional parameters.
         dcn_offset_lr_mult, dcn_modules: convolutions under a `conv_offset` in a deformable convolution, which is
-          recognised by its class name or by a match in the list `dcn_modules`.
+          recognised by the class name or by a match in the list `dcn_modules`.
         force_default_settings: True: the other rules also apply where a custom key matches, and take precedence.
         bypass_duplicate: ignored, because a pytree has a shared parameter only once.
         strict: True: a custom key that matches no parameter is an error, not a warning.
@@ -49,7 +56,7 @@ class DefaultOptimWrapperConstructor:
       base_lr: the optimizer's learning rate.
       base_wd: the optimizer's weight decay, None if it is not in the config.
       matched, unmatched: custom keys and rules that matched a parameter, and those that did not.
-      custom_fields: additional legal fields of a custom key, for derived classes.
+      custom_fields: additional legal fields in custom keys, for derived classes.
 
     Raises:
       ArgumentError: no 'optimizer'. TypeError: a config that is not a dict. ConfigError: an unknown rule or field, or
@@ -102,7 +109,7 @@ class DefaultOptimWrapperConstructor:
         return self.wrap(params, merge_equal(groups))
 
     def check_rules(self) -> None:
-        """Check the fields of the custom keys, for which no parameters are needed; see `read_optimizer`."""
+        """Check the fields in custom keys, for which no parameters are needed; see `read_optimizer`."""
         if self.paramwise_cfg:
             self.read_optimizer()
 
@@ -110,8 +117,8 @@ class DefaultOptimWrapperConstructor:
         """Use the optimizer's default learning rate if the config has none, and check the custom keys.
 
         Raises:
-          ConfigError: a field of a custom key that the optimizer's groups do not have, or an illegal value; or a
-            multiplier for an optimizer without a learning rate. ValueError: a decay multiplier of the default decay.
+          ConfigError: a custom key with a field that the optimizer's groups do not have, or an illegal value; or a
+            multiplier for an optimizer without a learning rate. ValueError: a decay multiplier for the default decay.
         """
         optimizer = build_optimizer(self.optimizer_cfg)
         if self.base_lr is None:
@@ -133,11 +140,11 @@ class DefaultOptimWrapperConstructor:
             raise ConfigError(f"`optimizer.lr` must be a number, which {rule} multiplies, got none")
 
     def wrap(self, params: Any, groups: list[dict[str, Any]] | None) -> OptimWrapper:
-        """Return the wrapper of the config.
+        """Return the configured wrapper.
 
         Args:
           params: the parameters; None if they are unknown until `wrapper.init(params)`.
-          groups: the parameter groups; None for one group of all parameters.
+          groups: the parameter groups; None for one group with all parameters.
         """
         optimizer = build_optimizer(self.optimizer_cfg)
         if groups is not None:
@@ -151,14 +158,14 @@ class DefaultOptimWrapperConstructor:
     def add_params(
         self, params: list[dict[str, Any]], module: Module, prefix: str = "", is_dcn_module: bool = False
     ) -> None:
-        """Append the settings of every parameter of `module` and its children.
+        """Append the settings for every parameter in `module` and below it.
 
         Args:
           params: list of dicts with `params`, a list of parameters, and settings that differ from the optimizer's
             defaults.
           module: the module.
-          prefix: dotted path of the module.
-          is_dcn_module: whether the parent of the module is a deformable convolution.
+          prefix: dotted module path.
+          is_dcn_module: whether the parent module is a deformable convolution.
         """
         for name, parameter in module.named_parameters(recurse=False):
             full_name = f"{prefix}.{name}" if prefix else name
@@ -182,7 +189,7 @@ class DefaultOptimWrapperConstructor:
     # ------------------------------------------------------------------ rules
 
     def custom_settings(self, path: str) -> dict[str, Any]:
-        """Return the settings of a parameter from the longest matching custom key; empty if none matches."""
+        """Return the settings from the longest custom key that matches a parameter; empty if none matches."""
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
         for key in sorted(sorted(custom_keys), key=len, reverse=True):
             if any(key in alias for alias in paths.path_aliases(path)):
@@ -197,13 +204,13 @@ class DefaultOptimWrapperConstructor:
         return {}
 
     def typed_settings(self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool) -> dict[str, Any]:
-        """Return the settings of a parameter from all other rules; empty if none applies.
+        """Return a parameter's settings from all other rules; empty if none applies.
 
         Args:
-          name: name of the parameter in `module`.
+          name: parameter name in `module`.
           parameter: the parameter.
           module: the module that has it.
-          is_dcn_module: whether the parent of `module` is a deformable convolution.
+          is_dcn_module: whether the parent module is a deformable convolution.
         """
         cfg = self.paramwise_cfg
         is_bias = name == "bias"
@@ -292,18 +299,21 @@ class DefaultOptimWrapperConstructor:
 
 
 def find_overridden_rules(custom: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the rules whose value for a parameter differs from that of its custom key.
+    """Return the rules whose value for a parameter differs from its custom key's.
 
     Args:
       custom: settings from the custom key.
-      typed: settings from the other rules, with the names of these rules as `patterns`.
+      typed: settings from the other rules, whose names are its `patterns`.
     """
     setting = {rule: "lr" if rule.endswith("lr_mult") else "weight_decay" for rule in typed.get("patterns", ())}
     return tuple(rule for rule, name in setting.items() if typed[name] != custom.get(name))
 
 
 def merge_equal(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge groups with equal settings, in the order of their first appearance.
+    """Merge groups with equal settings, in order of first appearance.
+
+    >>> merge_equal([{"params": [name], "lr": 0.1} for name in ("kernel", "bias")])
+    [{'params': ['kernel', 'bias'], 'patterns': [], 'lr': 0.1}]
 
     Args:
       groups: dicts of settings with `params`, a list of Parameters or paths, and optionally `patterns`, the rules that

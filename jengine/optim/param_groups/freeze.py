@@ -1,9 +1,8 @@
-"""Freeze parameters temporarily with a flag passed as data, so that freezing and unfreezing never recompile.
+"""Temporary freezing by a flag passed as data, so that freezing and unfreezing never recompile.
 
-A hyperparameter called `frozen:PATTERN` that is not 0 freezes the parameters whose path contains PATTERN: their
-gradients count as zero, including in the norm for clipping, their updates are zero, and their part of the optimizer
-state does not change, as in PyTorch for parameters without a gradient. (The count of steps, which all parameters
-share, continues.)
+A hyperparameter called `frozen:PATTERN` that is not 0 freezes the parameters whose path contains PATTERN: gradients
+count as zero, including in the norm for clipping, updates are zero, and the optimizer state does not change, as in
+PyTorch for parameters without a gradient. (The step count, which all parameters share, continues.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +48,7 @@ def skip_frozen(
 
     Args:
       inner: a transformation of the trainable parameters.
-      layout: the groups of the parameters.
+      layout: the parameter groups.
       flags: whether each leaf is frozen, see `frozen_flags`.
       chains: the groups that share a chain.
     """
@@ -64,7 +63,7 @@ def skip_frozen(
 def select_state(layout: GroupLayout, flags: list[Any], chains: Sequence[Sequence[int]], old: Any, new: Any) -> Any:
     """Return an optimizer state with `old` for leaves with a flag and `new` for the others.
 
-    Each part of the state with the structure of the parameters, or of those of one chain, belongs to them leaf by leaf.
+    Each part of the state that has the structure of all parameters, or of one chain's, belongs to them leaf by leaf.
     """
     everything = sorted({group for chain in chains for group in chain})
     flags_by_structure: dict[Any, list[Any]] = {}

@@ -1,4 +1,4 @@
-"""Build optimizer wrappers with learning rates that decrease layer by layer from the head to the stem."""
+"""Constructors with learning rates that decrease layer by layer from the head to the stem."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ NameOf: TypeAlias = Callable[[Parameter], str | Callable[[int], str]]
 
 
 class LayerParameter(NamedTuple):
-    """Describe a parameter, or one layer of a parameter in which `nn.scan` stacks all layers."""
+    """A parameter, or one layer of a parameter in which `nn.scan` stacks all layers."""
 
     path: str  # dotted path; with [i] for layer i of a stacked parameter
     name: str  # as in a model without stacked layers; in PyTorch's alias for rules adopted from PyTorch projects
@@ -39,7 +39,7 @@ class LayerParameter(NamedTuple):
 
 
 class ParameterDecay(NamedTuple):
-    """Hold the weight decay of a parameter and the rules that set it."""
+    """A parameter's weight decay and the rules that set it."""
 
     parameter: LayerParameter
     weight_decay: float
@@ -48,26 +48,33 @@ class ParameterDecay(NamedTuple):
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
-    """Reduce the learning rate layer by layer as in MMSelfSup: `lr * layer_decay_rate ** (N - id - 1)`, N layers.
+    """Constructor with layer-wise learning rates as in MMSelfSup: `lr * layer_decay_rate ** (N - id - 1)`, N layers.
 
     Settings, in the `optimizer` of the config (MMSelfSup) or in `paramwise_cfg` (MMPretrain):
       layer_decay_rate: the factor from layer to layer; 1.0 by default, with a warning.
-      model_type: 'vit', 'swin' or 'mixmim', for models with the names of those models.
-      layer_pattern: instead of model_type, for any model: a regular expression with a group around the layer's number,
+      model_type: 'vit', 'swin' or 'mixmim', for models with these names.
+      layer_pattern: instead of model_type, for any model: a regular expression with a group around the layer number,
         such as r'encoderblock_(\\d+)'; see `LayerPattern`.
       stem_pattern: with layer_pattern, matches the parameters outside the layers that belong to layer 0.
+
+    >>> import jax.numpy as jnp
+    >>> cfg = dict(optimizer=dict(type="AdamW", lr=1.0, weight_decay=0.1))
+    >>> rules = dict(layer_pattern=r"block_(\\d+)", layer_decay_rate=0.5)
+    >>> params = {name: {"kernel": jnp.ones((2, 2))} for name in ("embed", "block_0", "block_1", "head")}
+    >>> LearningRateDecayOptimWrapperConstructor(cfg, rules)(params).get_lr()["lr"]
+    [0.125, 0.25, 0.5, 1.0]
 
     Weight decay follows `paramwise_cfg`: custom_keys (decay_mult), norm_decay_mult, bias_decay_mult,
     dwconv_decay_mult and flat_decay_mult; learning-rate multipliers are ignored with a warning.
 
     Args:
       optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
-      paramwise_cfg: the rules above, and `strict_upstream=True` for MMSelfSup's handling of decay: the shortest
-        matching custom key is used, other rules are ignored, and a layer has at most one non-zero decay.
+      paramwise_cfg: the rules above, and `strict_upstream=True` for decay as in MMSelfSup: the shortest matching custom
+        key is used, other rules are ignored, and a layer has at most one non-zero decay.
 
     Raises:
       ArgumentError: unknown or missing model_type without a layer_pattern, or no weight_decay. ConfigError: a setting
-        of the wrong type, or given twice; when called: a model whose layers are not recognised.
+        with the wrong type, or given twice; when called: a model whose layers are not recognised.
     """
 
     _SETTINGS = ("model_type", "layer_decay_rate", "layer_pattern", "stem_pattern")
@@ -91,12 +98,10 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                 f"layer decay: one of `model_type` and `layer_pattern` must be given, got {self.model_type!r} and "
                 f"{self.pattern.pattern!r}"
             )
-        if self.pattern is None and self.model_type not in ("vit", "swin", "mixmim"):
-            known = ("vit", "swin", "mixmim")
-            hint = closest(str(self.model_type), known)
+        if self.pattern is None and self.model_type not in (known := ("vit", "swin", "mixmim")):
             raise ArgumentError(
-                f"`optimizer.model_type` must be one of {known}, got {self.model_type!r}{hint}; for other models set "
-                "`layer_pattern`"
+                f"`optimizer.model_type` must be one of {known}, got {self.model_type!r}"
+                f"{closest(str(self.model_type), known)}; for other models set `layer_pattern`"
             )
         if self.base_wd is None:
             raise ArgumentError("`optimizer.weight_decay` must be set for layer-wise learning rates, got none")
@@ -112,8 +117,8 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         self.read_optimizer()
         self.require_base_lr("layer decay")
         root = module_tree(params, types)
-        name_of = torch_names() if self.pattern is None else flax_names(root, self.pattern)
-        trained = [parameter for parameter in list_layer_parameters(root, name_of) if self._is_trained(parameter)]
+        parameters = list_layer_parameters(root, names_of(root, self.pattern))
+        trained = [p for p in parameters if self.custom_settings(p.parameter.path).get("requires_grad", True)]
         layer_id, layers, expected = self.layers([parameter.name for parameter in trained])
         is_strict = bool(self.paramwise_cfg.get("strict_upstream"))
         decays = [self._upstream_decay(p) if is_strict else self._parameter_decay(p) for p in trained]
@@ -128,7 +133,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         """Return a function name -> layer, the number of layers, and the expected names for messages.
 
         Args:
-          names: the parameters of the model.
+          names: all parameter names.
         """
         if self.pattern is not None:
             return *self.pattern.number(names), f"as layer_pattern=r'{self.pattern.pattern}' matches"
@@ -136,13 +141,11 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             layers = layer_depth.count_below(names, "backbone.layers") + 2
             expected = "`backbone.layers.0`, `backbone.patch_embed`, ..., as model_type='vit' expects"
             return lambda name: layer_depth.vit_layer_id(name, layers), layers, expected
-        if self.model_type == "swin":
-            depths = layer_depth.stage_depths(names, "backbone.stages")
-            expected = "`backbone.stages.0.blocks.0`, ..., as model_type='swin' expects"
-            return lambda name: layer_depth.swin_layer_id(name, depths), sum(depths) + 2, expected
-        depths = layer_depth.stage_depths(names, "backbone.layers")
-        expected = "`backbone.layers.0.blocks.0`, ..., as model_type='mixmim' expects"
-        return lambda name: layer_depth.mixmim_layer_id(name, depths), sum(depths) + 1, expected
+        is_swin = self.model_type == "swin"
+        stages, layer_id = ("stages", layer_depth.swin_layer_id) if is_swin else ("layers", layer_depth.mixmim_layer_id)
+        depths = layer_depth.stage_depths(names, f"backbone.{stages}")
+        expected = f"`backbone.{stages}.0.blocks.0`, ..., as model_type={self.model_type!r} expects"
+        return lambda name: layer_id(name, depths), sum(depths) + (2 if is_swin else 1), expected
 
     def warn_of_learning_rate_rules(self) -> None:
         """Warn of rules without effect, because the learning rate depends only on the layer."""
@@ -155,9 +158,6 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         ]
         if ignored:
             logger.warning("ignored, because the learning rate depends only on the layer: %s", ", ".join(ignored))
-
-    def _is_trained(self, parameter: LayerParameter) -> bool:
-        return bool(self.custom_settings(parameter.parameter.path).get("requires_grad", True))
 
     def _parameter_decay(self, parameter: LayerParameter) -> ParameterDecay:
         path, shape = parameter.parameter.path, parameter.parameter.shape
@@ -184,7 +184,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
-    """Reduce the learning rate layer- or stage-wise as in MMSegmentation: `lr * decay_rate ** (L - id - 1)`.
+    """Constructor with layer- or stage-wise learning rates as in MMSegmentation: `lr * decay_rate ** (L - id - 1)`.
 
     L is num_layers + 2. One-dimensional parameters and biases have no weight decay.
 
@@ -193,14 +193,14 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
       paramwise_cfg: `num_layers` (int), `decay_rate`, `decay_type`, 'layer_wise' (default) or 'stage_wise', and
         `backbone`, 'ConvNeXt', 'BEiT' or 'MAE', if the class name of the module `backbone` does not contain one of
         these. For any other model `decay_rate` and `layer_pattern`, a regular expression with a group around the
-        layer's number (and optionally `stem_pattern`, see `LayerPattern`); `num_layers` is then counted. With none of
+        layer number (and optionally `stem_pattern`, see `LayerPattern`); `num_layers` is then counted. Without
         num_layers, decay_rate and layer_pattern, one group is built, with a warning. Other keys are ignored, with a
         warning.
 
     Raises:
-      ValueError: an unknown decay_type. ConfigError: missing settings or settings of the wrong type; when called: a
-        model whose layers are not recognised. NotImplementedError, when called: another backbone, or 'stage_wise' for a
-        backbone that is not a ConvNeXt.
+      ValueError: an unknown decay_type. ConfigError: missing settings or wrong types; when called: a model whose layers
+        are not recognised. NotImplementedError, when called: another backbone, or 'stage_wise' for a backbone that is
+        not a ConvNeXt.
     """
 
     paramwise_keys = ()  # unknown keys are a warning, not an error
@@ -246,8 +246,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
             self.base_lr = build_optimizer(self.optimizer_cfg).defaults.get("lr")
         self.require_base_lr("layer decay")
         root = module_tree(params, types)
-        name_of = torch_names() if self.pattern is None else flax_names(root, self.pattern)
-        parameters = list_layer_parameters(root, name_of)
+        parameters = list_layer_parameters(root, names_of(root, self.pattern))
         decays = [ParameterDecay(p, (self.base_wd or 0.0) if _is_decayed(p) else 0.0) for p in parameters]
         rate = self.paramwise_cfg["decay_rate"]
         if self.pattern is None:
@@ -268,7 +267,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         return self.wrap(params, groups)
 
     def layer_id(self, backbone: str) -> LayerId:
-        """Return a function name -> layer for a backbone of class `backbone`."""
+        """Return a function name -> layer for a backbone class."""
         layers = self.paramwise_cfg["num_layers"]
         if "ConvNeXt" in backbone:
             if self.decay_type == "stage_wise":
@@ -285,7 +284,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayOptimizerConstructor(LearningRateDecayOptimizerConstructor):
-    """Support MMSegmentation's older settings: `num_layers` and `layer_decay_rate`, now called `decay_rate`.
+    """Constructor with MMSegmentation's older settings: `num_layers` and `layer_decay_rate`, now called `decay_rate`.
 
     Args:
       optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
@@ -308,11 +307,7 @@ class LayerDecayOptimizerConstructor(LearningRateDecayOptimizerConstructor):
 
 
 def list_layer_parameters(root: Module, name_of: NameOf) -> list[LayerParameter]:
-    """Return all parameters in the order of the model, stacked ones layer by layer.
-
-    Args:
-      root: the model.
-      name_of: parameter -> name; for a stacked parameter a function layer -> name.
+    """Return all parameters in model order, stacked ones layer by layer.
 
     Raises:
       ValueError: stacked parameters with different numbers of layers.
@@ -335,27 +330,10 @@ def list_layer_parameters(root: Module, name_of: NameOf) -> list[LayerParameter]
     return parameters
 
 
-def torch_names(stacked: str = "backbone.layers") -> NameOf:
-    """Return the names of PyTorch, for a model that stacks or numbers its layers in the module `stacked`.
-
-    Args:
-      stacked: the module of the layers; if no number follows it in a path, the parameter has all layers along its
-        first axis.
-    """
-
-    def name_of(parameter: Parameter) -> str | Callable[[int], str]:
-        """Return the torch alias of a parameter, or of each of its layers."""
-        name = paths.torch_alias(parameter.path)
-        suffix = name.removeprefix(f"{stacked}.")
-        if suffix == name or suffix.split(".")[0].isdigit():
-            return name
-        return lambda layer: f"{stacked}.{layer}.{suffix}"
-
-    return name_of
-
-
-def flax_names(root: Module, pattern: LayerPattern) -> NameOf:
-    """Return the names of Flax, with layer numbers in the names of parameters that `pattern` identifies as stacked."""
+def names_of(root: Module, pattern: LayerPattern | None) -> NameOf:
+    """Return PyTorch's names; with a pattern Flax's, with layer numbers where `pattern` finds stacked parameters."""
+    if pattern is None:
+        return _torch_name
     stacked = pattern.find_stacked({parameter.path: parameter for _, parameter in root.named_parameters()})
     return lambda parameter: stacked.get(parameter.path, parameter.path)
 
@@ -367,33 +345,24 @@ def layer_groups(
     base_lr: float,
     collapse: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the parameter groups of a model by layer and weight decay, in the order of their first parameter.
+    """Return parameter groups by layer and weight decay, in the order of the first parameters.
+
+    They are called `layer_ID_decay` and `layer_ID_no_decay`, and have lr, weight_decay, lr_scale and group_name.
 
     Args:
-      decays: parameters and their weight decays.
+      decays: parameters with weight decays.
       layer_id: name -> layer.
-      scale: layer -> factor of its learning rate.
-      base_lr: the learning rate for a factor of 1.
-      collapse: use the first non-zero decay in a layer for all its parameters that decay.
-
-    Returns:
-      Groups called `layer_ID_decay` and `layer_ID_no_decay`, with settings lr, weight_decay, lr_scale and group_name.
+      scale: layer -> learning rate multiplier.
+      base_lr: the learning rate that the scale multiplies.
+      collapse: use the first non-zero decay in a layer for all parameters in it that decay.
     """
     groups: dict[Any, dict[str, Any]] = {}
     for parameter, weight_decay, patterns in decays:
         layer = layer_id(parameter.name)
         name = f"layer_{layer}_{'decay' if weight_decay else 'no_decay'}"
-        group = groups.setdefault(
-            name if collapse else (name, weight_decay),
-            {
-                "params": [],
-                "patterns": [],
-                "weight_decay": weight_decay,
-                "lr_scale": scale(layer),
-                "group_name": name,
-                "lr": base_lr * scale(layer),
-            },
-        )
+        settings = {"weight_decay": weight_decay, "lr_scale": scale(layer), "group_name": name}
+        key = name if collapse else (name, weight_decay)
+        group = groups.setdefault(key, {"params": [], "patterns": [], **settings, "lr": base_lr * scale(layer)})
         group["params"].append(parameter.path)
         group["patterns"] += [pattern for pattern in patterns if pattern not in group["patterns"]]
     logger.debug("Param groups = %s", json.dumps({g["group_name"]: g for g in groups.values()}, indent=2))
@@ -403,16 +372,13 @@ def layer_groups(
 def check_layers(
     parameters: Sequence[LayerParameter], layer_id: LayerId, expected: str, blocks: int | None = None
 ) -> None:
-    """Check that layer decay recognises the layers of the model.
+    """Raise ConfigError without layers, or if all parameters are in one, so that all learning rates would be equal.
 
     Args:
       parameters: the parameters.
       layer_id: name -> layer.
       expected: the expected names, for the message.
       blocks: number of layers found, None if they are not counted.
-
-    Raises:
-      ConfigError: no layers, or all parameters in one layer, so that all learning rates would be equal.
     """
     if blocks != 0 and len({layer_id(parameter.name) for parameter in parameters}) > 1:
         return
@@ -422,6 +388,15 @@ def check_layers(
     pattern = _guess_layer_pattern(names)
     hint = f"did you mean layer_pattern=r'{pattern}'?" if pattern else "set `layer_pattern` for other models"
     raise ConfigError(f"layer decay: the parameters must be called {expected}, got {examples or 'none'}; {hint}")
+
+
+def _torch_name(parameter: Parameter) -> str | Callable[[int], str]:
+    """Return the torch alias of a parameter, or for a parameter that stacks all layers, of each layer."""
+    name = paths.torch_alias(parameter.path)
+    suffix = name.removeprefix("backbone.layers.")
+    if suffix == name or suffix.split(".")[0].isdigit():
+        return name
+    return lambda layer: f"backbone.layers.{layer}.{suffix}"
 
 
 def _parse_layer_pattern(settings: Mapping[str, Any]) -> LayerPattern | None:

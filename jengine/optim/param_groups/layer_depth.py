@@ -1,4 +1,4 @@
-"""Find the layer of a parameter, by rules for known models or by a regular expression."""
+"""The layer of each parameter, by rules for known models or by a regular expression."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,11 +17,16 @@ _TOKENS = ("backbone.cls_token", "backbone.mask_token", "backbone.pos_embed")
 
 
 class LayerPattern:
-    """Number the layers of a model: 0 for the stem, then the layers that match the pattern, then everything else.
+    """Numbering of layers: 0 for the stem, then the layers that match the pattern, then everything else.
 
     The pattern is searched in the Flax path and in its torch alias; the first match is used. Each group matches a
     number: `layers_(\\d+)` numbers one series of layers, `stages_(\\d+)\\.blocks_(\\d+)` blocks within stages, and with
     `encoder_(\\d+)|decoder_(\\d+)` the first series comes before the second. Layers are counted from the parameters.
+
+    >>> names = ["embed.kernel", "block_0.kernel", "block_1.kernel", "head.kernel"]
+    >>> layer_id, layers = LayerPattern(r"block_(\\d+)").number(names)
+    >>> list(map(layer_id, names)), layers
+    ([0, 1, 2, 3], 4)
 
     Args:
       pattern: a regular expression with a group around each number.
@@ -63,7 +68,7 @@ class LayerPattern:
         """Return a function name -> layer for a model, and the number of layers, including stem and head.
 
         Args:
-          names: names of the parameters, and of each layer of a stacked parameter.
+          names: parameter names, one for each layer of a stacked parameter.
         """
         keys = sorted({key for name in names if (key := self.key(name)) is not None})
         depth = {key: index for index, key in enumerate(keys, start=1)}
@@ -87,7 +92,7 @@ class LayerPattern:
           parameters: parameters by path.
 
         Returns:
-          Path of each stacked parameter -> function from i to the name of its layer i in a model without stacking.
+          Path -> function from i to the name that layer i would have in a model without stacking.
         """
         # path of a module that may be stacked -> separator before the number
         modules = dict(stack for path in parameters if (stack := self._find_stack(path)))
@@ -101,7 +106,7 @@ class LayerPattern:
         return names
 
     def _find_stack(self, path: str) -> tuple[str, str] | None:
-        """Return the module in the path that may be stacked, and the separator before the number of a layer."""
+        """Return the module in the path that may be stacked, and the separator before a layer number."""
         parts = path.split(".")
         for count in range(1, len(parts)):
             module, suffix = ".".join(parts[:count]), parts[count:]
@@ -115,7 +120,7 @@ class LayerPattern:
 
 
 def vit_layer_id(name: str, layers: int) -> int:
-    """Return the layer of a vision transformer: 0 for the stem, i + 1 for block i, `layers - 1` for the rest."""
+    """Return the vision transformer layer: 0 for the stem, i + 1 for block i, `layers - 1` for the rest."""
     if name in _TOKENS or name.startswith("backbone.patch_embed"):
         return 0
     block = _parse_number(name, "backbone.layers")
@@ -123,7 +128,7 @@ def vit_layer_id(name: str, layers: int) -> int:
 
 
 def swin_layer_id(name: str, depths: Sequence[int]) -> int:
-    """Return the layer of a Swin transformer: 0 for the stem, then the blocks; a downsampling is in the last block."""
+    """Return the Swin transformer layer: 0 for the stem, then the blocks; a downsampling is in the last block."""
     if "mask_token" in name or "patch_embed" in name:
         return 0
     stage = _parse_number(name, "backbone.stages")
@@ -134,7 +139,7 @@ def swin_layer_id(name: str, depths: Sequence[int]) -> int:
 
 
 def mixmim_layer_id(name: str, depths: Sequence[int]) -> int:
-    """Return the layer of MixMIM: -1 for the stem, then the blocks from 0; the head is in the last block."""
+    """Return the MixMIM layer: -1 for the stem, then the blocks from 0; the head is in the last block."""
     if any(part in name for part in ("patch_embed", "absolute_pos_embed", "pos_embed")):
         return -1
     stage = _parse_number(name, "backbone.layers")
@@ -145,11 +150,9 @@ def mixmim_layer_id(name: str, depths: Sequence[int]) -> int:
 
 
 def convnext_layer_id(name: str, layers: int) -> int:
-    """Return the layer of a ConvNeXt: every three blocks of the third stage are a layer, the last stage is `layers`.
+    """Return the ConvNeXt layer: every three blocks in the third stage are a layer, the last stage is `layers`.
 
-    Args:
-      name: the parameter's name.
-      layers: 12 for models with 27 blocks in the third stage, 6 for models with 9.
+    `layers` is 12 for models with 27 blocks in the third stage, 6 for models with 9.
     """
     if name in _TOKENS:
         return 0
@@ -166,7 +169,7 @@ def convnext_layer_id(name: str, layers: int) -> int:
 
 
 def convnext_stage_id(name: str, layers: int) -> int:
-    """Return the stage of a ConvNeXt: 0 for stem and downsamplings, s + 1 for stage s, `layers - 1` for the rest."""
+    """Return the ConvNeXt stage: 0 for stem and downsamplings, s + 1 for stage s, `layers - 1` for the rest."""
     if name in _TOKENS or name.startswith("backbone.downsample_layers"):
         return 0
     stage = _parse_number(name, "backbone.stages")
@@ -174,13 +177,13 @@ def convnext_stage_id(name: str, layers: int) -> int:
 
 
 def count_below(names: Iterable[str], prefix: str) -> int:
-    """Return the number of numbered modules below `prefix`: 2 for `layers.0.w`, `layers.1.w`."""
+    """Return how many numbered modules are below `prefix`: 2 for `layers.0.w`, `layers.1.w`."""
     matches = (re.match(rf"{re.escape(prefix)}\.(\d+)(\.|$)", name) for name in names)
     return len({match[1] for match in matches if match})
 
 
 def stage_depths(names: Sequence[str], prefix: str) -> list[int]:
-    """Return the number of blocks in each stage, for names such as `stages.0.blocks.1.w`."""
+    """Return how many blocks each stage has, for names such as `stages.0.blocks.1.w`."""
     return [count_below(names, f"{prefix}.{s}.blocks") for s in range(count_below(names, prefix))]
 
 
@@ -190,7 +193,7 @@ def _parse_number(name: str, prefix: str) -> int | None:
 
 
 def _parse_block(name: str) -> int | None:
-    """Return i of `backbone.stages.0.blocks.i`; None for other parts of a stage, such as a downsampling."""
+    """Return i for `backbone.stages.0.blocks.i`; None for other parts of a stage, such as a downsampling."""
     block = name.split(".")[4:5]
     return int(block[0]) if block and block[0].isdigit() else None
 
@@ -207,6 +210,6 @@ def _insert_number(module: str, separator: str, suffix: str) -> Callable[[int], 
 
 
 def _has_layer_axis(parameter: Parameter) -> bool:
-    """Return whether a parameter has more axes than the minimum for its name in a single layer."""
+    """Return whether a parameter has more axes than its name needs in a single layer."""
     axes = {"kernel": 2, "embedding": 2, "bias": 1, "scale": 1}
     return parameter.ndim > axes.get(parameter.path.rpartition(".")[2], 0)

@@ -1,6 +1,7 @@
-"""Find the parameters of a model and the types of the modules that own them."""
+"""Parameters of a model, and the types of the modules that own them."""
 
 import dataclasses
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,19 +20,12 @@ _NORMS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm", "GroupNorm", "LayerNorm"
 
 @dataclasses.dataclass
 class Parameter:
-    """Describe one leaf of the parameter tree.
+    """A leaf in the parameter tree."""
 
-    Attributes:
-      path: dotted path.
-      shape: shape.
-      dtype: dtype.
-      requires_grad: whether it is trained.
-    """
-
-    path: str
+    path: str  # dotted
     shape: tuple[int, ...]
     dtype: Any
-    requires_grad: bool = True
+    requires_grad: bool = True  # whether it is trained
 
     @property
     def ndim(self) -> int:
@@ -41,22 +35,15 @@ class Parameter:
 
 @dataclasses.dataclass
 class Module:
-    """Describe a node of the parameter tree.
+    """A node in the parameter tree."""
 
-    Attributes:
-      path: dotted path, empty for the root.
-      type: class name; None for a bare pytree, in which only names and shapes are available.
-      parameters: the module's own parameters by name.
-      children: child modules by name.
-    """
-
-    path: str = ""
-    type: str | None = None
-    parameters: dict[str, Parameter] = dataclasses.field(default_factory=dict)
-    children: dict[str, "Module"] = dataclasses.field(default_factory=dict)
+    path: str = ""  # dotted, empty for the root
+    type: str | None = None  # class name; None for a bare pytree, in which only names and shapes are available
+    parameters: dict[str, Parameter] = dataclasses.field(default_factory=dict)  # the module's own, by name
+    children: dict[str, "Module"] = dataclasses.field(default_factory=dict)  # by name
 
     def named_parameters(self, recurse: bool = True) -> Iterator[tuple[str, Parameter]]:
-        """Yield pairs of name (dotted, relative to this module) and parameter."""
+        """Yield (name, parameter) pairs; names are dotted and relative to this module."""
         yield from self.parameters.items()
         if recurse:
             for name, child in self.children.items():
@@ -64,7 +51,7 @@ class Module:
                     yield f"{name}.{path}", parameter
 
     def named_children(self) -> Iterator[tuple[str, "Module"]]:
-        """Yield pairs of name and module."""
+        """Yield (name, module) pairs."""
         yield from self.children.items()
 
     def is_norm(self) -> bool:
@@ -93,19 +80,22 @@ class Module:
 
 
 def names_norm(name: str) -> bool:
-    """Return whether the name of a module or parameter of a bare pytree is that of a norm: `bn1`, `ln_scale`."""
+    """Return whether a module or parameter name in a bare pytree tells a norm.
+
+    >>> [names_norm(name) for name in ("bn1", "ln_scale", "kernel")]
+    [True, True, False]
+    """
     return _NORM_NAME.search(name) is not None and not _RMS_NAME.search(name)
 
 
 def module_tree(params: Any, module_types: Mapping[str, str] | None = None) -> Module:
-    """Return the modules of a parameter tree, in the order in which the model defines them.
+    """Return the root module of a parameter tree, with children in the order in which the model defines them.
+
+    Within a module the bias comes last, as in PyTorch.
 
     Args:
       params: pytree of arrays or ShapeDtypeStructs.
       module_types: dotted module path -> class name, like `Model.module_types`.
-
-    Returns:
-      The root. Within a module the bias comes last, as in PyTorch.
     """
     types = dict(module_types or {})
     root = Module(type=types.get("", "") if types else None)
@@ -126,15 +116,12 @@ def module_tree(params: Any, module_types: Mapping[str, str] | None = None) -> M
 
 
 def get_params(source: Any, module_types: Mapping[str, str] | None = None) -> tuple[Any, Mapping[str, str]]:
-    """Return the parameters to train and the types of their modules.
+    """Return the parameters to train, and the module types by dotted path, empty if unknown.
 
     Args:
-      source: a pytree of arrays or ShapeDtypeStructs; an `nnx.State` or `nnx.Module`, of which the `nnx.Param`s are
-        the parameters; or an object with such a tree as `params` (and optionally `module_types`).
-      module_types: dotted module path -> class name; takes precedence over the types of `source`.
-
-    Returns:
-      The parameters and the types by dotted module path, empty if unknown.
+      source: a pytree of arrays or ShapeDtypeStructs; an `nnx.State` or `nnx.Module`, whose `nnx.Param`s are the
+        parameters; or an object with such a tree as `params` (and optionally `module_types`).
+      module_types: dotted module path -> class name; takes precedence over the types in `source`.
 
     Raises:
       TypeError: `source` has no parameters.
@@ -164,12 +151,12 @@ def get_params(source: Any, module_types: Mapping[str, str] | None = None) -> tu
 
 
 def _last_name(path: str) -> str:
-    """Return the last part of a path that is not an index: 'norms' of 'layers.norms.0'."""
+    """Return the last path part that is not an index: 'norms' for 'layers.norms.0'."""
     return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
 
 
 def _iterate_paths(tree: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the paths of all nodes, with dicts in insertion order, the order of the model; JAX sorts their keys."""
+    """Yield all node paths, with dicts in insertion order, which is the model's; JAX sorts their keys."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             path = f"{prefix}.{key}" if prefix else str(key)
@@ -180,19 +167,18 @@ def _iterate_paths(tree: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _prefixes(path: str) -> list[str]:
-    """Return the paths of the containers of a module, from the outermost, and its own."""
-    parts = path.split(".")
-    return [".".join(parts[: n + 1]) for n in range(len(parts))]
+    """Return a module path's prefixes, from the outermost container to the module."""
+    return list(itertools.accumulate(path.split("."), "{}.{}".format))
 
 
 def _sort_key(path: str, rank: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-    """Return the rank of the node at each level of the path, with biases last among the leaves of a module."""
+    """Return the node rank at each path level, with biases last among a module's leaves."""
     is_bias = int(path.rpartition(".")[2] == "bias")
     return tuple((is_bias if node == path else 0, rank.get(node, len(rank))) for node in _prefixes(path))
 
 
 def _select_params(nnx: Any, state: Any, name: str) -> Any:
-    """Return the `nnx.Param`s of a state; a state of bare arrays, such as optax receives, has only parameters."""
+    """Return the `nnx.Param`s in a state; a state of bare arrays, such as optax receives, has only parameters."""
     variables = [leaf for _, leaf in nnx.to_flat_state(state) if isinstance(leaf, nnx.Variable)]
     if not variables:
         return state

@@ -1,4 +1,4 @@
-"""Build several optimizer wrappers, each for one part of the model."""
+"""Constructor of several optimizer wrappers, each for one part of the model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,11 +14,17 @@ from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class MultiOptimWrapperConstructor:
-    """Build an optimizer wrapper for each named part of the model.
+    """Constructor of an optimizer wrapper for each named part of the model.
+
+    >>> import jax.numpy as jnp
+    >>> cfg = dict(gen=dict(optimizer=dict(type="SGD", lr=0.1)), disc=dict(optimizer=dict(type="SGD", lr=0.2)))
+    >>> wrappers = MultiOptimWrapperConstructor(cfg)({"gen": {"w": jnp.ones(2)}, "disc": {"w": jnp.ones(2)}})
+    >>> wrappers.get_lr()
+    {'gen.lr': [0.1], 'disc.lr': [0.2]}
 
     Args:
       optim_wrapper_cfg: name -> a built wrapper, or a config as for a single optimizer (`optimizer`, `clip_grad`,
-        `paramwise_cfg`, `constructor`, …). It trains the parameters of the module called `name`, or of the modules
+        `paramwise_cfg`, `constructor`, …). It trains the parameters in the module called `name`, or in the modules
         listed in its entry `modules`.
       paramwise_cfg: rules for every wrapper without rules.
 
@@ -36,14 +42,14 @@ class MultiOptimWrapperConstructor:
         self.paramwise_cfg = paramwise_cfg
 
     def configs(self) -> dict[str, Any]:
-        """Return the built wrapper, or the config for its constructor, of each name."""
+        """Return by name the built wrapper, or the config for its constructor."""
         rules = {} if self.paramwise_cfg is None else {"paramwise_cfg": self.paramwise_cfg}
-        return {
-            name: cfg
-            if isinstance(cfg, OptimWrapper)
-            else {**rules, **{k: v for k, v in cfg.items() if k != "modules"}}
-            for name, cfg in self.optim_wrapper_cfg.items()
-        }
+
+        def config(cfg: Any) -> Any:
+            is_built = isinstance(cfg, OptimWrapper)
+            return cfg if is_built else {**rules, **{k: v for k, v in cfg.items() if k != "modules"}}
+
+        return {name: config(cfg) for name, cfg in self.optim_wrapper_cfg.items()}
 
     def check_rules(self) -> None:
         """Check the rules of every wrapper, for which no parameters are needed."""
@@ -54,14 +60,10 @@ class MultiOptimWrapperConstructor:
                 check(cfg)
 
     def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> OptimWrapperDict:
-        """Build the wrappers.
-
-        Args:
-          model: parameters, or an object with parameters, see `get_params`.
-          module_types: dotted module path -> class name.
+        """Build the wrappers; the arguments are those of `get_params`.
 
         Raises:
-          ValueError: a module without parameters, or one of several wrappers.
+          ValueError: a module without parameters, or one in several wrappers.
         """
         from jengine.optim.build import construct  # its module imports the wrappers first
 
@@ -87,11 +89,7 @@ class MultiOptimWrapperConstructor:
 
 
 def _select_modules(params: Any, modules: Sequence[str]) -> Any:
-    """Return the parameters of `modules`, nested as in `params`.
-
-    Raises:
-      ValueError: a module without parameters.
-    """
+    """Return the parameters in `modules`, nested as in `params`; raise ValueError for a module without any."""
     leaves = paths.flatten(params)
     selected: dict[str, Any] = {}
     for module in modules:

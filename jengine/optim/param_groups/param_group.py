@@ -1,4 +1,4 @@
-"""Define parameter groups: their settings, and the group of each parameter.
+"""Parameter groups: the settings that they share, and the group of each parameter.
 
 A leaf belongs to one group, or to one group for each index along its first axis (layers stacked by `nn.scan`), or to
 no group: then it is frozen. Frozen leaves are None in the trees that the chain receives, so they have no state.
@@ -16,15 +16,15 @@ import optax
 from jengine import paths
 
 Tree: TypeAlias = Any
-# the group of a leaf; the groups of its indices along the first axis; None if frozen
+# a leaf's group; its groups by index along the first axis; None if frozen
 Membership: TypeAlias = int | tuple[int, ...] | None
 
 
 class ParamGroup(dict[str, Any]):
-    """Hold the settings that some parameters share: lr, weight_decay, momentum or betas, eps, and any extra key.
+    """Settings that some parameters share: lr, weight_decay, momentum or betas, eps, and any extra key.
 
     Attributes:
-      paths: dotted paths of its parameters, `path[i]` for one layer of a stacked parameter; None for a group of all
+      paths: dotted parameter paths, `path[i]` for one layer of a stacked parameter; None for a group with all
         parameters until they are known.
       patterns: the config keys that define the group.
     """
@@ -38,7 +38,11 @@ class ParamGroup(dict[str, Any]):
 
 
 def get_momentum(group: Mapping[str, Any]) -> float:
-    """Return the momentum of a group: the first of `betas`, else `momentum`, else `b1`, else 0."""
+    """Return a group's momentum: the first of `betas`, else `momentum`, else `b1`, else 0.
+
+    >>> get_momentum({"betas": (0.9, 0.999)}), get_momentum({"lr": 0.1})
+    (0.9, 0.0)
+    """
     if "betas" in group:
         return group["betas"][0]
     return group.get("momentum", group.get("b1")) or 0.0
@@ -46,10 +50,10 @@ def get_momentum(group: Mapping[str, Any]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class GroupLayout:
-    """Describe the group of each leaf of a parameter tree.
+    """The group of each leaf in a parameter tree.
 
     Attributes:
-      treedef: the structure of the parameters.
+      treedef: tree structure of the parameters.
       paths: dotted path of each leaf.
       groups: the group, or groups, of each leaf.
     """
@@ -69,11 +73,7 @@ class GroupLayout:
         return self.treedef.unflatten([b if a is None else a for a, b in pairs])
 
     def flatten(self, tree: Tree) -> list[Any]:
-        """Return the leaves of `tree`, including a None for each missing frozen leaf.
-
-        Raises:
-          ValueError: a structure other than that of the parameters.
-        """
+        """Return the leaves, including None for each missing frozen leaf; raise ValueError for another structure."""
         try:
             return self.treedef.flatten_up_to(tree)
         except (ValueError, TypeError) as error:
@@ -81,9 +81,9 @@ class GroupLayout:
 
     def select(self, tree: Tree, groups: Sequence[int]) -> Tree:
         """Return `tree` with None for each leaf that is not in one of `groups`."""
-        leaves = self.flatten(tree)
-        selected = [x if _first_group(g) in groups else None for x, g in zip(leaves, self.groups, strict=True)]
-        return self.treedef.unflatten(selected)
+        first = [group[0] if isinstance(group, tuple) else group for group in self.groups]
+        pairs = zip(self.flatten(tree), first, strict=True)
+        return self.treedef.unflatten([leaf if group in groups else None for leaf, group in pairs])
 
     def broadcast(self, hyperparams: Mapping[str, jax.Array], like: Tree) -> dict[str, Any]:
         """Return the hyperparameters of each leaf.
@@ -95,15 +95,13 @@ class GroupLayout:
         Returns:
           By name the value itself if it is a scalar, else a tree of scalars and vectors, None for frozen leaves.
         """
-        leaves = self.flatten(like)
-        return {
-            name: self.treedef.unflatten(
-                [_value_for_leaf(leaf, group, values) for leaf, group in zip(leaves, self.groups, strict=True)]
-            )
-            if isinstance(values, list)
-            else values
-            for name, values in _unstack_groups(hyperparams).items()
-        }
+        members = list(zip(self.flatten(like), self.groups, strict=True))
+
+        def for_leaves(values: Any) -> Any:
+            is_scalar = not isinstance(values, list)
+            return values if is_scalar else self.treedef.unflatten([_value_for_leaf(*m, values) for m in members])
+
+        return {name: for_leaves(values) for name, values in _unstack_groups(hyperparams).items()}
 
     def check_stacked(self, chains: Sequence[Sequence[int]], optimizer: Any) -> None:
         """Check that the optimizer supports the groups of stacked layers.
@@ -134,8 +132,8 @@ def assign_groups(params: Tree, members: Sequence[Sequence[str] | None]) -> Grou
 
     Args:
       params: pytree of floating arrays or ShapeDtypeStructs; frozen leaves may have any dtype.
-      members: the paths of each group, None for all; the path of a module includes all parameters below it. Paths may
-        be missing in a partial tree, as `optax.masked` and `optax.partition` pass it.
+      members: the paths in each group, None for all; a module path includes all parameters below it. Paths may be
+        missing in a partial tree, as `optax.masked` and `optax.partition` pass it.
 
     Raises:
       ValueError: a path without a parameter, or a parameter in two groups.
@@ -165,10 +163,6 @@ def assign_groups(params: Tree, members: Sequence[Sequence[str] | None]) -> Grou
     return GroupLayout(treedef, tuple(leaves), tuple(member.get(path) for path in leaves))
 
 
-def _first_group(group: Membership) -> int | None:
-    return group[0] if isinstance(group, tuple) else group
-
-
 def _unstack_groups(hyperparams: Mapping[str, jax.Array]) -> dict[str, Any]:
     """Return the hyperparameters with vectors as lists of scalars."""
 
@@ -176,7 +170,7 @@ def _unstack_groups(hyperparams: Mapping[str, jax.Array]) -> dict[str, Any]:
         return {name: list(jnp.unstack(vector)) for name, vector in vectors.items()}
 
     def unstack_in_branch(vectors: dict[str, jax.Array]) -> dict[str, list[jax.Array]]:
-        # XLA for CPUs does not fuse slices across a branch. Fused with its slice, the update of each group would be a
+        # XLA for CPUs does not fuse slices across a branch. Fused with its slice, each group's update would be a
         # separate kernel to compile, and the compile time would grow with the number of groups.
         first = next(iter(vectors.values()))[0]
         return jax.lax.cond(first == first, unstack, unstack, vectors)
@@ -188,7 +182,7 @@ def _unstack_groups(hyperparams: Mapping[str, jax.Array]) -> dict[str, Any]:
 
 
 def _value_for_leaf(leaf: Any, group: Membership, scalars: Sequence[Any]) -> Any:
-    """Return the scalar of a leaf's group, a broadcastable vector for a stacked leaf, None for a frozen one."""
+    """Return the scalar for a leaf's group, a broadcastable vector for a stacked leaf, None for a frozen one."""
     if group is None:
         return None
     if isinstance(group, tuple):

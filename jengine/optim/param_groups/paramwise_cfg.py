@@ -1,4 +1,4 @@
-"""Check `paramwise_cfg`: the type of `custom_keys`, and legal fields and values."""
+"""Validation of `paramwise_cfg`: legal fields and values."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,10 @@ _NOT_NEGATIVE = ("lr", "weight_decay", *MULTIPLIERS)
 
 
 def parse_custom_keys(custom_keys: Any) -> dict[str, dict[str, Any]]:
-    """Return `custom_keys` as a dict, in their original order.
+    """Return `custom_keys` as a dict, in the original order.
+
+    >>> parse_custom_keys([("backbone.layer0", dict(lr_mult=0.1))])
+    {'backbone.layer0': {'lr_mult': 0.1}}
 
     Args:
       custom_keys: a dict, or a list of pairs (key, fields), because a ConfigDict cannot have keys with dots.
@@ -46,16 +49,13 @@ def parse_custom_keys(custom_keys: Any) -> dict[str, dict[str, Any]]:
 def check_custom_fields(
     custom_keys: Mapping[str, Mapping[str, Any]], optimizer: str, settings: Mapping[str, Any], more: Iterable[str] = ()
 ) -> None:
-    """Check that every field of a custom key is known and has a value of the right type.
+    """Check that every field in custom keys is known and has the right type; raise ConfigError otherwise.
 
     Args:
       custom_keys: the result of `parse_custom_keys`.
-      optimizer: the name of the optimizer.
-      settings: the default settings of its groups; values must have the same types.
+      optimizer: optimizer name.
+      settings: default group settings; values must have the same types.
       more: further legal fields, with any value.
-
-    Raises:
-      ConfigError: an unknown field, or a value of another type than the default.
     """
     known = {**FLAGS, **settings}
     legal = {*MULTIPLIERS, "requires_grad", *known, *more}
@@ -71,7 +71,7 @@ def check_custom_fields(
 
 
 def check_rules(cfg: Mapping[str, Any]) -> None:
-    """Check the values of the rules other than `custom_keys`; None disables a rule.
+    """Check the rules other than `custom_keys`; None disables a rule.
 
     Raises:
       ConfigError: a multiplier that is not a number of at least 0, a switch that is not a bool, or modules that are
@@ -83,21 +83,18 @@ def check_rules(cfg: Mapping[str, Any]) -> None:
             check_value(path, "lr_mult", value, 1.0)
         elif name in ("force_default_settings", "bypass_duplicate", "strict", "strict_upstream"):
             check_value(path, name, value, True)
-        elif name == "dcn_modules" and (not isinstance(value, list | tuple) or not all(map(_is_name, value))):
+        elif name == "dcn_modules" and not (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)):
             raise ConfigError(f"`{path}` must be a list of module names, got {value!r}")
 
 
 def check_value(path: str, name: str, value: Any, example: Any) -> None:
-    """Check that a value has the type of `example`: a bool, a finite number, or a sequence of numbers of equal length.
+    """Check that a value is like `example`: a bool, a finite number, or equally many numbers; raise ConfigError if not.
 
     Args:
-      path: the config path of the value, for the message.
-      name: the setting; learning rates, weight decays and multipliers must be at least 0.
+      path: config path, for the message.
+      name: setting name; learning rates, weight decays and multipliers must be at least 0.
       value: the value to check.
-      example: a legal value; an example of any other type allows all values.
-
-    Raises:
-      ConfigError: a value of another type.
+      example: a legal value; any other type allows all values.
     """
     if isinstance(example, bool):
         if not isinstance(value, bool):
@@ -118,10 +115,6 @@ def _path(key: str, field: str = "") -> str:
 
 def _is_pair(pair: Any) -> bool:
     return isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _is_number(value: Any) -> bool:

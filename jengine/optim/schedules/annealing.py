@@ -1,4 +1,4 @@
-"""Define the cosine rules: annealing, annealing with restarts, and the one-cycle policy."""
+"""Cosine rules: annealing, annealing with restarts, and the one-cycle policy."""
 
 import bisect
 import dataclasses
@@ -23,7 +23,7 @@ class CosineAnnealingRule(Rule):
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017, without the restarts.
 
     Attributes:
-      T_max: number of steps to the minimum; all steps of the schedule by default.
+      T_max: steps to the minimum; the whole schedule by default.
       eta_min: the minimum; 0 by default.
       eta_min_ratio: the minimum as a fraction of the initial value, instead of `eta_min`.
     """
@@ -68,8 +68,8 @@ class CosineRestartRule(Rule):
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017.
 
     Attributes:
-      periods: number of steps of each period.
-      restart_weights: factor of the initial value at the start of each period.
+      periods: period lengths, in steps.
+      restart_weights: for each period, what multiplies the initial value at its start.
       eta_min: value at the end of a period.
       eta_min_ratio: this value as a fraction of the initial one, instead of `eta_min`.
     """
@@ -125,9 +125,9 @@ class OneCycleRule(Rule):
 
     Attributes:
       eta_max: the largest value, one number or one for each parameter group.
-      total_steps: number of steps of the cycle; all steps of the schedule by default.
+      total_steps: cycle length in steps; the whole schedule by default.
       pct_start: fraction of the cycle in which the value increases.
-      anneal_strategy: shape of the increase and of the decay.
+      anneal_strategy: shape of increase and decay.
       div_factor: `eta_max` divided by the start value.
       final_div_factor: start value divided by the last one.
       three_phase: decay to the start value first, as fast as the increase, and then to the last one.

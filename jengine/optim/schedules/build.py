@@ -1,5 +1,6 @@
 """Build the schedulers of a run from the `param_scheduler` of its config."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -9,7 +10,7 @@ from jengine.annotations import Count, checked
 from jengine.errors import ConfigError, config_path
 from jengine.optim.schedules.annealing import OneCycleRule
 from jengine.optim.schedules.from_optax import OptaxRule
-from jengine.optim.schedules.replay import check_values
+from jengine.optim.schedules.resume import check_values
 from jengine.optim.schedules.rules import INF
 from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
 from jengine.registry import PARAM_SCHEDULERS, as_config, check_arguments
@@ -31,14 +32,19 @@ def build_param_schedulers(
     iterations. A loop over iterations has no epochs, so a scheduler that counts epochs must be converted, unless it
     follows validations.
 
+    >>> from jengine.optim import SGD, OptimWrapper
+    >>> cfg = dict(type="CosineAnnealingLR", by_epoch=True, convert_to_iter_based=True)
+    >>> build_param_schedulers(cfg, OptimWrapper(SGD(lr=0.1)), max_epochs=3, max_iters=None, epoch_length=10)[0].end
+    30
+
     Args:
-      cfg: None, the config of a scheduler, a function `step -> learning rate` such as an optax schedule, which counts
-        iterations, or a list of these; for several optimizers, a dict of such values by the name of the optimizer. It
-        may contain built schedulers.
+      cfg: None, a scheduler config, a function `step -> learning rate` such as an optax schedule, which counts
+        iterations, or a list of these; for several optimizers, a dict of such values by optimizer name. It may contain
+        built schedulers.
       wrapper: the optimizer wrapper, or a mapping of wrappers by name.
       max_epochs: epochs of the run; None if unknown.
       max_iters: iterations of the run; None if unknown.
-      epoch_length: iterations in an epoch; None if unknown.
+      epoch_length: iterations per epoch; None if unknown.
       by_epoch_loop: whether the train loop counts epochs.
 
     Returns:
@@ -57,7 +63,7 @@ def build_param_schedulers(
 def check_param_schedulers(
     cfg: Any, wrapper: Any, *, max_epochs: int | None, max_iters: int | None, by_epoch_loop: bool
 ) -> Sequence[ParamScheduler]:
-    """Build the schedulers as `build_param_schedulers` does, before the length of an epoch is known.
+    """Build the schedulers as `build_param_schedulers` does, before the epoch length is known.
 
     What depends on that length is checked by `build_param_schedulers` alone. The result cannot be stepped.
     """
@@ -70,42 +76,15 @@ def check_param_schedulers(
     return built
 
 
-def _build(cfg: Any, wrapper: Any, run: "_RunLength") -> Schedulers:
-    with config_path("param_scheduler"):
-        if not _is_mapping(wrapper):
-            if _is_mapping(cfg) and "type" not in cfg and cfg:
-                raise ConfigError(
-                    "`param_scheduler` must be a scheduler with a 'type' or a list of schedulers for a single "
-                    f"optimizer, got a dict of {sorted(map(str, cfg))}"
-                )
-            return _build_list(cfg, wrapper, run)
-        if _is_mapping(cfg) and "type" not in cfg:
-            if set(cfg) != set(wrapper.keys()):
-                raise ConfigError(
-                    f"`param_scheduler` must have the names of the optimizers, {sorted(wrapper.keys())}, got "
-                    f"{sorted(cfg)}"
-                )
-            built = {}
-            for name, optimizer in wrapper.items():
-                with config_path(name):
-                    built[name] = _build_list(cfg[name], optimizer, run)
-            return built
-        return {name: _build_list(cfg, optimizer, run) for name, optimizer in wrapper.items()}
-
-
+@dataclasses.dataclass
 class _RunLength:
-    """Hold the length of the run in epochs and iterations."""
+    """Length of the run in epochs and iterations."""
 
-    def __init__(
-        self,
-        epochs: int | None,
-        iters: int | None,
-        epoch_length: int | None,
-        by_epoch_loop: bool,
-        is_open: bool = False,
-    ) -> None:
-        self.is_open = is_open  # unknown lengths are not an error
-        self.epochs, self.iters, self.epoch_length, self.by_epoch_loop = epochs, iters, epoch_length, by_epoch_loop
+    epochs: int | None
+    iters: int | None
+    epoch_length: int | None
+    by_epoch_loop: bool
+    is_open: bool = False  # unknown lengths are not an error
 
     def length(self, by_epoch: bool, converted: bool) -> float | None:
         """Return the default `end`, in the unit of the config."""
@@ -114,17 +93,40 @@ class _RunLength:
         return self.epochs if by_epoch else self.iters
 
 
+def _build(cfg: Any, wrapper: Any, run: _RunLength) -> Schedulers:
+    is_by_name = _is_mapping(cfg) and "type" not in cfg
+    with config_path("param_scheduler"):
+        if not _is_mapping(wrapper):
+            if is_by_name and cfg:
+                raise ConfigError(
+                    "`param_scheduler` must be a scheduler with a 'type' or a list of schedulers for a single "
+                    f"optimizer, got a dict of {sorted(map(str, cfg))}"
+                )
+            return _build_list(cfg, wrapper, run)
+        if not is_by_name:
+            return {name: _build_list(cfg, optimizer, run) for name, optimizer in wrapper.items()}
+        if set(cfg) != set(wrapper.keys()):
+            raise ConfigError(
+                f"`param_scheduler` must have the names of the optimizers, {sorted(wrapper.keys())}, got {sorted(cfg)}"
+            )
+        built = {}
+        for name, optimizer in wrapper.items():
+            with config_path(name):
+                built[name] = _build_list(cfg[name], optimizer, run)
+        return built
+
+
 def _build_list(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
     if cfg is None:
         return []
-    if isinstance(cfg, list | tuple):
-        built = []
-        for index, item in enumerate(cfg):
-            with config_path(index):
-                built += _build_one(item, wrapper, run)
-        _check_overlaps(built, run)
-        return built
-    return _build_one(cfg, wrapper, run)
+    if not isinstance(cfg, list | tuple):
+        return _build_one(cfg, wrapper, run)
+    built = []
+    for index, item in enumerate(cfg):
+        with config_path(index):
+            built += _build_one(item, wrapper, run)
+    _check_overlaps(built, run)
+    return built
 
 
 def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
@@ -146,8 +148,6 @@ def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
     if isinstance(entry, str):
         with config_path("type"):
             entry = PARAM_SCHEDULERS.get(entry)
-    if entry is None:
-        return [PARAM_SCHEDULERS.build(arguments, optimizer=wrapper)]  # raises the error for a missing type
     if not callable(entry):
         PARAM_SCHEDULERS.check(arguments)  # raises the error
     del arguments["type"]
@@ -223,23 +223,20 @@ def _check_total_steps(scheduler: ParamScheduler, run: _RunLength) -> None:
 
 
 def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
-    """Raise ConfigError if an optax schedule, which sets its value, overlaps with another schedule of that value."""
+    """Raise ConfigError if an optax schedule, which sets its value, overlaps with another schedule for that value."""
 
     def active_range(scheduler: ParamScheduler) -> tuple[float, float]:
-        """Return begin and end, in iterations if the length of an epoch is known."""
+        """Return begin and end, in iterations if the epoch length is known."""
         length = (run.epoch_length or 1) if scheduler.by_epoch else 1
         return scheduler.begin * length, scheduler.end * length
 
     for index, scheduler in enumerate(chain):
-        if not isinstance(scheduler.settings, OptaxRule):
-            continue
-        begin, end = active_range(scheduler)
-        for other_index, other in enumerate(chain):
+        for other_index, other in enumerate(chain if isinstance(scheduler.settings, OptaxRule) else ()):
             if other is scheduler or other.param_name != scheduler.param_name:
                 continue
             if run.epoch_length is None and other.by_epoch != scheduler.by_epoch:
                 continue  # the ranges cannot be compared
-            other_begin, other_end = active_range(other)
+            (begin, end), (other_begin, other_end) = active_range(scheduler), active_range(other)
             if max(begin, other_begin) < min(end, other_end):
                 with config_path(index):
                     raise ConfigError(
@@ -250,10 +247,10 @@ def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
 
 
 def _default(entry: Any, name: str, fallback: Any) -> Any:
-    """Return the default of an argument of `entry`; `fallback` if its constructor has no explicit signature."""
+    """Return an argument's default; `fallback` if the constructor of `entry` has no explicit signature."""
     signature: Any = getattr(entry.__init__, "__signature__", None)
     return signature.parameters[name].default if signature is not None else fallback
 
 
 def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping) or (hasattr(value, "items") and hasattr(value, "keys"))
+    return hasattr(value, "items")  # a ConfigDict is not a Mapping

@@ -1,6 +1,6 @@
-"""Wrap an optax schedule, given by its name in a config or as a function of the step, as a rule.
+"""Rule that follows an optax schedule, given by name in a config or as a function of the step.
 
-The schedule returns the value of the optimizer's own settings; groups with a multiplier keep it. optax computes with
+The schedule returns the value for the optimizer's own settings; groups with a multiplier keep it. optax computes with
 arrays, so values are computed in blocks, in float64 on the CPU: the accelerator is not used.
 """
 
@@ -11,10 +11,12 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+import jax
 import numpy as np
+import optax
 
 from jengine.errors import ConfigError, UnknownNameError, closest, config_path, current_config_path
-from jengine.optim.schedules.rules import Affine, Rule, StepFunction
+from jengine.optim.schedules.rules import Rule, StepFunction
 from jengine.registry import check_arguments
 
 Schedule = Callable[[Any], Any]  # step -> value, as `optax.Schedule`
@@ -43,16 +45,12 @@ class OptaxRule(Rule):
             _check_scalar(make_schedule(self.schedule), _has_function(self.schedule))
 
     def bind(self, num_steps: int) -> StepFunction:
-        """Return the value of the schedule, computed in blocks."""
+        """Return the scheduled value, computed in blocks."""
         value_at = _make_evaluator(make_schedule(self.schedule), _has_function(self.schedule))
-
-        def change(t: int) -> Affine:
-            return (0.0, value_at(t), 0.0)
-
-        return change
+        return lambda t: (0.0, value_at(t), 0.0)
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
-        """Return the multiplier of each group: its initial value divided by that of the optimizer's own settings."""
+        """Return each group's multiplier: the initial value divided by that in the optimizer's own settings."""
         if reference == 0.0:
             raise ConfigError("the optimizer's own initial value must not be 0 for an optax schedule, got 0")
         return [initial / reference for initial in initial_values]
@@ -62,12 +60,12 @@ class OptaxRule(Rule):
         return {"schedule": self._description}
 
     def max_checked(self) -> int:
-        """Return a small number if JAX cannot trace the schedule: each value is a call of a user's function."""
+        """Return a small number if JAX cannot trace the schedule: each value calls a user's function."""
         traced = _trace(make_schedule(self.schedule), _has_function(self.schedule))
         return 100 if traced is None else super().max_checked()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
-        """Return the rule of a `state_dict`; this rule if the state describes a function."""
+        """Return the rule in a `state_dict`; this rule if the state describes a function."""
         return self if is_function(state["schedule"]) else type(self)(state["schedule"])
 
     @functools.cached_property
@@ -85,15 +83,16 @@ def is_function(description: Any) -> bool:
 def make_schedule(cfg: Any) -> Schedule:
     """Build an optax schedule from its config.
 
+    >>> make_schedule(dict(type="linear_schedule", init_value=0.0, end_value=1.0, transition_steps=4))(1).item()
+    0.25
+
     Args:
-      cfg: a function of the step; or `dict(type=NAME, **arguments)` with the name of an optax schedule, whose arguments
-        may also be such dicts and functions, or lists of them.
+      cfg: a function of the step; or `dict(type=NAME, **arguments)` with an optax schedule's name, whose arguments may
+        also be such dicts and functions, or lists of them.
 
     Raises:
       TypeError: `cfg` is neither, or an argument is unknown. KeyError: optax has no schedule of that name.
     """
-    import optax
-
     if callable(cfg) and not isinstance(cfg, type):
         return cfg
     if not isinstance(cfg, Mapping) or not isinstance(cfg.get("type"), str):
@@ -117,8 +116,6 @@ def make_schedule(cfg: Any) -> Schedule:
 
 def _check_scalar(schedule: Schedule, is_int: bool) -> None:
     """Raise TypeError unless `schedule` returns a number."""
-    import jax
-
     first = _trace(schedule, is_int)
     first = schedule(0) if first is None else first
     arrays = [leaf for leaf in jax.tree.leaves(first) if hasattr(leaf, "dtype")]
@@ -131,9 +128,7 @@ def _check_scalar(schedule: Schedule, is_int: bool) -> None:
 
 
 def _trace(schedule: Schedule, is_int: bool) -> Any:
-    """Return shape and dtype of the value of `schedule`; None if JAX cannot trace it, as with a branch on the step."""
-    import jax
-
+    """Return the value's shape and dtype; None if JAX cannot trace `schedule`, as with a branch on the step."""
     try:
         return jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32 if is_int else np.float32))
     except Exception:  # user code may raise anything when it is called with a tracer
@@ -143,12 +138,12 @@ def _trace(schedule: Schedule, is_int: bool) -> Any:
 def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[int], float]:
     """Return `schedule` as a function from a step to a Python float.
 
+    It is computed `_BLOCK` steps at a time; step by step, from Python integers, if JAX cannot trace it.
+
     Args:
-      schedule: computed `_BLOCK` steps at a time; step by step, from Python integers, if JAX cannot trace it.
+      schedule: the schedule.
       is_int: whether to pass integers, as in an optax chain; otherwise float64.
     """
-    import jax
-
     if _trace(schedule, is_int) is None:
         return lambda t: float(schedule(t))
     blocks: dict[int, np.ndarray] = {}  # only the current one
@@ -179,19 +174,14 @@ def _has_function(schedule: Any) -> bool:
 def _describe(schedule: Any) -> Any:
     """Return `schedule` as JSON-serializable values: functions are replaced by their names and some values."""
     if callable(schedule):
-        return {"function": _name(schedule), "values": _sample(schedule)}
+        values = {}
+        with contextlib.suppress(LookupError):  # a function may look up its values in a table that ends
+            for step in _SAMPLED:  # to six digits: another machine may round differently
+                values[str(step)] = float(f"{float(schedule(np.int32(step))):.6g}")
+        return {"function": _name(schedule), "values": values}
     if isinstance(schedule, Mapping):
         return {key: _describe(value) for key, value in schedule.items()}
     return [_describe(item) for item in schedule] if isinstance(schedule, list) else schedule
-
-
-def _sample(schedule: Schedule) -> dict[str, float]:
-    """Return some values by step, to six digits: another machine may round differently."""
-    values = {}
-    with contextlib.suppress(LookupError):  # a function may look up its values in a table that ends
-        for step in _SAMPLED:
-            values[str(step)] = float(f"{float(schedule(np.int32(step))):.6g}")
-    return values
 
 
 def _name(function: Schedule) -> str:
@@ -200,8 +190,6 @@ def _name(function: Schedule) -> str:
 
 def _host_device() -> Any:
     """Return a CPU device; another device if JAX has no CPU backend (`JAX_PLATFORMS=cuda`)."""
-    import jax
-
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:

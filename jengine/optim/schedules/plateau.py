@@ -1,6 +1,6 @@
-"""Reduce a value when a validation metric stops improving.
+"""Schedules that reduce a value when a validation metric stops improving.
 
-This is the only schedule that is not a function of the counter: its state is saved in every checkpoint.
+They alone are not functions of the counter: their state is saved in every checkpoint.
 """
 
 import dataclasses
@@ -12,21 +12,18 @@ from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.optim.schedules.rules import Settings
 from jengine.optim.schedules.scheduler import ParamScheduler, default_group
 
-_RULES = ("less", "greater")
-_THRESHOLD_RULES = ("rel", "abs")
-
 
 @dataclasses.dataclass(frozen=True)
 class PlateauSettings(Settings):
-    """Multiply the value by `factor` when a metric of the validation stops improving.
+    """Multiply the value by `factor` when a validation metric stops improving.
 
     `patience` and `cooldown` count validations. `min_value` is one number or one per group; the optimizer's own
     settings use the last one.
 
     Attributes:
-      monitor: name of the metric.
+      monitor: metric name.
       rule: whether a smaller or a larger metric is better.
-      factor: factor of a reduction.
+      factor: multiplies the value.
       patience: number of validations in a row without an improvement that are tolerated.
       threshold: smallest change that counts as an improvement.
       threshold_rule: whether `threshold` is relative to the best metric or absolute.
@@ -47,17 +44,21 @@ class PlateauSettings(Settings):
     eps: NonNegative = 1e-8
 
     def is_better(self, metric: float, best: float) -> bool:
-        """Return whether `metric` improves on `best` by more than the threshold."""
+        """Return whether `metric` improves on `best` by more than the threshold.
+
+        >>> PlateauSettings(threshold=0.1).is_better(metric=0.95, best=1.0)
+        False
+        """
         margin = best * self.threshold if self.threshold_rule == "rel" else self.threshold
         return metric < best - margin if self.rule == "less" else metric > best + margin
 
 
 class PlateauState(NamedTuple):
-    """Hold the history of the monitored metric."""
+    """What a plateau schedule remembers of the metric."""
 
     best: float  # the best metric so far
     bad: int = 0  # validations without improvement
-    cooldown: int = 0  # remaining validations of the cooldown
+    cooldown: int = 0  # remaining cooldown, in validations
 
 
 def observe(settings: PlateauSettings, state: PlateauState, metric: float) -> tuple[PlateauState, bool]:
@@ -75,7 +76,7 @@ def observe(settings: PlateauSettings, state: PlateauState, metric: float) -> tu
 
 
 class PlateauScheduler(ParamScheduler):
-    """Multiply a value by `factor` when the monitored metric stops improving."""
+    """Scheduler that multiplies a value by `factor` when the monitored metric stops improving."""
 
     need_val_args: ClassVar[bool] = True
     settings: PlateauSettings
@@ -90,7 +91,7 @@ class PlateauScheduler(ParamScheduler):
         self.state = PlateauState(best=1e9 if self.settings.rule == "less" else -1e9)
 
     def step(self, metrics: Mapping[str, float] | None = None) -> None:
-        """Count an epoch; or, given the metrics of a validation, check whether to reduce the value.
+        """Count an epoch; or, given validation metrics, check whether to reduce the value.
 
         Raises:
           TypeError: `metrics` is not a mapping. KeyError: `metrics` lacks the monitored metric.
@@ -116,7 +117,7 @@ class PlateauScheduler(ParamScheduler):
             self._log_values()
 
     def reduce(self) -> None:
-        """Multiply the value of every scheduled group by `factor`, down to its minimum."""
+        """Multiply the value in every scheduled group by `factor`, down to its minimum."""
         groups = self._groups()
         for index, _, minimum in self._scheduled:
             value = float(groups[index][self.param_name])
@@ -125,28 +126,25 @@ class PlateauScheduler(ParamScheduler):
                 self._write(groups[index], reduced)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a scheduler, the history of the metric, and the reductions."""
+        """Return the scheduler state, the metric history, and the reductions."""
         return {**super().state_dict(), "plateau": self.state._asdict(), "reductions": list(self.reductions)}
 
     def load_state_dict(self, state: dict[str, Any], settings: str = "checkpoint") -> None:
-        """Load the state of a scheduler; the history of the metric is loaded for either choice of `settings`."""
+        """Load the scheduler state; the metric history is loaded for either choice of `settings`."""
         super().load_state_dict(state, settings)
         if "plateau" in state:
             self.state = PlateauState(**state["plateau"])
             self.reductions = list(state["reductions"])
 
-    def _bind(self) -> None:
-        super()._bind()
-        min_value = self.settings.min_value
-        count = len(self.base_values)
+    def _bind_settings(self) -> list[float]:
+        min_value, count = self.settings.min_value, len(self.base_values)
         if isinstance(min_value, int | float):
-            targets = [float(min_value)] * count
-        else:
-            targets = [float(value) for value in min_value]
-            if len(targets) == count - 1 and default_group(self.optimizer) is not None:
-                targets.append(targets[-1])
-            if len(targets) != count:
-                raise ConfigError(
-                    f"`min_value` must have one value for each of the {count} parameter groups, got {len(min_value)}"
-                )
-        self._scheduled = [scheduled._replace(target=targets[scheduled.group_index]) for scheduled in self._scheduled]
+            return [float(min_value)] * count
+        targets = [float(value) for value in min_value]
+        if len(targets) == count - 1 and default_group(self.optimizer) is not None:
+            targets.append(targets[-1])
+        if len(targets) != count:
+            raise ConfigError(
+                f"`min_value` must have one value for each of the {count} parameter groups, got {len(min_value)}"
+            )
+        return targets

@@ -1,33 +1,33 @@
-"""Save and load the state of all schedulers of a run."""
+"""Save, load, compare and replay the schedulers of a run."""
 
 from typing import Any
 
 from jengine.errors import ConfigError, closest, config_path
 from jengine.optim.schedules.from_optax import is_function
+from jengine.optim.schedules.plateau import PlateauScheduler
 from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
+from jengine.registry import is_built_in
 
 _CHOICES = ("checkpoint", "config")
+_MAX_CHECKED = 100_000  # values that are computed before training; those of longer runs are checked when they are set
 
 
 def schedulers_state_dict(schedulers: Schedulers) -> Any:
-    """Return the states of `schedulers` in the same structure, as JSON-serializable values."""
+    """Return the scheduler states in the same structure, as JSON-serializable values."""
     if isinstance(schedulers, dict):
-        return {name: [scheduler.state_dict() for scheduler in group] for name, group in schedulers.items()}
+        return {name: schedulers_state_dict(group) for name, group in schedulers.items()}
     return [scheduler.state_dict() for scheduler in schedulers]
 
 
 def compare_schedulers(schedulers: Schedulers, state: Any) -> list[str]:
-    """Compare the schedules of a config with those of a checkpoint, without loading them.
+    """Return one line for each setting in which config and checkpoint differ, without loading anything.
 
-    The end of a schedule without `end` is not compared: it is that of the run. Neither are initial values, which belong
-    to the optimizer.
+    The end of a schedule without `end` is the run's and is not compared. Neither are initial values, which belong to
+    the optimizer.
 
     Args:
       schedulers: the built schedulers.
       state: the result of `schedulers_state_dict`.
-
-    Returns:
-      One line for each setting in which config and checkpoint differ, empty if they agree.
 
     Raises:
       ConfigError: the checkpoint has schedulers for other optimizers.
@@ -60,7 +60,7 @@ def list_moved_ends(schedulers: Schedulers, state: Any) -> list[str]:
 
 
 def load_schedulers_state_dict(schedulers: Schedulers, state: Any, *, settings: str = "checkpoint") -> bool:
-    """Load the counters of a checkpoint, and its settings. First load the state of the optimizer wrapper.
+    """Load the counters of a checkpoint, and its settings. Load the optimizer wrapper's state first.
 
     Args:
       schedulers: the built schedulers.
@@ -69,8 +69,8 @@ def load_schedulers_state_dict(schedulers: Schedulers, state: Any, *, settings: 
         `end`, here and in the checkpoint, ends with this run.
 
     Returns:
-      True if the schedules are now other ones than those of the checkpoint: then call `replay_schedulers`, which sets
-      the values that they give by now.
+      True if the schedules now differ from the checkpoint's: then call `replay_schedulers`, which sets the values that
+      they give by now.
 
     Raises:
       ConfigError: an unknown choice; with 'checkpoint', as `check_scheduler_types`.
@@ -78,12 +78,18 @@ def load_schedulers_state_dict(schedulers: Schedulers, state: Any, *, settings: 
     if settings not in _CHOICES:
         raise ConfigError(f"`settings` must be 'checkpoint' or 'config', got {settings!r}{closest(settings, _CHOICES)}")
     is_changed = settings == "config" and bool(compare_schedulers(schedulers, state))
-    settings = "config" if is_changed else "checkpoint"
-    if settings == "checkpoint":
+    if not is_changed:
+        settings = "checkpoint"
         check_scheduler_types(schedulers, state)
     for path, chain, states in _pair_chains(schedulers, state):
-        with config_path(path):
-            is_changed |= _load_chain(chain, states, settings)
+        for index, (scheduler, saved) in enumerate(
+            zip(chain, states, strict=True) if len(chain) == len(states) else ()
+        ):
+            if settings == "checkpoint" or type(scheduler).__name__ == saved["settings"]["type"]:
+                with config_path(path, index):
+                    scheduler.load_state_dict(saved, settings)
+            is_changed |= scheduler.keeps_end(saved) and scheduler.end != saved["settings"]["end"]
+            is_changed |= scheduler.has_other_epochs(saved)
     return is_changed
 
 
@@ -109,16 +115,93 @@ def check_scheduler_types(schedulers: Schedulers, state: Any) -> None:
 
 
 def reset_initial_values(schedulers: Schedulers) -> None:
-    """Record the current values of the groups as the initial ones, from which `replay_schedulers` starts."""
+    """Record the current group values as the initial ones, from which `replay_schedulers` starts."""
     for scheduler in flatten_schedulers(schedulers):
         scheduler.reset_initial_values()
 
 
+def check_values(schedulers: Schedulers, *, iters: int | None, epochs: int | None, epoch_length: int | None) -> None:
+    """Compute the values of a run, so that an illegal one is an error before training. The schedules do not change.
+
+    Only the first values are checked if there are many, and none if one of the schedules is a user's class, whose step
+    may do anything.
+
+    Args:
+      schedulers: the built schedulers; those that were stepped already are not checked.
+      iters: iterations of the run; None if unknown, which leaves the schedules over iterations unchecked.
+      epochs: epochs of the run; None if unknown.
+      epoch_length: iterations per epoch; None if unknown.
+
+    Raises:
+      ConfigError: a value outside its hyperparameter's range.
+    """
+    chain = flatten_schedulers(schedulers)
+    if not chain or any(not is_built_in(type(s)) or s.last_step > 0 for s in chain):
+        return
+    limit = min(_MAX_CHECKED // max(1, sum(s.num_groups for s in chain)), *(s.settings.max_checked() for s in chain))
+    iters = 0 if iters is None or all(s.by_epoch for s in chain) else min(iters, limit)
+    epochs = min(epochs or 0, limit, *([iters // epoch_length] if iters and epoch_length else []))
+    restore = [scheduler.snapshot() for scheduler in chain]
+    for scheduler in chain:
+        scheduler.verbose = False
+    replay_schedulers(schedulers, iters=max(iters - 1, 0), epochs=max(epochs - 1, 0), epoch_length=epoch_length)
+    for undo in restore:
+        undo()
+
+
+def replay_schedulers(
+    schedulers: Schedulers,
+    *,
+    iters: int,
+    epochs: int = 0,
+    epoch_length: int | None = None,
+    converted_iters: int | None = None,
+) -> None:
+    """Set every value that the settings of `schedulers` give after `iters` iterations and `epochs` epochs.
+
+    All steps are repeated from the initial values in the order of a training run, including the recorded reductions of
+    plateau schedules.
+
+    Args:
+      schedulers: the built schedulers.
+      iters: completed iterations.
+      epochs: completed epochs.
+      epoch_length: iterations per epoch; if unknown, all iterations come before all epochs.
+      converted_iters: completed iterations for schedules that are converted from epochs, if they differ from `iters`
+        because an epoch had another length before.
+    """
+    chain = flatten_schedulers(schedulers)
+    converted_iters = iters if converted_iters is None else converted_iters
+    counts = {s: iters if s.epoch_length is None else converted_iters for s in chain if not s.by_epoch}
+    by_epoch = [scheduler for scheduler in chain if scheduler.by_epoch]
+
+    def step_all(stepped: Any, epoch: int) -> None:
+        for scheduler in stepped:
+            scheduler.step()
+        for scheduler in by_epoch:
+            if isinstance(scheduler, PlateauScheduler):
+                for _ in range(scheduler.reductions.count(epoch)):
+                    scheduler.reduce()
+
+    for scheduler in chain:
+        scheduler.rewind()
+    step_all(chain, epoch=0)
+    epochs_done = 0
+    for iteration in range(1, max(iters, converted_iters) + 1):
+        for scheduler, count in counts.items():
+            if iteration <= count:
+                scheduler.step()
+        if epoch_length is not None and iteration % epoch_length == 0 and epochs_done < epochs:
+            epochs_done += 1
+            step_all(by_epoch, epochs_done)
+    for epoch in range(epochs_done + 1, epochs + 1):
+        step_all(by_epoch, epoch)
+
+
 def _pair_chains(schedulers: Schedulers, state: Any) -> list[tuple[str, list[ParamScheduler], list[Any]]]:
     """Return the config path, the schedulers and the saved states of each optimizer."""
-    if isinstance(schedulers, dict) != isinstance(state, dict) or (
-        isinstance(schedulers, dict) and set(schedulers) != set(state)
-    ):
+    is_dict = isinstance(schedulers, dict)
+    if is_dict != isinstance(state, dict) or (is_dict and set(schedulers) != set(state)):
         with config_path("param_scheduler"):
             raise ConfigError(
                 f"the schedulers of the checkpoint must be for {_owners(schedulers)} as in the config, got schedulers "
@@ -143,20 +226,6 @@ def _compare(scheduler: ParamScheduler, state: dict[str, Any]) -> list[str]:
                 line += " (a function cannot be loaded: the config's applies)"
             differences.append(line)
     return differences
-
-
-def _load_chain(chain: list[ParamScheduler], states: list[Any], settings: str) -> bool:
-    """Load the states; return whether the end of a schedule has moved with that of the run."""
-    if len(chain) != len(states):
-        return False
-    has_moved = False
-    for index, (scheduler, state) in enumerate(zip(chain, states, strict=True)):
-        with config_path(index):
-            if settings == "checkpoint" or scheduler.state_dict()["settings"]["type"] == state["settings"]["type"]:
-                scheduler.load_state_dict(state, settings)
-        has_moved |= scheduler.keeps_end(state) and scheduler.end != state["settings"]["end"]
-        has_moved |= scheduler.has_other_epochs(state)
-    return has_moved
 
 
 def _owners(schedulers: Any) -> str:

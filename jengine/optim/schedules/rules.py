@@ -1,13 +1,13 @@
-"""Define the rules of parameter schedules as pure functions of a counter.
+"""Schedule rules, pure functions of a counter.
 
 At each step a schedule applies an affine map to the current value of a parameter group,
 
     value -> a * value + b * target + c * initial
 
-where `initial` is the initial value of the group, `target` is a constant of the group (for example the minimum of a
-cosine), and `(a, b, c)` depend on the step only. Schedules that multiply the current value can be chained; schedules
-that set the value have `a = 0`. A rule is a frozen dataclass: its fields are the settings in a config, and `bind`
-returns the function from the step to `(a, b, c)`.
+where `initial` is the group's initial value, `target` is a group constant (for example a cosine's minimum), and
+`(a, b, c)` depend on the step only. Schedules that multiply the current value can be chained; schedules that set the
+value have `a = 0`. A rule is a frozen dataclass: its fields are the settings in a config, and `bind` returns the
+function from the step to `(a, b, c)`.
 """
 
 import collections
@@ -25,7 +25,7 @@ StepFunction = Callable[[int], Affine | None]  # from the number of steps since 
 
 
 class Settings:
-    """Save and load the settings of a family of schedules, the fields of a frozen dataclass.
+    """Settings of a schedule family, the fields of a frozen dataclass.
 
     `epoch_units` names the settings that count steps, which a conversion from epochs to iterations scales; None if the
     family cannot be converted.
@@ -42,14 +42,19 @@ class Settings:
         return 2**31
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
-        """Return an object with the settings of a `state_dict`; other entries of `state` are ignored."""
+        """Return an object with the settings in a `state_dict`; other entries are ignored."""
         names = inspect.signature(type(self)).parameters
         return type(self)(**{name: value for name, value in state.items() if name in names})
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule(Settings):
-    """Hold the settings of a family of schedules and compute how a value changes at each step."""
+    """Pure function of the step, with its settings: how a value changes at each step.
+
+    >>> change = StepRule(step_size=2, gamma=0.5).bind(num_steps=10)
+    >>> [change(step) for step in range(3)]
+    [None, None, (0.5, 0.0, 0.0)]
+    """
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the function from the step, counted from `begin`, to the change of the value.
@@ -64,7 +69,7 @@ class Rule(Settings):
 
         Args:
           initial_values: the initial value of each group.
-          reference: the initial value in the optimizer's own settings, before any multiplier of a group.
+          reference: the initial value in the optimizer's own settings, before any group multiplier.
         """
         return [0.0] * len(initial_values)
 
@@ -81,23 +86,8 @@ class Rule(Settings):
         return float("-inf")
 
 
-def scale_epochs(settings: Mapping[str, Any], names: Sequence[str], epoch_length: int) -> dict[str, Any]:
-    """Return a copy of `settings` with the numbers, or lists of numbers, in `names` multiplied by `epoch_length`."""
-    scaled = dict(settings)
-    for name in names:
-        if isinstance(scaled.get(name), list | tuple):
-            scaled[name] = [item * epoch_length for item in scaled[name]]
-        elif scaled.get(name) is not None:
-            scaled[name] = scaled[name] * epoch_length
-    return scaled
-
-
 def sorted_milestones(name: str, value: Sequence[float]) -> tuple[float, ...]:
-    """Return `value` as a tuple.
-
-    Raises:
-      ConfigError: it is not in ascending order.
-    """
+    """Return `value` as a tuple; raise ConfigError unless it is in ascending order."""
     if list(value) != sorted(value):
         raise ConfigError(f"`{name}` must be in ascending order, got {list(value)}")
     return tuple(value)
@@ -164,8 +154,8 @@ class StepRule(Rule):
     """Multiply the value by `gamma` every `step_size` steps.
 
     Attributes:
-      step_size: number of steps between two changes.
-      gamma: factor of each change.
+      step_size: steps between two changes.
+      gamma: multiplies the value at each change.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("step_size",)
@@ -183,8 +173,8 @@ class MultiStepRule(Rule):
     """Multiply the value by `gamma` at each milestone, counted from `begin`; a repeated milestone counts twice.
 
     Attributes:
-      milestones: the steps that change the value, in any order.
-      gamma: factor of each change.
+      milestones: the steps that change the value, in ascending order.
+      gamma: multiplies the value at each change.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("milestones",)
@@ -205,7 +195,7 @@ class ExponentialRule(Rule):
     """Multiply the value by `gamma` at every step but the first.
 
     Attributes:
-      gamma: factor of each step.
+      gamma: multiplies the value at each step.
     """
 
     gamma: NonNegative
@@ -222,14 +212,14 @@ class PolyRule(Rule):
 
     Attributes:
       eta_min: value at the last step.
-      power: exponent of the remaining fraction of the steps.
+      power: exponent for the remaining fraction.
     """
 
     eta_min: NonNegative = 0.0
     power: NonNegative = 1.0
 
     def bind(self, num_steps: int) -> StepFunction:
-        """Return the ratio of each distance to `eta_min` to the previous distance."""
+        """Return how the distance to `eta_min` shrinks at each step."""
         last, power = num_steps - 1, self.power
 
         def change(t: int) -> Affine | None:
@@ -267,7 +257,7 @@ class QuadraticWarmupRule(Rule):
     """Increase the value as the square of the step, to the initial value at the last step (MMDetection)."""
 
     def bind(self, num_steps: int) -> StepFunction:
-        """Return increments of `(2t + 1) / num_steps**2` of the initial value; raise ConfigError without an end."""
+        """Return increments `(2t + 1) / num_steps**2`, as a fraction; raise ConfigError without an end."""
         if num_steps >= INF:
             raise ConfigError("`end` must be given for a quadratic warm-up, got no end")
 

@@ -1,16 +1,17 @@
-"""Define the base class of parameter schedulers: the active range, the counters, the groups, and the saved state.
+"""Parameter schedulers: host objects that move one value of the parameter groups along a rule.
 
-A scheduler runs on the host. It writes Python floats into the parameter groups of the optimizer wrapper; the compiled
-step receives them as inputs, so that a schedule costs no device work and no recompilation.
+They write Python floats into the groups. The compiled step receives these as inputs, so that a schedule costs no device
+work and no recompilation.
 """
 
 import logging
+import math
 import numbers
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
-from jengine.optim.schedules.rules import INF, scale_epochs
+from jengine.optim.schedules.rules import INF, Affine
 
 Group = MutableMapping[str, Any]  # a parameter group: host numbers by name
 _LOGGER = logging.getLogger("jengine")
@@ -20,10 +21,7 @@ _RANGES = {"lr": (-_ROUNDING, _MAX), "weight_decay": (-_ROUNDING, _MAX), "moment
 
 
 class Groups(Protocol):
-    """Describe the part of an optimizer wrapper that a scheduler uses.
-
-    It may also have `base_param_settings`, a group (or None) with the optimizer's own settings; see `default_group`.
-    """
+    """The part of an optimizer wrapper that a scheduler uses; it may also have `base_param_settings`."""
 
     @property
     def param_groups(self) -> Sequence[Group]:
@@ -31,26 +29,50 @@ class Groups(Protocol):
 
 
 class ScheduledGroup(NamedTuple):
-    """Describe a parameter group that a scheduler changes."""
+    """A parameter group that a scheduler changes."""
 
     group_index: int  # position in the list of groups
     initial: float  # initial value
-    target: float  # constant of the group that the rule moves the value towards
+    target: float  # constant towards which the rule moves the value
+
+
+class Frozen(float):
+    """The value 0 during a warm-up from 0, with the hidden value that the warm-up restores.
+
+    Other schedules in the chain change the hidden value, so that the product is exact in any order.
+    """
+
+    hidden: float
+
+    def __new__(cls, hidden: float) -> "Frozen":
+        """Return a 0 that hides `hidden`."""
+        value = super().__new__(cls, 0.0)
+        value.hidden = hidden
+        return value
 
 
 class ParamScheduler:
-    """Schedule one named value of the parameter groups.
+    """Scheduler for one named value in the parameter groups.
 
-    The constructor records the initial value of each group under `initial_<param_name>` and sets the value of the first
+    The constructor records the initial value of each group as `initial_<param_name>` and sets the value for the first
     iteration. Each `step` counts and, from `begin` to `end`, computes the next value from the current one, so that
     several schedulers chain in list order. After `end` the last value stays. Learning rate schedules skip groups whose
     `fix_lr` is true.
 
+    >>> from jengine.optim import SGD, OptimWrapper
+    >>> from jengine.optim.schedules import StepLR
+    >>> wrapper = OptimWrapper(SGD(lr=0.1))
+    >>> schedule = StepLR(wrapper, step_size=2, gamma=0.5)
+    >>> for _ in range(3):
+    ...     schedule.step()
+    >>> wrapper.get_lr()
+    {'lr': [0.05]}
+
     Args:
-      optimizer: the optimizer wrapper, or any object with its `param_groups`.
+      optimizer: the optimizer wrapper, or any object with `param_groups`.
       param_name: the value to schedule: 'lr', 'weight_decay', ...; for an optimizer with `betas`, 'momentum' is the
         first of these.
-      settings: the settings of the family, a frozen dataclass.
+      settings: family settings, a `Rule`.
       begin: first step of the schedule, in epochs or iterations (see `by_epoch`).
       end: the step after the last one.
       last_step: the last completed step since `begin`, to continue without a saved state; -1 to start.
@@ -58,17 +80,18 @@ class ParamScheduler:
       verbose: log every new value.
 
     Attributes:
-      ends_with_run: whether `end` was not given, so that it is the end of the run, also of a resumed longer run.
-      epoch_length: iterations in an epoch, for settings that were converted from epochs; None for others.
+      ends_with_run: whether `end` was not given, so that it is the end of the run, also for a resumed longer run.
+      epoch_length: iterations per epoch, for settings that were converted from epochs; None for others.
 
     Raises:
       ConfigError: `end` is not after `begin`, or `last_step` is below -1. KeyError: no group has `param_name`.
     """
 
-    need_val_args: ClassVar[bool] = False  # its step takes the metrics of a validation
+    need_val_args: ClassVar[bool] = False  # its step takes validation metrics
     mirrors_betas: ClassVar[bool] = False  # 'momentum' is written back into betas[0]
     skips_zero: ClassVar[bool] = False  # groups whose initial value is 0 keep it
-    family: ClassVar[type[Any]]  # the dataclass of the settings
+    family: ClassVar[type[Any]]  # the dataclass for the settings
+    _frozen_steps = 0  # steps at the start of a warm-up from 0, in which values are hidden
 
     def __init__(
         self,
@@ -106,7 +129,7 @@ class ParamScheduler:
 
         Args:
           *args: as for the constructor.
-          epoch_length: iterations in an epoch.
+          epoch_length: iterations per epoch.
           **kwargs: as for the constructor; `by_epoch` must be true.
 
         Raises:
@@ -119,7 +142,11 @@ class ParamScheduler:
             raise ArgumentError(f"`by_epoch` must be True to convert {cls.__name__} to iterations, got False")
         if not isinstance(epoch_length, int) or epoch_length <= 0:
             raise ArgumentError(f"`epoch_length` must be a positive number of iterations, got {epoch_length}")
-        kwargs = scale_epochs(kwargs, cls.family.epoch_units, epoch_length)
+        for name in cls.family.epoch_units:
+            if isinstance(value := kwargs.get(name), list | tuple):
+                kwargs[name] = [item * epoch_length for item in value]
+            elif value is not None:
+                kwargs[name] = value * epoch_length
         for name in ("begin", "end"):
             if kwargs.get(name, INF) != INF:
                 kwargs[name] = int(kwargs[name] * epoch_length)
@@ -128,8 +155,35 @@ class ParamScheduler:
         return scheduler
 
     def step(self) -> None:
-        """Count an iteration or epoch; from `begin` to `end`, set the next value of every scheduled group."""
-        raise NotImplementedError
+        """Count an iteration or epoch; from `begin` to `end`, set the next value in every scheduled group.
+
+        Raises:
+          ConfigError: a value is negative, infinite or NaN, or a momentum above 1; the group keeps the last one.
+        """
+        # A run calls this once per iteration and schedule, between two compiled steps: keep the common path short.
+        self.global_step = now = self.global_step + 1
+        if not self.begin <= now < self.end:
+            return
+        self.last_step = t = self.last_step + 1
+        change = self._change(t)
+        if change is None:
+            return
+        a, b, c = change
+        name, special = self.param_name, t <= self._special_until
+        lowest, highest = self._lowest, self._highest
+        groups = self.optimizer.param_groups if self._default_group is None else self._groups()
+        for index, initial, target in self._scheduled:
+            group = groups[index]
+            value = group[name]
+            if special or type(value) is Frozen:
+                self._apply_special(group, t, change, initial, target)
+                continue
+            value = a * value + b * target + c * initial
+            if not lowest <= value <= highest:  # also NaN
+                raise self._value_error(value)
+            group[name] = value
+        if self.verbose:
+            self._log_values()
 
     @property
     def num_groups(self) -> int:
@@ -137,7 +191,7 @@ class ParamScheduler:
         return len(self._scheduled)
 
     def snapshot(self) -> Callable[[], None]:
-        """Return a function that restores the scheduler and the values of the groups as they are now."""
+        """Return a function that restores the scheduler and the group values as they are now."""
         own, groups = dict(vars(self)), [(group, dict(group)) for group in self._groups()]
 
         def restore() -> None:
@@ -152,24 +206,37 @@ class ParamScheduler:
         return [float(group[self.param_name]) for group in self._groups() if self.param_name in group]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters and the settings, as JSON-serializable values."""
-        return {
+        """Return the counters, the settings and, during a warm-up from 0, the hidden values, JSON-serializable."""
+        state: dict[str, Any] = {
             "global_step": self.global_step,
             "last_step": self.last_step,
-            "settings": self._describe(),
+            "settings": {
+                "type": type(self).__name__,
+                "param_name": self.param_name,
+                "begin": self.begin,
+                "end": self.end,
+                "by_epoch": self.by_epoch,
+                **self.settings.state_dict(),
+                "base_values": list(self.base_values),
+            },
             "ends_with_run": self.ends_with_run,
             "epoch_length": self.epoch_length,
         }
+        if 0 <= self.last_step < self._frozen_steps:
+            groups = self._groups()
+            values = [groups[scheduled.group_index][self.param_name] for scheduled in self._scheduled]
+            state["hidden"] = [v.hidden if isinstance(v, Frozen) else float(v) for v in values]
+        return state
 
     def load_state_dict(self, state: dict[str, Any], settings: str = "checkpoint") -> None:
-        """Restore `state`. First load the state of the optimizer wrapper, which holds the values.
+        """Restore `state`. Load the optimizer wrapper's state first, which holds the values.
 
         Args:
           state: the result of `state_dict`.
-          settings: which settings to use from now on: those in `state` ('checkpoint') or those of the constructor
-            ('config'; `replay_schedulers` then sets the values that these settings give). A schedule that ends with
-            the run, here and in `state`, keeps the end of this run. One that is converted from epochs of another length
-            keeps its settings.
+          settings: which settings to use from now on: those in `state` ('checkpoint') or the constructor's ('config';
+            `replay_schedulers` then sets the values that these settings give). A schedule that ends with the run, here
+            and in `state`, keeps this run's end. One that is converted from epochs of another length keeps its
+            settings.
 
         Raises:
           ConfigError: the state belongs to another type of scheduler, whose settings cannot be loaded.
@@ -177,18 +244,21 @@ class ParamScheduler:
         self.global_step = state["global_step"]
         self.last_step = state["last_step"]
         saved = state.get("settings")
-        if settings == "config" or saved is None or self.has_other_epochs(state):
-            return
-        self.check_type(state)
-        self.settings = self.settings.load_state_dict(saved)
-        if not self.keeps_end(state):
-            self.end, self.ends_with_run = saved["end"], state.get("ends_with_run", False)
-        self.begin, self.by_epoch = saved["begin"], saved["by_epoch"]
-        self.base_values = list(saved["base_values"])
-        self._bind()
+        if settings != "config" and saved is not None and not self.has_other_epochs(state):
+            self.check_type(state)
+            self.settings = self.settings.load_state_dict(saved)
+            if not self.keeps_end(state):
+                self.end, self.ends_with_run = saved["end"], state.get("ends_with_run", False)
+            self.begin, self.by_epoch = saved["begin"], saved["by_epoch"]
+            self.base_values = list(saved["base_values"])
+            self._bind()
+        if "hidden" in state and 0 <= self.last_step < self._frozen_steps:
+            groups = self._groups()
+            for scheduled, hidden in zip(self._scheduled, state["hidden"], strict=True):
+                self._write(groups[scheduled.group_index], Frozen(hidden))
 
     def check_type(self, state: dict[str, Any]) -> None:
-        """Raise ConfigError unless the settings in `state`, a result of `state_dict`, are of this type of scheduler."""
+        """Raise ConfigError unless the settings in `state`, a result of `state_dict`, are for this scheduler type."""
         saved = state["settings"]
         if saved["type"] != type(self).__name__ or saved["param_name"] != self.param_name:
             raise ConfigError(
@@ -204,11 +274,11 @@ class ParamScheduler:
         return self.ends_with_run and state.get("ends_with_run", False) and is_same_unit
 
     def has_other_epochs(self, state: dict[str, Any]) -> bool:
-        """Return whether the schedule is converted from epochs of another length than in `state`."""
+        """Return whether the schedule is converted from another epoch length than in `state`."""
         return self.epoch_length != state.get("epoch_length", self.epoch_length)
 
     def reset_initial_values(self) -> None:
-        """Record the current values of the groups as the initial ones, from which `rewind` starts."""
+        """Record the current group values as the initial ones, from which `rewind` starts."""
         for group in self._groups():
             group.pop(f"initial_{self.param_name}", None)
         self.base_values = self._record_initial_values(resumed=False)
@@ -226,20 +296,54 @@ class ParamScheduler:
         return f"{type(self).__name__}({self.settings}, begin={self.begin}, end={self.end}, by_epoch={self.by_epoch})"
 
     def _bind(self) -> None:
-        """Compute what depends on the settings only: the scheduled groups, their initial values and targets."""
+        """Compute what depends on the settings only: the scheduled groups with their targets."""
         groups = self._groups()
         if len(groups) != len(self.base_values):
             raise ConfigError(
                 f"the optimizer must have the {len(self.base_values)} parameter groups of the saved schedule, got "
                 f"{len(groups)}"
             )
+        targets = self._bind_settings()
         self._scheduled = [
-            ScheduledGroup(index, value, 0.0)
+            ScheduledGroup(index, value, targets[index])
             for index, value in enumerate(self.base_values)
             if value is not None
             and not (self.skips_zero and value == 0.0)
             and not (self.param_name == "lr" and groups[index].get("fix_lr"))
         ]
+        for index, initial, _ in self._scheduled:
+            groups[index][f"initial_{self.param_name}"] = initial
+
+    def _bind_settings(self) -> list[float]:
+        """Bind the rule to the number of steps; return the target of each group."""
+        num_steps, rule = int(self.end - self.begin), self.settings
+        values = [0.0 if value is None else value for value in self.base_values]
+        present = [value for value in self.base_values if value is not None]
+        initial_values = rule.initial_values(values)
+        self.base_values = [
+            None if old is None else new for old, new in zip(self.base_values, initial_values, strict=True)
+        ]
+        self._change = rule.bind(num_steps)
+        self._frozen_steps, self._min_value = rule.frozen_steps(num_steps), rule.min_value()
+        has_betas = self.mirrors_betas and any("betas" in group for group in self._groups())
+        special = self._min_value > -math.inf or has_betas
+        self._special_until = math.inf if special else self._frozen_steps or -1
+        return rule.targets(values, present[-1] if default_group(self.optimizer) else present[0])
+
+    def _apply_special(self, group: Group, t: int, change: Affine, initial: float, target: float) -> None:
+        """Apply the change to a value that is frozen, has a lower bound, or is mirrored in `betas`."""
+        value = group[self.param_name]
+        is_frozen = type(value) is Frozen
+        is_restored = t == self._frozen_steps > 0
+        if is_frozen:
+            value = value.hidden
+        elif is_restored and value == 0.0:
+            value = initial  # the hidden value was lost in a checkpoint that stores plain numbers
+        a, b, c = change
+        value = max(a * value + b * target + c * initial, self._min_value)
+        if not self._lowest <= value <= self._highest:
+            raise self._value_error(value)
+        self._write(group, Frozen(value) if t < self._frozen_steps or (is_frozen and not is_restored) else value)
 
     def _groups(self) -> Sequence[Group]:
         groups = self.optimizer.param_groups
@@ -251,7 +355,7 @@ class ParamScheduler:
             group["betas"] = (value, *group["betas"][1:])
 
     def _value_error(self, value: float) -> ConfigError:
-        """Return the error for a value outside the range of the hyperparameter."""
+        """Return the error for a value outside the hyperparameter's range."""
         legal = "finite"
         if self.param_name in _RANGES:
             legal = "from 0 to 1" if self.param_name == "momentum" else "finite and at least 0"
@@ -260,50 +364,28 @@ class ParamScheduler:
 
     def _record_initial_values(self, resumed: bool) -> list[float | None]:
         """Return the initial value of each group, None if it has no such value; the first scheduler records them."""
-        key = f"initial_{self.param_name}"
-        groups = self._groups()
+        name, key, groups = self.param_name, f"initial_{self.param_name}", self._groups()
         if self.mirrors_betas:
-            self._mirror_betas()
-        if not any(self.param_name in group for group in groups):
-            names = {name for group in groups for name, value in group.items() if _is_number(value)}
+            if not any("momentum" in group or "betas" in group for group in groups):
+                raise ConfigError("a momentum schedule must have an optimizer with `momentum` or `betas`, got neither")
+            for group in groups:
+                if "betas" in group:
+                    group["momentum"] = float(group["betas"][0])
+        if not any(name in group for group in groups):
+            names = {other for group in groups for other, value in group.items() if _is_number(value)}
             raise UnknownNameError(
-                f"`param_name` must be a value of a parameter group, got {self.param_name!r}"
-                f"{closest(self.param_name, names)}"
+                f"`param_name` must be a value of a parameter group, got {name!r}{closest(name, names)}"
             )
         values: list[float | None] = []
         for index, group in enumerate(groups):
-            if self.param_name not in group:
-                values.append(None)
-                continue
-            if not _is_number(group[self.param_name]):
-                raise ConfigError(
-                    f"`{self.param_name}` of a parameter group must be a number, got {group[self.param_name]!r}"
-                )
-            if key not in group:
+            if name in group and not _is_number(group[name]):
+                raise ConfigError(f"`{name}` of a parameter group must be a number, got {group[name]!r}")
+            if name in group and key not in group:
                 if resumed:
                     raise UnknownNameError(f"`last_step` must be -1 unless the groups have {key!r}, got group {index}")
-                group[key] = float(group[self.param_name])
-            values.append(float(group[key]))
+                group[key] = float(group[name])
+            values.append(float(group[key]) if name in group else None)
         return values
-
-    def _mirror_betas(self) -> None:
-        groups = self._groups()
-        if not any("momentum" in group or "betas" in group for group in groups):
-            raise ConfigError("a momentum schedule must have an optimizer with `momentum` or `betas`, got neither")
-        for group in groups:
-            if "betas" in group:
-                group["momentum"] = float(group["betas"][0])
-
-    def _describe(self) -> dict[str, Any]:
-        return {
-            "type": type(self).__name__,
-            "param_name": self.param_name,
-            "begin": self.begin,
-            "end": self.end,
-            "by_epoch": self.by_epoch,
-            **self.settings.state_dict(),
-            "base_values": list(self.base_values),
-        }
 
     def _log_values(self) -> None:
         for index, value in enumerate(self.get_last_value()):
@@ -321,7 +403,7 @@ def flatten_schedulers(schedulers: Schedulers | None) -> Sequence[ParamScheduler
 
 
 def default_group(optimizer: Groups) -> Group | None:
-    """Return the group of the optimizer's own settings; None if the object has no such group."""
+    """Return the group with the optimizer's own settings; None if the object has no such group."""
     return getattr(optimizer, "base_param_settings", None)
 
 

@@ -1,13 +1,11 @@
-"""Register the schedulers: every family for the learning rate, the momentum and any named value."""
+"""The registered schedulers: every family for the learning rate, the momentum and any named value."""
 
 import inspect
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from jengine.annotations import NonNegative, Positive, Range
 from jengine.optim.schedules import annealing, from_optax, rules
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
-from jengine.optim.schedules.rule_scheduler import RuleScheduler
 from jengine.optim.schedules.scheduler import ParamScheduler
 from jengine.registry import PARAM_SCHEDULERS
 
@@ -25,28 +23,28 @@ def make_scheduler(
     name: str,
     family: type[Any],
     param_name: str | None = None,
-    base: type[ParamScheduler] = RuleScheduler,
+    base: type[ParamScheduler] = ParamScheduler,
     by_epoch: bool = True,
     skips_zero: bool = False,
 ) -> type[ParamScheduler]:
-    """Create the scheduler class of a family and register it in `PARAM_SCHEDULERS`.
+    """Create the scheduler class for a family and register it in `PARAM_SCHEDULERS`.
 
     Args:
-      name: the name of the class.
-      family: the frozen dataclass of its settings, a `Rule`; the fields become arguments of the class.
+      name: class name.
+      family: frozen dataclass for the settings, a `Rule`; its fields become arguments of the class.
       param_name: the value to schedule; None to make it an argument.
       base: the base class, which defines `step`.
-      by_epoch: the default of the argument `by_epoch`.
+      by_epoch: default of the argument `by_epoch`.
       skips_zero: whether groups whose initial value is 0 keep it.
 
     Returns:
-      A class whose arguments are the optimizer wrapper, `param_name` unless given here, the settings of the family,
-      then `begin`, `end`, `last_step`, `by_epoch` and `verbose`.
+      A class whose arguments are the optimizer wrapper, `param_name` unless given here, the family settings, then
+      `begin`, `end`, `last_step`, `by_epoch` and `verbose`.
     """
     signature = _signature(family, param_name is None, by_epoch)
 
     def init(self: ParamScheduler, *args: Any, **kwargs: Any) -> None:
-        """Build the rule from the settings of the family and pass the rest to the base class."""
+        """Build the rule from the family settings and pass the rest to the base class."""
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         settings = dict(bound.arguments)
@@ -70,32 +68,31 @@ def make_scheduler(
 
 def _signature(family: type[Any], with_name: bool, by_epoch: bool) -> inspect.Signature:
     """Return the arguments of a scheduler class: optimizer, name, settings, then the common arguments."""
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
     own = list(inspect.signature(family).parameters.values())
-    leading = {"self": Any, "optimizer": Any, **({"param_name": str} if with_name else {})}
-    common = {**_COMMON, "by_epoch": (bool, by_epoch)}
+    leading = {"self": (Any, empty), "optimizer": (Any, empty), **({"param_name": (str, empty)} if with_name else {})}
+
+    def parameters(arguments: dict[str, tuple[Any, Any]]) -> list[inspect.Parameter]:
+        return [inspect.Parameter(name, kind, annotation=a, default=d) for name, (a, d) in arguments.items()]
+
     return inspect.Signature(
         [
-            *(inspect.Parameter(name, kind, annotation=annotation) for name, annotation in leading.items()),
+            *parameters(leading),
             *(parameter for parameter in own if parameter.kind is kind),
-            *(
-                inspect.Parameter(name, kind, annotation=annotation, default=default)
-                for name, (annotation, default) in common.items()
-            ),
+            *parameters({**_COMMON, "by_epoch": (bool, by_epoch)}),
             *(parameter for parameter in own if parameter.kind is not kind),
         ]
     )
 
 
 def make_variants(
-    name: str, family: type[Any], base: type[ParamScheduler] = RuleScheduler
+    name: str, family: type[Any], base: type[ParamScheduler] = ParamScheduler
 ) -> tuple[type[ParamScheduler], type[ParamScheduler], type[ParamScheduler]]:
     """Create `{name}LR`, `{name}Momentum` and `{name}ParamScheduler` for a family."""
-    make: Callable[..., type[ParamScheduler]] = make_scheduler
     return (
-        make(f"{name}LR", family, "lr", base),
-        make(f"{name}Momentum", family, "momentum", base),
-        make(f"{name}ParamScheduler", family, None, base),
+        make_scheduler(f"{name}LR", family, "lr", base),
+        make_scheduler(f"{name}Momentum", family, "momentum", base),
+        make_scheduler(f"{name}ParamScheduler", family, None, base),
     )
 
 
@@ -116,7 +113,6 @@ ReduceOnPlateauLR, ReduceOnPlateauMomentum, ReduceOnPlateauParamScheduler = make
 )
 OneCycleLR = make_scheduler("OneCycleLR", annealing.OneCycleRule, "lr")
 OneCycleParamScheduler = make_scheduler("OneCycleParamScheduler", annealing.OneCycleRule)
-
 QuadraticWarmupLR, QuadraticWarmupMomentum, QuadraticWarmupParamScheduler = make_variants(
     "QuadraticWarmup", rules.QuadraticWarmupRule
 )
@@ -125,3 +121,6 @@ CosineAnnealingWeightDecay = make_scheduler(
     "CosineAnnealingWeightDecay", annealing.CosineAnnealingRule, "weight_decay", skips_zero=True
 )
 OptaxLR, OptaxMomentum, OptaxParamScheduler = make_variants("Optax", from_optax.OptaxRule)
+
+__all__ = ["make_scheduler", "make_variants"]
+__all__ += [name for name, value in list(globals().items()) if isinstance(value, type) and "family" in vars(value)]

@@ -1,4 +1,4 @@
-"""Define optax-style gradient transformations, the parts that an optimizer wrapper chains."""
+"""Optax-style gradient transformations, the parts that an optimizer wrapper chains."""
 
 from jengine.optim.transforms.accumulate import AccumulateState as AccumulateState
 from jengine.optim.transforms.accumulate import accumulate_gradients as accumulate_gradients

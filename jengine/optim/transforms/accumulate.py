@@ -1,5 +1,6 @@
-"""Accumulate gradients over several iterations, and average them over a mapped axis."""
+"""Gradient accumulation over several iterations, and the mean over a mapped axis."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -12,57 +13,50 @@ _MIN_WEIGHT = 1e-12  # weights sum to 0 only if no example counts, and then the 
 
 
 class AccumulateState(NamedTuple):
-    """Hold the gradients of an unfinished window.
+    """Gradients of an unfinished window.
 
-    On replicas the first and the third field are different on each: their sums over replicas are the values that one
-    device would have.
+    Replicas have different sums: added up over the replicas, they are what one device would have.
     """
 
-    accumulated_grads: PyTree  # float32, like the parameters: their sum, each times its weight
+    accumulated_grads: PyTree  # float32, like the parameters: the weighted sum
     num_accumulated: jax.Array  # int32[], iterations in accumulated_grads, which is invalid at 0
-    weight_sum: (
-        jax.Array
-    )  # float32[] (float64[] for such gradients), sum of the weights; equal weights are 1 / replicas
+    weight_sum: jax.Array  # float32[] (float64[] for such gradients), sum of the weights; equal ones are 1 / replicas
     inner_state: Any
 
 
 def accumulate_gradients(
     inner: optax.GradientTransformation, every: int, axis_name: str | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Call `inner` with the mean gradient of `every` iterations; the other iterations only add their gradients.
+    """Call `inner` with the mean gradient of `every` iterations; the others add gradients and return zero updates.
 
     Unlike in `optax.MultiSteps`, `inner` does not run in the other iterations (`lax.cond`, or no code at all if
     `is_last` is a Python bool), gradients may have weights, and replicas exchange them once per window. It wraps
     `inner`, like `optax.apply_if_finite`, because a part of a chain cannot keep the parts after it from running.
 
+    >>> tx = accumulate_gradients(optax.sgd(1.0), every=2)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for gradient in (1.0, 3.0):
+    ...     updates, state = tx.update(jnp.array([gradient]), state)
+    >>> updates.tolist()
+    [-2.0]
+
     The update takes these extra arguments:
       is_last: whether this iteration ends the window; with a Python bool only that case is compiled. None: every
         `every`-th iteration ends it.
-      weight: float32[], the weight of these gradients in the mean over the window and over replicas; for the mean loss
-        of a batch of sentences, its number of words. None: all have the same weight.
+      weight: float32[], the weight of these gradients in the mean over the window and over replicas; for a mean loss
+        over sentences, the number of words. None: all have the same weight.
       divisor: float32[], divides the sum; None for the number of iterations in the window. Unused with weights.
       is_added: True if an earlier call with `is_last=False` has added these gradients.
 
     Args:
-      inner: the transformation of mean gradients.
-      every: number of iterations in a window; 1 adds no state and returns the state of `inner`.
+      inner: transforms the mean gradients.
+      every: iterations in a window; 1 adds no state and returns the inner state.
       axis_name: mapped axis (of `jax.pmap` or `jax.shard_map`) over which gradients are averaged.
-
-    Returns:
-      The transformation. Its updates are zeros in iterations that only accumulate.
     """
     inner = optax.with_extra_args_support(inner)
 
-    def update_every_iteration(
-        grads: PyTree, state: Any, params: PyTree = None, *, weight: Any = None, is_last: Any = None,
-        divisor: Any = None, is_added: bool = False, **extra: Any,
-    ) -> tuple[PyTree, Any]:  # fmt: skip
-        grads = _sum_over_replicas(_scale(grads, _share(weight, axis_name)), axis_name)
-        divisor = None if weight is None else _sum_over_replicas(weight, axis_name)
-        return _update_inner(inner, grads, divisor, state, params, extra)
-
     if every == 1:
-        return optax.GradientTransformationExtraArgs(inner.init, update_every_iteration)
+        return optax.GradientTransformationExtraArgs(inner.init, functools.partial(_update_at_once, inner, axis_name))
 
     def init(params: PyTree) -> AccumulateState:
         return init_accumulation(params, inner.init(params))
@@ -100,6 +94,17 @@ def accumulate_gradients(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def _update_at_once(
+    inner: optax.GradientTransformationExtraArgs, axis_name: str | None, grads: PyTree, state: Any,
+    params: PyTree = None, *, weight: Any = None, is_last: Any = None, divisor: Any = None, is_added: bool = False,
+    **extra: Any,
+) -> tuple[PyTree, Any]:  # fmt: skip
+    """Call `inner` with the mean over replicas; in a window of one iteration there is nothing to accumulate."""
+    grads = _sum_over_replicas(_scale(grads, _share(weight, axis_name)), axis_name)
+    divisor = None if weight is None else _sum_over_replicas(weight, axis_name)
+    return _update_inner(inner, grads, divisor, state, params, extra)
+
+
 def init_accumulation(params: PyTree, inner_state: Any) -> AccumulateState:
     """Return the state of an empty window."""
     zeros = jax.tree.map(jnp.zeros_like, params)
@@ -108,7 +113,7 @@ def init_accumulation(params: PyTree, inner_state: Any) -> AccumulateState:
 
 
 def sum_gradients(state: AccumulateState, axis_name: str | None = None) -> PyTree:
-    """Return the sum of the gradients accumulated so far; on replicas, of those of this replica."""
+    """Return the sum of the gradients accumulated so far, on this replica."""
     total = _add(state, jax.tree.map(jnp.zeros_like, state.accumulated_grads))
     return total if axis_name is None else _scale(total, jax.lax.axis_size(axis_name))
 
@@ -127,7 +132,7 @@ def _update_inner(
 
 
 def _share(weight: Any, axis_name: str | None) -> Any:
-    """Return the weight of the gradients of a replica in a sum over replicas; None for 1."""
+    """Return the weight of a replica's gradients in a sum over replicas; None for 1."""
     return 1 / jax.lax.axis_size(axis_name) if weight is None and axis_name is not None else weight
 
 

@@ -1,4 +1,4 @@
-"""Clip gradients by norm as PyTorch does, and parse the `clip_grad` of an optimizer wrapper."""
+"""Gradient clipping as in PyTorch, configured by the `clip_grad` of an optimizer wrapper."""
 
 import math
 from collections.abc import Mapping
@@ -17,19 +17,15 @@ _ARGUMENTS = {"norm": ("max_norm", "norm_type"), "value": ("clip_value",)}
 
 
 class ClipByNormState(NamedTuple):
-    """Hold the norm for the log."""
+    """The gradient norm, for the log."""
 
     grad_norm: jax.Array  # float32[], or float64[] for gradients in float64: norm of the last gradients before clipping
 
 
 def clip_by_norm(max_norm: float, norm_type: float = 2.0) -> optax.GradientTransformation:
-    """Scale all gradients so that their global p-norm is at most `max_norm`.
+    """Scale all gradients so that the global p-norm, where p is `norm_type`, is at most `max_norm`.
 
     `optax.clip_by_global_norm` supports only the 2-norm and divides by the norm; PyTorch divides by the norm plus 1e-6.
-
-    Args:
-      max_norm: the maximum norm.
-      norm_type: the p of the norm; `math.inf` for the maximum absolute value.
     """
 
     def init(params: PyTree) -> ClipByNormState:
@@ -45,11 +41,10 @@ def clip_by_norm(max_norm: float, norm_type: float = 2.0) -> optax.GradientTrans
 
 
 def global_norm(grads: PyTree, norm_type: float = 2.0) -> jax.Array:
-    """Return the norm over all elements of all leaves, float32[].
+    """Return the p-norm over all elements, float32[], where p is `norm_type`, `math.inf` for the maximum.
 
-    Args:
-      grads: pytree of floating arrays.
-      norm_type: the p of the p-norm; `math.inf` for the maximum absolute value.
+    >>> global_norm({"a": jnp.array([3.0]), "b": jnp.array([-4.0])}).item()
+    5.0
     """
     leaves = [jnp.asarray(leaf, jnp.promote_types(jnp.float32, leaf.dtype)) for leaf in jax.tree.leaves(grads)]
     if not leaves:
@@ -67,14 +62,14 @@ Threshold = Annotated[float, Range(gt=0, le=math.inf)]  # with inf the norm is o
 
 
 class ClipByNorm(NamedTuple):
-    """Configure clipping by norm: scale all gradients so that their global norm is at most `max_norm`."""
+    """Clipping by norm: all gradients are scaled so that the global norm is at most `max_norm`."""
 
     max_norm: Threshold
     norm_type: Threshold | Literal["inf"] = 2.0
 
 
 class ClipByValue(NamedTuple):
-    """Configure clipping by value: clamp every element to [-clip_value, clip_value]."""
+    """Clipping by value: every element is clamped to [-clip_value, clip_value]."""
 
     clip_value: Threshold
 

@@ -1,4 +1,4 @@
-"""Read and write a field in the state of a chain."""
+"""Fields in a chain's state."""
 
 from typing import Any
 
@@ -6,15 +6,20 @@ import optax
 
 
 def get_field(opt_state: Any, state_type: type, name: str) -> Any:
-    """Return field `name` of the state of type `state_type`; None if there is no such state.
+    """Return field `name` in the state of type `state_type`; None if there is no such state.
 
-    Unlike `optax.tree.get(opt_state, name)`, this never returns a parameter of the same name.
+    Unlike `optax.tree.get(opt_state, name)`, this never returns a parameter with that name.
+
+    >>> import jax.numpy as jnp
+    >>> state = optax.adam(0.1).init({"count": jnp.ones(3)})
+    >>> get_field(state, optax.ScaleByAdamState, "count").item()
+    0
     """
     return optax.tree.get(opt_state, name, filtering=_is_field_of(state_type))
 
 
 def set_fields(opt_state: Any, state_type: type, **fields: Any) -> Any:
-    """Return `opt_state` with new values for fields of the state of type `state_type`."""
+    """Return `opt_state` with new field values in the state of type `state_type`."""
     return optax.tree.set(opt_state, _is_field_of(state_type), **fields)
 
 

@@ -1,4 +1,4 @@
-"""Apply a learning rate and a weight decay that differ between parameters."""
+"""Learning rates and weight decays that differ between parameters."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -14,7 +14,7 @@ PerParameter: TypeAlias = Any
 
 
 class GroupHyperparamsState(NamedTuple):
-    """Hold the hyperparameters of parameter groups, which may be set between two updates, and the state of a chain."""
+    """Group hyperparameters, which may be set between two updates, and a chain's state."""
 
     hyperparams: dict[str, jax.Array]  # float32[] by name; float32[G] for G groups
     inner_state: Any
@@ -23,7 +23,14 @@ class GroupHyperparamsState(NamedTuple):
 def add_decayed_weights_by_rule(weight_decay: PerParameter) -> optax.GradientTransformation:
     """Add `weight_decay` times the parameters to the updates, with a separate weight decay for each parameter.
 
-    Before `scale_by_adam` this is the coupled (L2) decay of Adam, after it the decoupled decay of AdamW.
+    Before `scale_by_adam` this is Adam's coupled (L2) decay, after it AdamW's decoupled decay.
+
+    >>> import jax.numpy as jnp
+    >>> params = {"kernel": jnp.ones(2), "bias": jnp.ones(1)}
+    >>> tx = add_decayed_weights_by_rule({"kernel": 0.5, "bias": 0.0})
+    >>> updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
+    >>> updates["kernel"].tolist(), updates["bias"].tolist()
+    ([0.5, 0.5], [0.0])
 
     Args:
       weight_decay: a number for all parameters; a tree of numbers like the parameters (or a prefix of it), such as
@@ -42,7 +49,7 @@ def add_decayed_weights_by_rule(weight_decay: PerParameter) -> optax.GradientTra
 def scale_by_group_learning_rate(
     learning_rate: PerParameter, *, flip_sign: bool = True
 ) -> optax.GradientTransformation:
-    """Multiply the updates by minus the learning rate of each parameter.
+    """Multiply the updates by minus each parameter's learning rate.
 
     Args:
       learning_rate: like `weight_decay` of `add_decayed_weights_by_rule`; for example a learning rate times
@@ -59,7 +66,7 @@ def scale_by_group_learning_rate(
 
 
 def broadcast_to_params(value: PerParameter, tree: PyTree) -> PyTree:
-    """Return a tree of numbers like `tree` from a number, a prefix tree of numbers, or a function of `tree`."""
+    """Return numbers in a tree like `tree` from a number, a prefix tree, or a function from trees to numbers."""
     if isinstance(value, Callable):  # type: ignore[arg-type]
         value = value(tree)
     return jax.tree.broadcast(value, tree) if jax.tree.leaves(tree) else tree

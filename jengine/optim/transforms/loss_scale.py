@@ -1,4 +1,4 @@
-"""Scale the loss dynamically, by the rule of PyTorch's GradScaler."""
+"""Dynamic loss scaling with the rule in PyTorch's GradScaler."""
 
 import math
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ PyTree = Any
 
 
 class LossScaleState(NamedTuple):
-    """Hold the loss scale."""
+    """The loss scale, and what it depends on."""
 
     loss_scale: jax.Array  # float32[], multiplies the loss
     growth_tracker: jax.Array  # int32[], finite updates since the scale last changed
@@ -31,21 +31,23 @@ def dynamic_loss_scale(
 ) -> optax.GradientTransformationExtraArgs:
     """Unscale the gradients of a scaled loss for `inner`; skip non-finite updates, and adjust the scale.
 
-    Multiply the loss by `optax.tree.get(state, 'loss_scale')` before differentiating. A skipped update is zeros and
-    does not change the state of `inner`. `optax.apply_if_finite` does not adjust a scale and eventually applies a NaN;
-    `flax.training.dynamic_scale` increases the scale one step later than PyTorch's scaler.
+    You should multiply the loss by `optax.tree.get(state, 'loss_scale')` before differentiating. A skipped update is
+    zeros and does not change the inner state. `optax.apply_if_finite` does not adjust a scale and eventually applies a
+    NaN; `flax.training.dynamic_scale` increases the scale one step later than PyTorch's scaler.
+
+    >>> tx = dynamic_loss_scale(optax.sgd(0.5), init_scale=8.0)
+    >>> updates, state = tx.update(jnp.array([8.0, jnp.inf]), tx.init(jnp.ones(2)))
+    >>> updates.tolist(), state.loss_scale.item(), state.skipped_steps.item()
+    ([0.0, 0.0], 4.0, 1)
 
     Args:
-      inner: the transformation of unscaled gradients.
+      inner: transforms the unscaled gradients.
       init_scale: the initial scale.
-      growth_factor: multiplies the scale after `growth_interval` consecutive finite updates; 1 for a constant scale.
+      growth_factor, growth_interval: after `growth_interval` consecutive finite updates the scale is multiplied by
+        `growth_factor`; 1 for a constant scale.
       backoff_factor: multiplies the scale after a non-finite update.
-      growth_interval: see growth_factor.
       min_scale: the minimum scale; by default the smallest normal float32, below which CPUs flush to zero.
       max_scale: the maximum scale.
-
-    Raises:
-      ValueError: an argument outside its range.
     """
     _check_ranges(init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale)
     inner = optax.with_extra_args_support(inner)
@@ -89,7 +91,7 @@ def dynamic_loss_scale(
 
 
 def all_finite(tree: PyTree) -> jax.Array:
-    """Return whether all elements of all leaves are finite, bool[]."""
+    """Return whether all elements in all leaves are finite, bool[]."""
     # zero times an infinity or a NaN is NaN, and a sum of floats is twice as fast as a logical and of booleans
     return jnp.isfinite(sum((jnp.sum(leaf * 0) for leaf in jax.tree.leaves(tree)), start=jnp.zeros((), jnp.float32)))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jengine.optim.schedules.rule_scheduler import Frozen
+from jengine.optim.schedules.scheduler import Frozen
 
 WARMUP = {"type": "LinearLR", "start_factor": 0.1, "end": 4}
 # MMEngine's values at iterations 0 to 9

@@ -1,0 +1,192 @@
+"""The chain of an optimizer over parameter groups: pure functions, to which hyperparameters are data.
+
+Groups that differ only in learning rate and weight decay share a chain over the whole tree; only other differences need
+separate chains, because each adds to the compile time and the time of a step.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jengine.optim.optimizers.common import Parts, Tree, strip_weak_types, upcast
+from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.param_groups import freeze
+from jengine.optim.param_groups.param_group import GroupLayout
+from jengine.optim.transforms.groups import GroupHyperparamsState
+
+Wrap = Callable[[optax.GradientTransformationExtraArgs], optax.GradientTransformationExtraArgs]
+_FIELDS = {"lr": ("learning_rate",), "betas": ("b1", "b2", "b3")}  # optax's names
+
+
+class GroupedChain:
+    """What the initial settings of the groups determine: which groups share a chain, and which settings are data.
+
+    Args:
+      optimizer: the optimizer.
+      settings: the initial settings of each group.
+
+    Attributes:
+      members: the groups in each chain.
+      dynamic_by_chain: names of the settings that are data, not constants, in each chain.
+      dynamic: all of these names.
+      fields: names of each hyperparameter in the state, one per element.
+    """
+
+    def __init__(self, optimizer: Optimizer, settings: Sequence[Mapping[str, Any]]) -> None:
+        self.optimizer, self.settings = optimizer, settings
+        varying = optimizer.per_parameter
+        chains: dict[Any, list[int]] = {}
+        for index, group in enumerate(settings):
+            key = repr({k: v for k, v in group.items() if k not in varying}) if varying else index
+            chains.setdefault(key, []).append(index)
+        self.members = tuple(tuple(groups) for groups in chains.values())
+        self.fields = {name: _field_names(name, optimizer.defaults[name]) for name in optimizer.hyperparams}
+        self.dynamic_by_chain = [self._dynamic_in(groups) for groups in self.members]
+        self.dynamic = set().union(*self.dynamic_by_chain)
+
+    def transformation(
+        self, before: Parts, wrap: Wrap, layout_of: Callable[[Tree], GroupLayout], hyperparams_of: Callable[[], Any]
+    ) -> optax.GradientTransformationExtraArgs:
+        """Return the chain with its hyperparameters in the state, as in `optax.inject_hyperparams`.
+
+        The update takes `hyperparams`, values by name that replace those in the state: float32[] or [G] each; names
+        that are not in the state are ignored. An entry `frozen:PATTERN` that is not 0 freezes the parameters whose path
+        contains PATTERN. Other extra arguments are passed to the parts.
+
+        Args:
+          before: parts that act on all gradients, before the optimizer.
+          wrap: wraps the chain (see `accumulate_gradients`); it must not depend on hyperparameters.
+          layout_of: returns the groups of the leaves in a tree.
+          hyperparams_of: returns the initial hyperparameters.
+        """
+
+        def init(params: Tree) -> GroupHyperparamsState:
+            layout = layout_of(params)
+            dtype = hyperparams_dtype(layout.trainable(params))
+            hyperparams = {name: jnp.array(value, dtype) for name, value in hyperparams_of().items()}
+            inner = wrap(self._build(before, hyperparams, layout, params))
+            inner_state = inner.init(upcast(layout.trainable(params)))
+            return GroupHyperparamsState(hyperparams, strip_weak_types(inner_state))
+
+        def update(
+            grads: Tree, state: GroupHyperparamsState, params: Tree = None, *,
+            hyperparams: Mapping[str, Any] | None = None, **extra: Any,
+        ) -> tuple[Tree, GroupHyperparamsState]:  # fmt: skip
+            given = hyperparams or {}
+            is_known = any(name in state.hyperparams or name.startswith(freeze.PREFIX) for name in given)
+            if given and state.hyperparams and not is_known:
+                raise KeyError(f"hyperparams must have one of {sorted(state.hyperparams)}, got {sorted(given)}")
+            values = {
+                name: jnp.broadcast_to(jnp.asarray(given.get(name, old), old.dtype), old.shape)
+                for name, old in jax.tree.map(jnp.asarray, state.hyperparams).items()
+            }
+            layout = layout_of(grads if params is None else params)
+            chain = self._build(before, values, layout, grads if params is None else params)
+            if (frozen := freeze.frozen_flags(layout, given)) is not None:
+                chain = freeze.skip_frozen(chain, layout, frozen, self.members)
+            if None in layout.groups:  # line searches must receive only the trainable parameters
+                extra = _restrict_to_trainable(extra, layout, params)
+            trainable = None if params is None else upcast(layout.trainable(params))
+            updates, inner_state = wrap(chain).update(
+                upcast(layout.trainable(grads)), state.inner_state, trainable, **extra
+            )
+            updates = layout.combine(updates, jax.tree.map(jnp.zeros_like, grads))
+            if params is not None:  # like optax, which computes in the dtype of the gradients and parameters
+                updates = jax.tree.map(
+                    lambda u, g, p: u.astype(jnp.promote_types(g.dtype, p.dtype)), updates, grads, params
+                )
+            return updates, GroupHyperparamsState(values, strip_weak_types(inner_state))
+
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    def _build(
+        self, before: Parts, hyperparams: Mapping[str, jax.Array], layout: GroupLayout, like: Tree
+    ) -> optax.GradientTransformationExtraArgs:
+        """Return the chain for the hyperparameters of a step; groups that cannot share a chain have separate ones."""
+        layout.check_stacked(self.members, self.optimizer)
+        names = [name for name in self.optimizer.per_parameter if name in self.dynamic]
+        per_parameter = layout.broadcast({name: hyperparams[self.fields[name][0]] for name in names}, like)
+        chains = []
+        for index, groups in enumerate(self.members):
+            first = self.settings[groups[0]]
+            settings = dict(first)
+            for name in self.dynamic_by_chain[index]:
+                if name in per_parameter:
+                    value = per_parameter[name]
+                    settings[name] = layout.select(value, groups) if len(self.members) > 1 else value
+                else:
+                    fields = [hyperparams[field] for field in self.fields[name]]
+                    values = [value if value.ndim == 0 else value[index] for value in fields]
+                    settings[name] = tuple(values) if isinstance(first[name], tuple) else values[0]
+            chains.append(self.optimizer.parts(**settings))
+        if len(chains) == 1:
+            return _named_chain(*before, *chains[0])
+        by_groups = _apply_by_groups([_named_chain(*parts) for parts in chains], layout, self.members)
+        return _named_chain(*before, ("groups", by_groups))
+
+    def _dynamic_in(self, groups: Sequence[int]) -> list[str]:
+        # a part for a value that starts at 0, such as momentum, would cost memory in every run that does not use it
+        absent = self.optimizer.absent_at_zero
+        values = {name: [self.settings[group][name] for group in groups] for name in self.optimizer.hyperparams}
+        return [name for name, initial in values.items() if name not in absent or any(initial)]
+
+
+def hyperparams_dtype(trainable: Tree) -> Any:
+    """Return the dtype of hyperparameters for these parameters: float32, or float64 if a parameter has it."""
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(trainable)}
+    return jax.dtypes.canonicalize_dtype(jnp.result_type(jnp.float32, *dtypes))
+
+
+def _field_names(name: str, value: Any) -> tuple[str, ...]:
+    if name in _FIELDS:
+        return _FIELDS[name][: len(value)] if isinstance(value, tuple) else _FIELDS[name]
+    return tuple(f"{name}_{i}" for i in range(len(value))) if isinstance(value, tuple) else (name,)
+
+
+def _named_chain(*parts: tuple[str, optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:
+    """Return `optax.named_chain` with its state in a dict, which JAX flattens in C++, unlike an OrderedDict."""
+    chain = optax.named_chain(*parts)
+
+    def update(grads: Tree, state: Tree, params: Tree = None, **extra: Any) -> tuple[Tree, Tree]:
+        updates, new_state = chain.update(grads, state, params, **extra)
+        return updates, dict(new_state)
+
+    return optax.GradientTransformationExtraArgs(lambda params: dict(chain.init(params)), update)
+
+
+def _apply_by_groups(
+    chains: Sequence[optax.GradientTransformationExtraArgs], layout: GroupLayout, members: Sequence[Sequence[int]]
+) -> optax.GradientTransformationExtraArgs:
+    """Apply each chain to the parameters in its groups, with the states in a dict by groups."""
+    named_chains = [("_".join(map(str, groups)), chain, groups) for chain, groups in zip(chains, members, strict=True)]
+
+    def init(params: Tree) -> dict[str, Any]:
+        return {name: chain.init(layout.select(params, groups)) for name, chain, groups in named_chains}
+
+    def update(grads: Tree, state: Mapping[str, Any], params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
+        updates: Tree = jax.tree.map(lambda g: None, grads)
+        new_state = {}
+        for name, chain, groups in named_chains:
+            own_params = None if params is None else layout.select(params, groups)
+            own_updates, new_state[name] = chain.update(layout.select(grads, groups), state[name], own_params, **extra)
+            updates = layout.combine(own_updates, updates)
+        return updates, new_state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _restrict_to_trainable(extra: Mapping[str, Any], layout: GroupLayout, params: Tree) -> dict[str, Any]:
+    """Return the extra arguments of an update with `grad` and `value_fn` for the trainable parameters only."""
+    restricted = dict(extra)
+    if "grad" in extra and jax.tree.structure(extra["grad"]) == layout.treedef:
+        restricted["grad"] = layout.trainable(extra["grad"])
+    if (value_fn := extra.get("value_fn")) is not None:
+
+        def evaluate(trainable: Tree, *args: Any, **kwargs: Any) -> Any:
+            return value_fn(layout.combine(trainable, params), *args, **kwargs)
+
+        restricted["value_fn"] = evaluate
+    return restricted
