@@ -1,5 +1,6 @@
-"""Validate periodically, write the results to a file, and keep the best checkpoint."""
+"""Periodic validation: the results go to a file, and the best checkpoint is kept."""
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -20,10 +21,11 @@ BEST_MODEL = "model_best"
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class EvaluateHook(HookBase):
-    """Validate at the end of each epoch and every `eval_iter_period` iterations.
+    """Hook that validates at the end of each epoch and every `eval_iter_period` iterations.
 
-    Each result is written to TensorBoard, if the run uses it, and to a line of `eval_json_file` with `iter` and, in a
+    Each result is written to TensorBoard, if the run uses it, and to a line in `eval_json_file` with `iter` and, when
     training by epochs, `epoch`, both counted from 0. The best result is saved as the full checkpoint `best_result` in
     the work dir; after training, `model_best` is a copy with the weights alone. Results are compared by the first
     metric that differs; for metrics such as `loss`, less is better.
@@ -31,39 +33,33 @@ class EvaluateHook(HookBase):
     The run must have a validation, and its train loop must not validate by itself (`val_begin` after the end);
     `from_imix` sets both.
 
+    >>> EvaluateHook(eval_iter_period=500, metrics=["ndcg"]).is_run_eval
+    True
+
     Args:
       eval_iter_period: iterations between two validations, counted from the start of each epoch; None to validate only
-        at the end of epochs. If it does not divide the `iter_period` of the CheckPointHook, that period is used, with a
+        at the end of epochs. If it does not divide the CheckPointHook's `iter_period`, that period is used, with a
         warning.
       is_run_eval: whether to validate.
-      eval_json_file: the file of results; relative to the work dir.
-      metrics: the metrics to write and compare: their names, or the part of their names after the last `/`; None for
+      eval_json_file: results file; relative to the work dir.
+      metrics: the metrics to write and compare: their names, or what follows the last `/` in their names; None for
         all. `from_imix` selects `ndcg` for VisDial.
 
     Raises:
       ConfigError: a period below 1. KeyError: from the hook, a validation lacks one of the `metrics`.
     """
 
-    def __init__(
-        self,
-        eval_iter_period: Count | None = None,
-        is_run_eval: bool = True,
-        eval_json_file: str | os.PathLike[str] = "eval_result.json",
-        metrics: Sequence[str] | None = None,
-    ) -> None:
-        self.eval_iter_period = eval_iter_period
-        self.is_run_eval = is_run_eval
-        self.eval_json_file = eval_json_file
-        self.metrics = metrics
+    eval_iter_period: Count | None = None
+    is_run_eval: bool = True
+    eval_json_file: str | os.PathLike[str] = "eval_result.json"
+    metrics: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
         self._best: dict[str, float] = {}
         self._file: JsonLines | None = None
 
     def before_train(self) -> None:
-        """Open the file of results, and adapt the period to that of the checkpoints.
-
-        Raises:
-          ConfigError: the run has no validation.
-        """
+        """Open the results file, and adapt the period to that of the checkpoints."""
         trainer = self.trainer
         if not self.is_run_eval:
             return
@@ -116,7 +112,6 @@ class EvaluateHook(HookBase):
             self.trainer.logger.info(f"The best result ({result}) is saved to {BEST}, its weights to {BEST_MODEL}.")
 
     def _evaluate(self, *, epoch: int, iteration: int) -> None:
-        """Validate after `epoch` epochs and `iteration` iterations."""
         if not self.is_run_eval:
             return
         trainer = self.trainer
@@ -149,12 +144,16 @@ class EvaluateHook(HookBase):
 
 
 def select_metrics(result: dict[str, Any], names: Sequence[str] | None) -> dict[str, float]:
-    """Return the numbers of a validation result that `names` selects; see the `metrics` of EvaluateHook.
+    """Return the numbers in a validation result that `names` selects; see the `metrics` of EvaluateHook.
 
-    Raises:
-      KeyError: a name selects no metric.
+    >>> select_metrics({"vqa/accuracy": 0.5, "loss": 2, "note": "text"}, ["accuracy"])
+    {'vqa/accuracy': 0.5}
     """
-    numbers = {name: float(value) for name, value in result.items() if _is_number(value)}
+    numbers = {
+        name: float(value)
+        for name, value in result.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
     if names is None:
         return numbers
     selected = {name: value for name, value in numbers.items() if {name, name.rsplit("/", 1)[-1]} & set(names)}
@@ -167,7 +166,11 @@ def select_metrics(result: dict[str, Any], names: Sequence[str] | None) -> dict[
 
 
 def is_better(metrics: dict[str, float], best: dict[str, float]) -> bool:
-    """Return whether a result is better than the best, by the first metric that differs; a NaN is never better."""
+    """Return whether a result is better than the best, by the first metric that differs; a NaN is never better.
+
+    >>> is_better({"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.5, "loss": 2.0})
+    True
+    """
     for name, value in metrics.items():
         other = best.get(name, math.nan)
         if math.isnan(value) or value == other:
@@ -183,7 +186,3 @@ def _less_is_better(name: str) -> bool:
         return infer_rule(name) == "less"
     except ValueError:
         return False
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Convert a config in iMIX's style to the arguments of a Runner."""
+"""Conversion from a config in iMIX's style to Runner arguments."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from jengine.errors import ArgumentError, ConfigError, config_path
 
 
 class _Sections(NamedTuple):
-    """Declare the keys of a config and their types."""
+    """Config keys and types."""
 
     model: Any
     work_dir: str | os.PathLike[str]
@@ -51,8 +51,14 @@ _REPLACED = ("timer", "logger", "param_scheduler", "checkpoint")
 def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a config in iMIX's style to the arguments of a Runner.
 
-    iMIX's hooks replace the default hooks for timing, logging, schedules and checkpoints. An optimizer wrapper with the
-    settings of `OptimizerHook` makes the updates. Model, data and metrics are jengine's, under iMIX's keys.
+    iMIX's hooks replace the default hooks for timing, logging, schedules and checkpoints. An optimizer wrapper with
+    `OptimizerHook`'s settings makes the updates. Model, data and metrics are jengine's, under iMIX's keys.
+
+    >>> data = dict(samples_per_gpu=8, data=dict(type="my_data.Questions"))
+    >>> cfg = from_imix(dict(model=dict(type="my_model.Vqa"), work_dir="runs/vqa", train_data=data, max_iter=1000,
+    ...                      optimizer=dict(type="BertAdam", lr=1e-3)))
+    >>> cfg["train_cfg"]
+    {'by_epoch': False, 'max_iters': 1000, 'val_begin': 1001}
 
     Args:
       cfg: `model`, `work_dir`, `optimizer`; `train_data` and `test_data`, each `dict(samples_per_gpu=, data=dict(...),
@@ -63,7 +69,7 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
         `load_from`, `resume_from`, `resume_policy` (the Runner's), `seed`. It is not modified.
 
     Returns:
-      The arguments as a plain dict, for `Runner.from_cfg` or as the result of a config file.
+      A plain dict for `Runner.from_cfg`, or for a config file to return.
 
     Raises:
       ConfigError: a key is unknown or missing, or the length is given in both epochs and iterations.
@@ -79,17 +85,20 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
         with config_path(name):
             check_keys(dict(cfg.get(name) or {}), known)
     has_test = cfg.get("test_data") is not None and cfg.get("is_run_eval", True)
-    optimizer = _optimizer_hook(cfg)
+    optimizer, wrapper_options = _optimizer_hook(cfg)
     schedules = {name: _schedule(name, cfg) for name in ("lr_config", "momentum_config")}
+    hooks = cfg.get("custom_hooks")
+    if hooks is not None and not isinstance(hooks, list | tuple):
+        raise ArgumentError(f"`custom_hooks` must be a list of hooks, got {type(hooks).__name__}")
     arguments: dict[str, Any] = dict(
         model=cfg["model"],
         work_dir=cfg["work_dir"],
         train_dataloader=_dataloader("train_data", cfg["train_data"]),
         train_cfg=_train_cfg(cfg),
-        optim_wrapper={**_build_hook(optimizer).wrapper_options(), **_split_optimizer(cfg["optimizer"])},
+        optim_wrapper={**wrapper_options, **_split_optimizer(cfg["optimizer"])},
         param_scheduler=[schedule for schedule in schedules.values() if schedule is not None],
         default_hooks=dict.fromkeys(_REPLACED),
-        custom_hooks=[optimizer, *_hooks(cfg, schedules, has_test), *_custom_hooks(cfg)],
+        custom_hooks=[optimizer, *_hooks(cfg, schedules, has_test), *(hooks or [])],
         load_from=cfg.get("load_from"),
         resume=cfg.get("resume_from") or False,
         resume_policy=cfg.get("resume_policy"),
@@ -98,23 +107,19 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
     return {**arguments, **_evaluation(cfg["test_data"])} if has_test else arguments
 
 
-def _switches(
-    is_run_eval: bool = True, is_lr_accumulation: bool = True, fp16: bool | Mapping[str, Any] | None = None
-) -> None:
-    """Annotate the keys that are read here."""
-
-
-def _optimizer_hook(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of the hook that describes the updates."""
+def _optimizer_hook(cfg: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the config of the hook that describes the updates, and the arguments for the optimizer wrapper."""
     options = {
         "grad_clip": dict(cfg.get("optimizer_config") or {}).get("grad_clip"),
         "gradient_accumulation_steps": cfg.get("gradient_accumulation_steps", 1),
     }
+    hook: type[OptimizerHook] = OptimizerHook
     fp16 = cfg.get("fp16")
-    if fp16 is None or fp16 is False:
-        return {"type": "OptimizerHook", **options}
-    scaler = dict(fp16.items()) if hasattr(fp16, "items") else None
-    return {"type": "Fp16OptimizerHook", **options, "grad_scaler_config": scaler}
+    if fp16 is not None and fp16 is not False:
+        options["grad_scaler_config"] = dict(fp16.items()) if hasattr(fp16, "items") else None
+        hook = Fp16OptimizerHook
+    with config_path("optimizer_config"):
+        return {"type": hook.__name__, **options}, hook(**options).wrapper_options()
 
 
 def _split_optimizer(optimizer: Any) -> dict[str, Any]:
@@ -128,14 +133,8 @@ def _split_optimizer(optimizer: Any) -> dict[str, Any]:
     return {**rules, "optimizer": arguments}
 
 
-def _build_hook(cfg: Mapping[str, Any]) -> OptimizerHook:
-    types = {"OptimizerHook": OptimizerHook, "Fp16OptimizerHook": Fp16OptimizerHook}
-    with config_path("optimizer_config"):
-        return types[cfg["type"]](**{name: value for name, value in cfg.items() if name != "type"})
-
-
 def _schedule(name: str, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the config of a scheduler; None if the config has no such schedule."""
+    """Return a scheduler config; None if there is no such schedule."""
     schedule = dict(cfg.get(name) or {})
     if not schedule:
         return None
@@ -149,12 +148,9 @@ def _hooks(cfg: Mapping[str, Any], schedules: Mapping[str, Any], has_test: bool)
     log = {"period": 50, **dict(cfg.get("log_config") or {})}
     lr_config = schedules["lr_config"] or {}
     warmup = lr_config.get("warmup_iters", lr_config.get("warmup_iterations", 0))
-    momentum = ["MomentumSchedulerHook"] if schedules["momentum_config"] else []
+    steppers = ["LRSchedulerHook", *(["MomentumSchedulerHook"] if schedules["momentum_config"] else [])]
     hooks: list[dict[str, Any]] = [
-        *(
-            dict(type=hook, is_lr_accumulation=cfg.get("is_lr_accumulation", True))
-            for hook in ["LRSchedulerHook", *momentum]
-        ),
+        *(dict(type=hook, is_lr_accumulation=cfg.get("is_lr_accumulation", True)) for hook in steppers),
         dict(type="IterationTimerHook", warmup_iter=warmup),
         dict(type="PeriodicLogger", loggers=log.get("hooks"), log_config_period=log["period"]),
         {"type": "CheckPointHook", **dict(cfg.get("checkpoint_config") or {})},
@@ -166,15 +162,8 @@ def _hooks(cfg: Mapping[str, Any], schedules: Mapping[str, Any], has_test: bool)
     return hooks
 
 
-def _custom_hooks(cfg: Mapping[str, Any]) -> list[Any]:
-    hooks = cfg.get("custom_hooks")
-    if hooks is not None and not isinstance(hooks, list | tuple):
-        raise ArgumentError(f"`custom_hooks` must be a list of hooks, got {type(hooks).__name__}")
-    return list(hooks or [])
-
-
 def _train_cfg(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the length of training. `val_begin` is after the end, because EvaluateHook runs the validations."""
+    """Return the training length. `val_begin` is after the end, because EvaluateHook runs the validations."""
     epochs: Any = cfg.get("total_epochs")
     iterations: Any = cfg.get("max_iter")
     if (epochs is None) == (iterations is None):
@@ -203,7 +192,7 @@ def _dataloader(name: str, cfg: Any) -> dict[str, Any]:
 
 
 def _evaluation(test_data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for validation and test, both on the test data."""
+    """Return the validation and test arguments, both for the test data."""
     metrics = dict(test_data.get("post_processor") or {}).get("metrics")
     if not metrics:
         raise ConfigError("`test_data` must have post_processor=dict(metrics=[...]), got no metrics")

@@ -1,4 +1,4 @@
-"""Write files of JSON lines that a resumed run continues."""
+"""JSON lines files that a resumed run continues."""
 
 import json
 import math
@@ -9,13 +9,13 @@ from typing import Any, TextIO
 
 
 class JsonLines:
-    """Write a file of JSON lines. It is opened for the first line: a run that is refused does not touch it.
+    """Writer for a JSON lines file, which is opened for the first line: a run that is refused does not touch it.
 
     Args:
       path: the file; its directory is created if necessary.
-      key: the entry of each line that holds its iteration.
-      start: the iteration at which the run starts. Lines of this and later iterations, which the run will write again,
-        are removed, as well as incomplete lines.
+      key: entry with the iteration in each line.
+      start: first iteration of the run. Lines of this and later iterations, which the run will write again, are
+        removed, as well as incomplete lines.
     """
 
     def __init__(self, path: str | os.PathLike[str], key: str, start: int) -> None:
@@ -25,12 +25,10 @@ class JsonLines:
         self._file: TextIO | None = None
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Append a JSON object with sorted keys, and flush it to the disk.
-
-        JSON has no NaN and no infinity: they become strings that `float()` can parse.
-        """
+        """Append a JSON object with sorted keys, and flush it to the disk."""
         if self._file is None:
             self._file = self._open()
+        # JSON has neither NaN nor infinity: they become strings that `float()` can parse.
         plain = {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()

@@ -1,4 +1,4 @@
-"""Step the schedulers, and record the learning rate and the momentum of each iteration."""
+"""Hooks that step the schedulers and record the learning rate and the momentum of each iteration."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,14 @@ _MOMENTUM = "momentum"
 
 @HOOKS.register_module()
 class LRSchedulerHook(HookBase):
-    """Step the schedulers of the run and record the learning rate of the iteration as `lr`.
+    """Hook that steps the schedulers and records the learning rate of the iteration as `lr`.
 
-    This hook replaces ParamSchedulerHook. If the run has a MomentumSchedulerHook, that hook steps the schedulers of the
-    momentum. Schedulers by iteration step after each iteration, or after each update of the parameters; schedulers by
-    epoch step after each epoch; schedulers that follow a metric receive it after a validation.
+    This hook replaces ParamSchedulerHook. If the run has a MomentumSchedulerHook, that hook steps the momentum
+    schedulers. Schedulers by iteration step after each iteration, or after each parameter update; schedulers by epoch
+    step after each epoch; schedulers that follow a metric receive it after a validation.
+
+    >>> LRSchedulerHook(is_lr_accumulation=False).level.name
+    'HIGH'
 
     Args:
       is_lr_accumulation: with gradient accumulation, step after each update instead of after each iteration.
@@ -63,7 +66,6 @@ class LRSchedulerHook(HookBase):
                 scheduler.step()
 
     def _get_value(self) -> tuple[str, float]:
-        """Return the name of the scalar and its value in this iteration."""
         return "train/lr", self.trainer.optim_wrapper.param_groups[self._group]["lr"]
 
     def _schedulers(self, runner: Runner) -> Iterator[ParamScheduler]:
@@ -76,12 +78,9 @@ class LRSchedulerHook(HookBase):
 
 @HOOKS.register_module()
 class MomentumSchedulerHook(LRSchedulerHook):
-    """Step the schedulers of the momentum and record the momentum of the iteration as `momentum`.
+    """Hook that steps the momentum schedulers, as LRSchedulerHook, and records the iteration's `momentum`.
 
-    For an optimizer with `betas`, the momentum is the first of these. Schedulers step as in LRSchedulerHook.
-
-    Args:
-      is_lr_accumulation: with gradient accumulation, step after each update instead of after each iteration.
+    For an optimizer with `betas`, the momentum is the first of these.
     """
 
     default_level = PriorityStatus.NORMAL
@@ -92,17 +91,14 @@ class MomentumSchedulerHook(LRSchedulerHook):
 
 
 def select_group(sizes: Sequence[int], rates: Sequence[float]) -> int:
-    """Select the parameter group whose learning rate represents all groups.
+    """Return the index of the parameter group whose learning rate represents all groups.
 
-    Args:
-      sizes: the number of parameters of each group.
-      rates: the learning rate of each group.
+    It is the largest group, or if all have a single parameter, the first one with the most common rate.
 
-    Returns:
-      The index of the largest group; if all have a single parameter, of the first group with the most common rate.
+    >>> select_group([1, 5, 2], [0.1, 0.2, 0.1]), select_group([1, 1, 1], [0.1, 0.2, 0.2])
+    (1, 1)
     """
-    largest = max(sizes)
-    if largest > 1:
-        return list(sizes).index(largest)
+    if max(sizes) > 1:
+        return list(sizes).index(max(sizes))
     ((most_common, _),) = Counter(rates).most_common(1)
     return list(rates).index(most_common)

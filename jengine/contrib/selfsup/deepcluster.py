@@ -1,5 +1,6 @@
-"""Cluster the features of the training data, and train on the clusters as labels."""
+"""Training on clusters of the features as labels."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,17 +32,21 @@ PyTree = Any
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class DeepClusterHook(Hook):
-    """Label the training data by clustering its features, before training and every `interval` epochs.
+    """Hook that labels the training data by clustering features, before training and every `interval` epochs.
 
-    Each clustering computes the features of all samples in inference mode (the entry `features` of the model's
+    Each clustering computes the features of all samples in inference mode (the entry `features` in the model's
     predictions) and runs k-means on the host. The labels go to the dataset (`assign_labels`, see `PseudoLabelDataset`)
-    and to `cluster_epoch_{n}.npy` in the work dir, where n is the number of completed epochs. The head and its
-    optimizer state are reinitialized, because clusters of different clusterings do not correspond. All of this
-    depends on the state and the seed only; a resumed run reads its labels from the file.
+    and to `cluster_epoch_{n}.npy` in the work dir, where n is the number of completed epochs. The head and the head's
+    optimizer state are reinitialized, because clusters from different clusterings do not correspond. All of this
+    depends on the state and the seed only; a resumed run reads the labels from the file.
+
+    >>> hook = DeepClusterHook(dict(batch_size=256, dataset=dict(type="MyData")), dict(type="Kmeans", k=100),
+    ...                        unif_sampling=True, reweight=False, reweight_pow=0.5)
 
     Args:
-      extract_dataloader: config of a loader over all training samples in order, or the loader.
+      extract_dataloader: loader over all training samples in order, or a config for one.
       clustering: `dict(type='Kmeans', k=..., pca_dim=...)`, or of type 'PIC'.
       unif_sampling: visit all clusters equally often in the next epoch; needs
         `sampler=dict(type='DeepClusterSampler')`.
@@ -50,38 +55,28 @@ class DeepClusterHook(Hook):
       init_memory: fill the model's `MemoryBank`, for `ODCHook`.
       initial: cluster before training.
       interval: number of epochs between clusterings.
-      seed: seed of the clusterings; None for the seed of the run.
-      head: name of the head's module in the parameter paths.
+      seed: clustering seed; None for the run's seed.
+      head: name of the head module in the parameter paths.
 
     Raises:
-      ArgumentError: at the beginning of the run, if the dataset, the sampler, the model's state or its parameters lack
+      ArgumentError: at the beginning of the run, if the dataset, the sampler, the model's state or the parameters lack
         what the arguments require.
     """
 
-    def __init__(
-        self,
-        extract_dataloader: Any,
-        clustering: Mapping[str, Any],
-        unif_sampling: bool,
-        reweight: bool,
-        reweight_pow: NonNegative,
-        init_memory: bool = False,
-        initial: bool = True,
-        interval: Count = 1,
-        seed: int | None = None,
-        head: str = "head",
-    ) -> None:
-        self.extract_dataloader = extract_dataloader
+    extract_dataloader: Any
+    clustering: Mapping[str, Any]
+    unif_sampling: bool
+    reweight: bool
+    reweight_pow: NonNegative
+    init_memory: bool = False
+    initial: bool = True
+    interval: Count = 1
+    seed: int | None = None
+    head: str = "head"
+
+    def __post_init__(self) -> None:
         with config_path("clustering"):
-            self.clustering = build_clustering(clustering)
-        self.unif_sampling = unif_sampling
-        self.reweight = reweight
-        self.reweight_pow = reweight_pow
-        self.init_memory = init_memory
-        self.initial = initial
-        self.interval = interval
-        self.seed = seed
-        self.head = head
+            self._run_clustering = build_clustering(self.clustering)
         self._clustered: int | None = None  # number of completed epochs at the last clustering
 
     # --- When to cluster. ---
@@ -143,12 +138,12 @@ class DeepClusterHook(Hook):
         features = self._extract_features(runner)
         seed = runner.seed if self.seed is None else self.seed
         kmeans_seed = np.random.RandomState([seed % 2**32, epoch]).randint(1234)
-        labels = self.clustering(features, int(kmeans_seed))
+        labels = self._run_clustering(features, int(kmeans_seed))
         if runner.is_main_process:
             _save_labels(self._path(runner, epoch), labels)
         self._clustered = epoch
         self._assign_labels(labels, epoch)
-        counts = np.bincount(labels, minlength=self.clustering.k)
+        counts = np.bincount(labels, minlength=self._run_clustering.k)
         runner.logger.info(describe_clusters(counts))
         state = runner.state.replace(model_state=self._update_model_state(runner, features, labels, counts))
         rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2), jnp.uint32(epoch))
@@ -158,14 +153,14 @@ class DeepClusterHook(Hook):
         """Assign the labels to the training data, from `epoch` on."""
         self._train_loader.dataset.assign_labels(labels)
         if self.unif_sampling:
-            self._train_loader.sampler.set_uniform_indices(labels, self.clustering.k, epoch=epoch)
+            self._train_loader.sampler.set_uniform_indices(labels, self._run_clustering.k, epoch=epoch)
         if hasattr(self._train_loader, "close"):  # an `IterableLoader` reads nothing ahead
             self._train_loader.close()  # drops batches that were read ahead with the old labels
 
     def _update_model_state(
         self, runner: Runner, features: np.ndarray, labels: np.ndarray, counts: np.ndarray
     ) -> PyTree:
-        """Return the model's state with the class weights and the memory bank of a clustering, where required."""
+        """Return the model's state with new class weights and a new memory bank, where required."""
         name, model_state = type(self).__name__, runner.state.model_state
         if self.reweight:
             old = find_state_entry(model_state, "loss_weight", name)
@@ -193,7 +188,6 @@ class DeepClusterHook(Hook):
 
 
 def _save_labels(path: str, labels: np.ndarray) -> None:
-    """Write the labels atomically."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     np.save(f"{path}.tmp.npy", labels)
     os.replace(f"{path}.tmp.npy", path)
@@ -204,17 +198,8 @@ def _build_reset(
 ) -> Callable[[TrainState, jax.Array, PyTree], TrainState]:
     """Build `reset(state, rng, batch) -> state`, which reinitializes the parameters of one module.
 
-    The module's optimizer state is reset too: momentum of the old weights must not move the new ones. All other arrays
-    and all shardings stay the same. The old state is donated.
-
-    Args:
-      model: its `init` creates the new parameters.
-      optim_wrapper: a single optimizer wrapper.
-      state: a state with the structure and shardings of the states to reset.
-      module: a component of parameter paths, such as 'head'.
-
-    Raises:
-      ArgumentError: no parameter path has that component.
+    The module, such as 'head', is a component of parameter paths. The old state is donated; all other arrays and all
+    shardings stay the same.
     """
     layout = optim_wrapper.grouped.layout(state.params)
     flags = [True if module in path.split(".") else None for path in layout.paths]
@@ -225,6 +210,7 @@ def _build_reset(
     def reset_arrays(params: PyTree, opt_state: Any, rng: jax.Array, batch: PyTree) -> tuple[PyTree, Any]:
         leaves = zip(flags, layout.flatten(model.init(rng, batch)[0]), layout.flatten(params), strict=True)
         params = layout.treedef.unflatten([new.astype(old.dtype) if flag else old for flag, new, old in leaves])
+        # The module's optimizer state is new, too: momentum from the old weights must not move the new ones.
         return params, optim_wrapper.grouped.select_state(layout, flags, optim_wrapper.tx.init(params), opt_state)
 
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))

@@ -1,4 +1,4 @@
-"""Maintain the memory of ODC, with the feature and label of each sample and the centroids: pure functions.
+"""ODC's memory, with the feature and label of each sample and the centroids: pure functions.
 
 Source: Zhan et al., Online Deep Clustering for Unsupervised Representation Learning, 2020, arXiv:2006.10645.
 """
@@ -14,39 +14,25 @@ from jengine.sharding import gather_replicas
 
 
 class MemoryBank(NamedTuple):
-    """Hold the features and labels of all samples. Belongs in the model's state, under any name."""
+    """Features and labels for all samples. Belongs in the model's state, under any name."""
 
     features: jax.Array  # float32[N, D], L2-normalized
     labels: jax.Array  # int32[N], 0 to K - 1
-    centroids: jax.Array  # float32[K, D], mean feature of each label at the last update
+    centroids: jax.Array  # float32[K, D], mean feature per label at the last update
 
 
 def empty_bank(length: int, feat_dim: int, num_classes: int) -> MemoryBank:
     """Return a bank for the model's `init`, which a clustering fills before training.
 
-    Args:
-      length: N, number of samples of the dataset.
-      feat_dim: D, size of a feature.
-      num_classes: K, number of clusters.
+    >>> empty_bank(length=1000, feat_dim=64, num_classes=10).centroids.shape
+    (10, 64)
     """
-    return MemoryBank(
-        features=jnp.zeros((length, feat_dim), jnp.float32),
-        labels=jnp.zeros((length,), jnp.int32),
-        centroids=jnp.zeros((num_classes, feat_dim), jnp.float32),
-    )
+    features, labels = jnp.zeros((length, feat_dim), jnp.float32), jnp.zeros((length,), jnp.int32)
+    return MemoryBank(features, labels, centroids=jnp.zeros((num_classes, feat_dim), jnp.float32))
 
 
 def fill_bank(bank: MemoryBank, features: Any, labels: Any) -> MemoryBank:
-    """Return a bank with the features and labels of a clustering.
-
-    Args:
-      bank: defines the shapes.
-      features: float[N, D].
-      labels: int[N].
-
-    Raises:
-      ArgumentError: the shapes differ from those of the bank, or a label has no sample.
-    """
+    """Return a bank with the features float[N, D] and labels int[N] from a clustering; `bank` defines the shapes."""
     features, labels = np.asarray(features, np.float32), np.asarray(labels)
     if features.shape != bank.features.shape:
         raise ArgumentError(
@@ -60,21 +46,21 @@ def fill_bank(bank: MemoryBank, features: Any, labels: Any) -> MemoryBank:
 
 
 def count_labels(bank: MemoryBank) -> jax.Array:
-    """Return the number of samples of each label: int32[K]."""
+    """Return the number of samples per label: int32[K]."""
     return jnp.bincount(bank.labels, length=len(bank.centroids)).astype(jnp.int32)
 
 
 def update_samples(
     bank: MemoryBank, index: jax.Array, features: jax.Array, momentum: float = 0.5
 ) -> tuple[MemoryBank, jax.Array]:
-    """Update the features of a batch's samples, and assign them to the nearest centroids.
+    """Update the features for a batch, and assign the samples to the nearest centroids.
 
-    Under `DataParallel` each replica gathers the samples of the others, so that all have the same bank.
+    Under `DataParallel` each replica gathers the other replicas' samples, so that all have the same bank.
 
     Args:
       bank: the bank.
-      index: int32[B], indices of the samples in the dataset.
-      features: float[B, D], their current features; no gradient flows through them.
+      index: int32[B], sample indices in the dataset.
+      features: float[B, D], the current features; no gradient flows through them.
       momentum: weight of the current features.
 
     Returns:
@@ -90,7 +76,7 @@ def update_samples(
 
 
 def update_centroids(bank: MemoryBank) -> MemoryBank:
-    """Set each centroid to the mean of its features; centroids of labels without samples stay."""
+    """Set each centroid to the mean feature of the label; centroids without samples stay."""
     counts = count_labels(bank)
     sums = jax.ops.segment_sum(bank.features, bank.labels, num_segments=len(bank.centroids))
     means = sums / jnp.maximum(counts, 1)[:, None]
@@ -98,15 +84,12 @@ def update_centroids(bank: MemoryBank) -> MemoryBank:
 
 
 def deal_with_small_clusters(bank: MemoryBank, rng: jax.Array, min_cluster: int) -> MemoryBank:
-    """Move the samples of small clusters to the nearest others, then refill each with half of the largest cluster.
+    """Move samples in small clusters to the nearest others, then refill each with half the largest cluster.
 
     Args:
       bank: the bank, with at least `min_cluster` samples per label on average, so that some cluster is large enough.
-      rng: key<fry>[], for the initial means of the splits.
-      min_cluster: minimum size of a cluster.
-
-    Returns:
-      The bank; unchanged without small clusters.
+      rng: key<fry>[], for the initial means in splits.
+      min_cluster: smallest cluster size.
     """
     small = count_labels(bank) < min_cluster
 

@@ -1,4 +1,4 @@
-"""Find the attributes and state entries of a model that a hook requires, and replace them."""
+"""Model attributes and state entries that hooks require: finding and replacing them."""
 
 from typing import Any
 
@@ -14,15 +14,11 @@ PyTree = Any
 
 
 def find_attribute(model: Any, name: str, hook_name: str) -> Any:
-    """Return the attribute `name` of a model or of a model or module that it wraps.
+    """Return the attribute `name` of a model, or of a model or module inside it; messages name the hook.
 
-    Args:
-      model: the outermost model, such as a `LinenModel` under a precision policy.
-      name: name of the attribute.
-      hook_name: the hook that requires it, for the error message.
-
-    Raises:
-      ArgumentError: none of them has the attribute.
+    >>> from types import SimpleNamespace as Model
+    >>> find_attribute(Model(module=Model(loss_lambda=0.5)), "loss_lambda", "DenseCLHook")
+    0.5
     """
     current, visited = model, []
     while current is not None:
@@ -37,16 +33,7 @@ def find_attribute(model: Any, name: str, hook_name: str) -> Any:
 
 
 def find_state_entry(model_state: PyTree, name: str, hook_name: str) -> Any:
-    """Return the array called `name`, at any depth of the model's state.
-
-    Args:
-      model_state: the model's state.
-      name: last component of its path.
-      hook_name: the hook that requires it, for the error message.
-
-    Raises:
-      ArgumentError: no array has the name, or more than one.
-    """
+    """Return the only array called `name`, at any depth in the model's state; messages name the hook."""
     leaves = paths.flatten(model_state)
     matches = [leaf for path, leaf in leaves.items() if path.split(".")[-1] == name]
     if len(matches) != 1:
@@ -63,15 +50,7 @@ def replace_state_entry(model_state: PyTree, name: str, value: jax.Array) -> PyT
 
 
 def find_memory_bank(model_state: PyTree, hook_name: str) -> MemoryBank:
-    """Return the memory bank, at any depth of the model's state.
-
-    Args:
-      model_state: the model's state.
-      hook_name: the hook that requires it, for the error message.
-
-    Raises:
-      ArgumentError: there is no bank, or more than one.
-    """
+    """Return the only memory bank, at any depth in the model's state; messages name the hook."""
     banks = [leaf for leaf in jax.tree.leaves(model_state, is_leaf=_is_bank) if _is_bank(leaf)]
     if len(banks) != 1:
         raise ArgumentError(
@@ -82,17 +61,17 @@ def find_memory_bank(model_state: PyTree, hook_name: str) -> MemoryBank:
 
 
 def replace_memory_bank(model_state: PyTree, bank: MemoryBank) -> PyTree:
-    """Return the model's state with its memory bank replaced; see `find_memory_bank`."""
+    """Return the model's state with another memory bank; see `find_memory_bank`."""
     return jax.tree.map(lambda leaf: bank if _is_bank(leaf) else leaf, model_state, is_leaf=_is_bank)
 
 
 def device_put_like(new: PyTree, old: PyTree) -> PyTree:
-    """Put the arrays of `new` on devices with the shardings of the arrays of `old`, whose replicas all get them."""
+    """Put the arrays in `new` on devices with the shardings in `old`; all replicas get them."""
     return jax.tree.map(lambda x, like: jax.device_put(jnp.broadcast_to(x, like.shape), like.sharding), new, old)
 
 
 def drop_replica_axis(tree: PyTree, strategy: Strategy) -> PyTree:
-    """Return entries of the model's state as those of the first replica; `tree` itself without a replica axis."""
+    """Return the first replica's entries in the model's state; `tree` itself without a replica axis."""
     return tree if strategy.replicas is None else jax.tree.map(lambda x: x[0], tree)
 
 
