@@ -1,4 +1,4 @@
-"""Write a contact sheet: a PNG file with a grid of images and their captions."""
+"""Contact sheet: a PNG file with a grid of images and captions."""
 
 import math
 import os
@@ -15,11 +15,7 @@ _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 
 
 def import_pillow() -> Any:
-    """Return the package `PIL`.
-
-    Raises:
-      ImportError: it is not installed.
-    """
+    """Return the package `PIL`, or raise an error that names the extra."""
     with require_extra("draw", "--sheet requires Pillow"):
         import PIL.Image
         import PIL.ImageDraw
@@ -29,15 +25,10 @@ def import_pillow() -> Any:
 def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Sequence[str]) -> None:
     """Write images in rows from the top left.
 
-    Floats are scaled such that the lowest finite value of all images is black and the highest is white.
-
     Args:
-      path: the PNG file. Its directory is created.
-      images: at least one of uint8 or float [H, W, C], where C is 1 (gray), 3 (RGB) or 4 (RGBA).
+      path: the PNG file; the directory is created if necessary.
+      images: at least one, uint8 or float [H, W, C], where C is 1 (gray), 3 (RGB) or 4 (RGBA); see `to_uint8`.
       captions: one for each image; "" for none.
-
-    Raises:
-      ImportError: Pillow is not installed.
     """
     pillow = import_pillow()
     columns = math.ceil(math.sqrt(len(images)))
@@ -55,7 +46,11 @@ def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Seque
 
 
 def to_uint8(images: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return images as uint8; floats are scaled by the range of their finite values in all images, others become 0."""
+    """Return images as uint8; floats are scaled from their finite range in all images, others become 0.
+
+    >>> to_uint8([np.array([[[-1.0], [0.0]]]), np.array([[[1.0], [np.nan]]])])[1].ravel().tolist()
+    [255, 0]
+    """
     if images[0].dtype == np.uint8:
         return list(images)
     floats = [image.astype(np.float32) for image in images]
@@ -70,7 +65,7 @@ def to_uint8(images: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _fit(pillow: Any, pixels: np.ndarray) -> Any:
-    """Return an image of at most `_SIDE` pixels a side; small ones are enlarged by a whole number."""
+    """Return an image with at most `_SIDE` pixels a side; small ones are enlarged by a whole number."""
     image = pillow.Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     side = max(image.size)
     factor = float(_SIDE // side) if side <= _SIDE else _SIDE / side
@@ -80,7 +75,7 @@ def _fit(pillow: Any, pixels: np.ndarray) -> Any:
 
 
 def _shorten(draw: Any, caption: str) -> str:
-    """Return as much of the start of a caption as fits below an image."""
+    """Return as much of a caption as fits below an image."""
     while draw.textlength(caption) > _SIDE:
         caption = caption[:-1]
     return caption

@@ -1,7 +1,7 @@
-"""Describe GPUs to XLA's compiler, which otherwise queries the device that it compiles for.
+"""GPU descriptions for XLA's compiler, which otherwise queries the device that it compiles for.
 
-The figures are from NVIDIA's data sheets and whitepapers of H100 SXM, A100 SXM 80 GB and HGX B200, and from the table
-of compute capabilities in the CUDA C++ programming guide.
+The figures are from NVIDIA's data sheets and whitepapers for H100 SXM, A100 SXM 80 GB and HGX B200, and from the
+compute capability table in the CUDA C++ programming guide.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ _RUNTIME = 'platform_name: "CUDA" runtime_version { major: 12 minor: 8 } dnn_ver
 
 
 class GpuTarget(NamedTuple):
-    """Hold the figures of a GPU that the compiler uses."""
+    """GPU figures that the compiler uses."""
 
     kind: str  # JAX's name of the device
     capability: tuple[int, int]  # CUDA compute capability

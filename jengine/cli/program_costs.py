@@ -1,4 +1,4 @@
-"""Compile the programs of a config for the devices of a mesh, and return what each costs on a device."""
+"""Programs of a config, compiled for the devices of a mesh, and what each costs on a device."""
 
 import concurrent.futures
 import math
@@ -8,7 +8,18 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
+from jengine import paths
+from jengine.cli.memory_traffic import compute_loop_factor
 from jengine.cli.topologies import Chip
+from jengine.data import select_arrays
+from jengine.runner import Runner
+from jengine.runner.check import check_top_level
+from jengine.runner.initial_state import StateInitializer
+from jengine.runner.peak_flops import get_peak_flops
+from jengine.sharding import Program, find_collectives
+from jengine.train.flops import count_flops
 
 PyTree = Any
 Plan = dict[str, Any]  # as `jengine plan --json` prints it
@@ -26,21 +37,15 @@ _FLOAT64 = re.compile(r"\bf64\[")
 
 
 def compile_plan(cfg: Mapping[str, Any], chip: Chip | None = None, training_only: bool = False) -> Plan:
-    """Compile every program of a run and return the costs of each on a device.
+    """Compile every program of a run and return what each costs on a device, as `jengine plan --json` prints it.
 
     Nothing is allocated on the devices and no weights are read: programs are compiled for shapes.
 
     Args:
-      cfg: a resolved config, whose `parallel` has a mesh; its devices may be those of a topology.
-      chip: the figures of the devices; None for CPUs, for which no time is estimated.
-      training_only: compile only the programs of training iterations: the update, and the accumulation if there is one.
-
-    Returns:
-      What `jengine plan --json` prints, without the chip.
+      cfg: a resolved config, whose `parallel` has a mesh, perhaps with the devices of a topology.
+      chip: device figures; None for CPUs, for which no time is estimated.
+      training_only: compile only the programs for training iterations, the update and perhaps the accumulation.
     """
-    from jengine.runner import Runner
-    from jengine.runner.check import check_top_level
-
     with tempfile.TemporaryDirectory() as work_dir:
         settings = {"work_dir": work_dir, "log_level": "WARNING", "resume": False, "load_from": None}
         arguments, _ = check_top_level({**cfg, **settings}, Runner.__init__)
@@ -55,13 +60,14 @@ def compile_plan(cfg: Mapping[str, Any], chip: Chip | None = None, training_only
 
 
 def _compile_programs(runner: Any, chip: Chip | None, training_only: bool) -> Plan:
-    import jax
-
     strategy = runner.strategy
     state = _with_shardings(runner.state, strategy.shardings(runner.state))
     batch, traced = _trace_training(runner, state, chunked=not training_only)
     if not training_only:
-        traced = {"init": _trace_init(runner), **traced}
+        initializer = StateInitializer(runner.model, strategy, runner.seed)
+        example = select_arrays(runner.train_dataloader.example())
+        init, _ = initializer.trace(example, runner.optim_wrapper, runner.hooks)
+        traced = {"init": (init, {}), **traced}
         if runner.val_loop is not None:
             traced["evaluation"] = _trace_evaluation(runner, state)
     # The compiler uses one core for a program, and is not Python.
@@ -73,30 +79,29 @@ def _compile_programs(runner: Any, chip: Chip | None, training_only: bool) -> Pl
         programs = {name: future.result() for name, future in compiled.items()}
     if "chunk" in programs:
         programs["chunk"]["steps"] = runner.train_loop.steps_per_call
+    optimizer = runner.optim_wrapper  # or several by name, which do not accumulate
     return {
         "devices": strategy.mesh.size,
         "mesh": dict(strategy.mesh.shape),
         "examples_per_step": len(jax.tree.leaves(batch)[0]),
-        "accumulative_counts": _accumulative_counts(runner.optim_wrapper),
-        "parameters": _list_params(state),
+        "accumulative_counts": 1 if isinstance(optimizer, Mapping) else optimizer.accumulative_counts,
+        "parameters": [
+            {
+                "path": path,
+                "shape": list(leaf.shape),
+                "spec": [list(axis) if isinstance(axis, tuple) else axis for axis in leaf.sharding.spec],
+                "shard_shape": list(leaf.sharding.shard_shape(leaf.shape)),
+                "bytes": _shard_bytes(leaf),
+            }
+            for path, leaf in paths.flatten(state.params).items()
+        ],
         "programs": programs,
         "fits": None if chip is None else all(program["fits"] for program in programs.values()),
     }
 
 
-def _trace_init(runner: Any) -> _Program:
-    from jengine.data import select_arrays
-    from jengine.runner.initial_state import StateInitializer
-
-    initializer = StateInitializer(runner.model, runner.strategy, runner.seed)
-    example = select_arrays(runner.train_dataloader.example())
-    return initializer.trace(example, runner.optim_wrapper, runner.hooks)[0], {}
-
-
 def _trace_training(runner: Any, state: Any, chunked: bool) -> tuple[PyTree, dict[str, _Program]]:
-    """Return the batch of a step, and the programs of training by name, with a chunk if the run has chunks."""
-    from jengine.data import select_arrays
-
+    """Return the batch for a step, and the training programs by name, with a chunk if the run has chunks."""
     steps = runner.train_loop.steps_per_call
     example = select_arrays(runner.train_dataloader.example())
     batch = _global_batch(runner.strategy, example)
@@ -106,16 +111,7 @@ def _trace_training(runner: Any, state: Any, chunked: bool) -> tuple[PyTree, dic
     return batch, {name: (program, {"state": state, "batch": inputs[name]}) for name, program in programs.items()}
 
 
-def _accumulative_counts(optim_wrapper: Any) -> int:
-    """Return the number of iterations per update; several optimizers do not accumulate."""
-    return 1 if isinstance(optim_wrapper, Mapping) else optim_wrapper.accumulative_counts
-
-
 def _trace_evaluation(runner: Any, state: Any) -> _Program:
-    import jax
-
-    from jengine.data import select_arrays
-
     strategy, loop = runner.strategy, runner.val_loop
     batch = _global_batch(strategy, select_arrays(loop.dataloader.example()))
     metrics = jax.eval_shape(loop.evaluator.init)
@@ -125,16 +121,12 @@ def _trace_evaluation(runner: Any, state: Any) -> _Program:
 
 
 def _with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Return the shapes, dtypes and shardings of arrays."""
-    import jax
-
+    """Return shapes, dtypes and shardings."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
 
 def _global_batch(strategy: Any, example: PyTree, steps: int | None = None) -> PyTree:
-    """Return the batch of all processes, or of a chunk of steps, from that of one process."""
-    import jax
-
+    """Return the batch of all processes, or a chunk of such batches, from one process's batch."""
     strategy.check_batch(example)
     leading = () if steps is None else (steps,)
     sharding = strategy.batch_sharding(chunked=steps is not None)
@@ -148,11 +140,7 @@ def _global_batch(strategy: Any, example: PyTree, steps: int | None = None) -> P
 
 
 def _compile(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: Chip | None) -> Plan:
-    """Compile a program and return its costs on a device; without memory if the compiler cannot fit it."""
-    import jax
-
-    from jengine.train.flops import count_flops
-
+    """Compile a program and return what it costs on a device; without memory if the compiler cannot fit it."""
     flops = {kind: count / devices for kind, count in count_flops(traced.jaxpr).items()}
     start = time.monotonic()
     try:
@@ -177,13 +165,14 @@ def _compile(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: C
 def measure_program(compiled: Any, arguments: Mapping[str, PyTree]) -> Plan:
     """Return what a compiled program takes on a device, and what it contains.
 
+    >>> compiled = jax.jit(lambda x: x @ x).lower(jax.ShapeDtypeStruct((8, 8), "float32")).compile()
+    >>> measure_program(compiled, {})["collectives"]
+    []
+
     Args:
       compiled: `jax.jit(f).lower(...).compile()`.
-      arguments: its `state`, `variables` and `batch`, if it has them, whose memory is listed by kind.
+      arguments: `state`, `variables` and `batch`, as far as the program has them, whose memory is listed by kind.
     """
-    from jengine.cli.memory_traffic import compute_loop_factor
-    from jengine.sharding import Program, find_collectives
-
     text = compiled.as_text()
     program = Program(text)
     memory = _measure_memory(compiled, arguments)
@@ -205,9 +194,7 @@ def measure_program(compiled: Any, arguments: Mapping[str, PyTree]) -> Plan:
 
 
 def _compile_lowered(lowered: Any) -> tuple[Any, dict[str, bool]]:
-    """Return the compiled program, and the options that it took to compile it."""
-    import jax
-
+    """Return the compiled program, and the options with which it could be compiled."""
     try:
         return lowered.compile(), {}
     except jax.errors.JaxRuntimeError as error:
@@ -217,7 +204,7 @@ def _compile_lowered(lowered: Any) -> tuple[Any, dict[str, bool]]:
 
 
 def _measure_memory(compiled: Any, arguments: Mapping[str, PyTree]) -> dict[str, int]:
-    """Return the bytes of each kind that a device holds while the program runs."""
+    """Return the bytes that a device holds while the program runs, by kind."""
     memory = compiled.memory_analysis()
     kinds: dict[str, int] = {}
     state = arguments.get("state")
@@ -238,33 +225,30 @@ def _measure_memory(compiled: Any, arguments: Mapping[str, PyTree]) -> dict[str,
 
 
 def _shard_bytes(tree: PyTree) -> int:
-    """Return the bytes of arrays on one device."""
-    import jax
-
+    """Return the bytes on one device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _sum_collectives(collectives: Any) -> list[dict[str, Any]]:
-    """Return the collectives of a program by kind; one in a loop counts in each iteration."""
-    rows = []
-    for kind in dict.fromkeys(collective.kind for collective in collectives):
-        group = [collective for collective in collectives if collective.kind == kind]
-        sums = {name: sum(getattr(each, name) * each.executions for each in group) for name in ("arrays", "size")}
-        count, traffic = sum(each.executions for each in group), sum(each.traffic for each in group)
-        rows.append({"kind": kind, "count": count, **sums, "traffic": traffic})
-    return rows
+    """Return the collectives in a program by kind; one in a loop counts in each iteration."""
+    rows: dict[str, dict[str, Any]] = {}
+    for each in collectives:
+        row = rows.setdefault(each.kind, {"kind": each.kind, "count": 0, "arrays": 0, "size": 0, "traffic": 0})
+        row["count"] += each.executions
+        row["arrays"] += each.arrays * each.executions
+        row["size"] += each.size * each.executions
+        row["traffic"] += each.traffic
+    return list(rows.values())
 
 
 def estimate_time(flops: Mapping[str, float], plan: Plan, chip: Chip) -> Plan:
-    """Return the estimated seconds of a program: the compiler's, and a lower bound from the peaks of the chip.
+    """Return the estimated seconds for a program: the compiler's, and a lower bound from the chip's peaks.
 
     Args:
-      flops: of the program on a device, by dtype.
-      plan: its other costs, see `measure_program`.
-      chip: the figures of the chip.
+      flops: FLOPs on a device, by dtype.
+      plan: other costs, see `measure_program`.
+      chip: chip figures.
     """
-    from jengine.runner.peak_flops import get_peak_flops
-
     peaks = get_peak_flops(chip.kind)
     known = {kind: count for kind, count in flops.items() if kind in peaks}
     limits = {
@@ -287,18 +271,3 @@ def estimate_time(flops: Mapping[str, float], plan: Plan, chip: Chip) -> Plan:
 def _positive(number: float | None, factor: float = 1.0) -> float | None:
     """Return a cost times a factor; None where the compiler gives none, which may be a negative number."""
     return float(number) * factor if number is not None and number > 0 else None
-
-
-def _list_params(state: Any) -> list[dict[str, Any]]:
-    from jengine import paths
-
-    return [
-        {
-            "path": path,
-            "shape": list(leaf.shape),
-            "spec": [list(axis) if isinstance(axis, tuple) else axis for axis in leaf.sharding.spec],
-            "shard_shape": list(leaf.sharding.shard_shape(leaf.shape)),
-            "bytes": _shard_bytes(leaf),
-        }
-        for path, leaf in paths.flatten(state.params).items()
-    ]

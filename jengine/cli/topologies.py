@@ -1,10 +1,13 @@
-"""Name the chips that a config can be compiled for without having one, and return their devices."""
+"""Chips that a config can be compiled for without having one, and the devices they make up."""
 
 import importlib.util
 import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
 
 from jengine.cli.gpu_targets import GPU_TARGETS, format_target
 from jengine.errors import ConfigError, closest
@@ -16,7 +19,7 @@ _GPU_MEMORY_FRACTION = 0.75
 
 
 class Chip(NamedTuple):
-    """Hold the figures of a chip."""
+    """Chip figures."""
 
     platform: str  # 'tpu' or 'gpu'
     kind: str  # JAX's name of the device
@@ -41,21 +44,15 @@ _COMPILERS = {"tpu": "libtpu", "gpu": "jax_plugins.xla_cuda12"}
 
 
 class Topology(NamedTuple):
-    """Describe chips and how they are connected.
+    """Chips and how they are connected."""
 
-    Attributes:
-      name: of the chip, a key of `CHIPS`.
-      shape: of a TPU slice, along its two or three dimensions; hosts and GPUs in each for GPUs.
-      slices: number of such slices.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    slices: int = 1
+    name: str  # a key of `CHIPS`
+    shape: tuple[int, ...]  # of a TPU slice, along two or three dimensions; hosts and GPUs per host for GPUs
+    slices: int = 1  # number of such slices
 
     @property
     def chip(self) -> Chip:
-        """The figures of its chip."""
+        """The chip figures."""
         return CHIPS[self.name]
 
     @property
@@ -71,7 +68,7 @@ class Topology(NamedTuple):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The environment variables that a process must have, before it imports JAX, to compile for it."""
+        """The environment variables for a process that compiles, to set before it imports JAX."""
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3", "TPU_STDERR_LOG_LEVEL": "3"}
         common = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", **quiet}
         if self.chip.platform == "gpu":
@@ -86,21 +83,12 @@ class Topology(NamedTuple):
         }
 
     def devices(self) -> list[Any]:
-        """Return the devices, which compile but do not run.
-
-        Raises:
-          ConfigError: the compiler has no such slice.
-        """
-        import jax
-        from jax.experimental import topologies
-
+        """Return the devices, which compile but do not run."""
         try:
             if self.chip.platform == "gpu":
+                shape, target = "x".join(map(str, (1, *self.shape))), format_target(GPU_TARGETS[self.name])
                 return topologies.get_topology_desc(
-                    self.name,
-                    platform="cuda",
-                    topology="x".join(map(str, (1, *self.shape))),
-                    target_config=format_target(GPU_TARGETS[self.name]),
+                    self.name, platform="cuda", topology=shape, target_config=target
                 ).devices
             options: dict[str, Any] = {"num_slices": self.slices} if self.slices > 1 else {}
             if math.prod(self.shape) == 1:
@@ -114,14 +102,10 @@ class Topology(NamedTuple):
 
 
 def parse_topology(text: str, slices: int = 1) -> Topology:
-    """Parse `v5e:16x16`, a slice of TPUs, or `h100:8`, a number of GPUs.
+    """Parse the chips of a slice, such as `v5e:16x16` TPUs or `h100:8` GPUs.
 
-    Args:
-      text: the chips of a slice.
-      slices: number of slices.
-
-    Raises:
-      ConfigError: another form, an unknown chip, a number of GPUs that does not fill its hosts, or slices of GPUs.
+    >>> parse_topology("v5e:4x4", slices=2).size
+    32
     """
     name, _, size = text.partition(":")
     if name not in CHIPS:
@@ -145,11 +129,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
 
 
 def check_compiler(topology: Topology) -> None:
-    """Check that XLA's compiler for these chips is installed.
-
-    Raises:
-      ConfigError: it is not.
-    """
+    """Check that XLA's compiler for these chips is installed."""
     platform = topology.chip.platform
     package, _, module = _COMPILERS[platform].partition(".")
     is_installed = importlib.util.find_spec(package) is not None
