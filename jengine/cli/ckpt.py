@@ -10,6 +10,7 @@ from jengine.checkpoint import export_params, find_checkpoint, list_arrays, read
 from jengine.checkpoint.inventory import CheckpointEntry, list_checkpoint_entries, remove_checkpoints
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.report import describe
+from jengine.cli.commands import format_bytes
 from jengine.errors import ConfigError
 from jengine.logging import format_table
 
@@ -22,7 +23,7 @@ def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         columns = ["checkpoint", "epoch", "iter", "saved", "size", "validation", "kept because", "state"]
         rows = [_make_row(entry, training) for entry in entries]
         print(format_table(columns, rows, align=["left", "right", "right", "left", "right", "left", "left", "left"]))
-        print(f"{len(entries)} checkpoints, {_format_size(sum(entry.size for entry in entries))}", end="")
+        print(f"{len(entries)} checkpoints, {format_bytes(sum(entry.size for entry in entries), digits=1)}", end="")
     else:
         print("no checkpoints", end="")
     print(f" in {os.path.abspath(args.work_dir)}" + ("; a run is training there" if training else ""))
@@ -34,7 +35,7 @@ def _make_row(entry: CheckpointEntry, training: bool) -> list[Any]:
         state = "being saved"
     progress = [entry.meta.get(name) for name in ("epoch", "iter", "time")]
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in entry.metrics.items())
-    return [entry.name, *progress, _format_size(entry.size), metrics, entry.reason, state]
+    return [entry.name, *progress, format_bytes(entry.size, digits=1), metrics, entry.reason, state]
 
 
 def show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -52,12 +53,14 @@ def show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     for item, trained_path in metadata.get("exchanged", {}).items():
         print(f"  {item} contains averages; the trained values are in {trained_path}")
     sizes = {name: leaf.size * leaf.dtype.itemsize for name, leaf in stored.items()}
-    rows = [[name, describe(leaf), _format_size(sizes[name])] for name, leaf in stored.items()]
+    rows = [[name, describe(leaf), format_bytes(sizes[name], digits=1)] for name, leaf in stored.items()]
     print(format_table(["array", "type", "size"], rows, align=["left", "left", "right"]))
     items: collections.Counter[str] = collections.Counter()
     for name, size in sizes.items():
         items[name.partition(".")[0]] += size
-    print(f"{len(stored)} arrays: " + ", ".join(f"{item} {_format_size(size)}" for item, size in items.items()))
+    print(
+        f"{len(stored)} arrays: " + ", ".join(f"{item} {format_bytes(size, digits=1)}" for item, size in items.items())
+    )
 
 
 def _list_contents(metadata: Mapping[str, Any], meta: Mapping[str, Any]) -> list[str]:
@@ -76,7 +79,7 @@ def rm(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     removed = remove_checkpoints(args.work_dir, args.names, force=args.force)
     for entry in removed:
         print(f"removed {entry.path}")
-    print(f"freed {_format_size(sum(entry.size for entry in removed))}")
+    print(f"freed {format_bytes(sum(entry.size for entry in removed), digits=1)}")
 
 
 def export(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -99,12 +102,5 @@ def export(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     statistics = exchanged.get("model_state", "model_state") if args.raw else "model_state"
     tensors = export_params(path, args.file, item=item, batch_stats=statistics if args.batch_stats else False)
     kind = "averaged parameters" if "params" in exchanged and not args.raw else "parameters"
-    size = _format_size(sum(tensor.nbytes for tensor in tensors.values()))
+    size = format_bytes(sum(tensor.nbytes for tensor in tensors.values()), digits=1)
     print(f"{kind} of {path}: {len(tensors)} tensors, {size}, written to {args.file}")
-
-
-def _format_size(size: int) -> str:
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size} B"

@@ -5,7 +5,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.config import dump_config, load_config, resolve
@@ -41,6 +41,24 @@ def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings:
     if settings.get("resume") in (True, "must") and isinstance(cfg.get("load_from"), str):
         cfg["load_from"] = {"path": cfg["load_from"]}  # `--resume` means the work dir, as that of MMEngine
     return Runner.from_cfg(cfg)
+
+
+def format_bytes(number: float, digits: int = 2) -> str:
+    """Return a number of bytes with a suitable unit.
+
+    >>> format_bytes(1536)
+    '1.50 KiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024 or unit == "GiB":
+            break
+        number /= 1024
+    return f"{number:,.0f} B" if unit == "B" else f"{number:,.{digits}f} {unit}"
+
+
+def list_data(cfg: Mapping[str, Any], modes: Sequence[str]) -> str:
+    """Return which of `modes` have data in a config, for messages."""
+    return ", ".join(mode for mode in modes if cfg.get(f"{mode}_dataloader") is not None) or "none"
 
 
 def train(args: argparse.Namespace, overrides: Sequence[str]) -> int:

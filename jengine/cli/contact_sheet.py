@@ -40,7 +40,9 @@ def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Seque
         left, top = (_MARGIN + index * size for index, size in zip((i % columns, i // columns), cell, strict=True))
         image = _fit(pillow, pixels)
         sheet.paste(image, (left, top), image if image.mode == "RGBA" else None)
-        draw.text((left, top + _SIDE), _shorten(draw, caption), fill=_BLACK)
+        while draw.textlength(caption) > _SIDE:
+            caption = caption[:-1]
+        draw.text((left, top + _SIDE), caption, fill=_BLACK)
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     sheet.save(path, format="PNG")
 
@@ -72,10 +74,3 @@ def _fit(pillow: Any, pixels: np.ndarray) -> Any:
     method = pillow.Image.Resampling.NEAREST if factor >= 1 else pillow.Image.Resampling.BILINEAR
     width, height = (max(1, round(length * factor)) for length in image.size)
     return image.resize((width, height), method)
-
-
-def _shorten(draw: Any, caption: str) -> str:
-    """Return as much of a caption as fits below an image."""
-    while draw.textlength(caption) > _SIDE:
-        caption = caption[:-1]
-    return caption

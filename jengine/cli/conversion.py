@@ -349,7 +349,6 @@ def _has_type(value: Any) -> bool:
 
 
 def _find_types(value: Any) -> list[str]:
-    """Return the types at all levels of a config."""
     if hasattr(value, "items"):
         own = [value["type"]] if "type" in value else []
         return own + [kind for item in value.values() for kind in _find_types(item)]

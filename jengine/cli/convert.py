@@ -62,7 +62,6 @@ def _convert_file(path: pathlib.Path) -> tuple[str, str]:
 
 
 def _wrap_row(status: str, path: str, text: str) -> Rows:
-    """Return one table row for each line of text."""
     first, *others = textwrap.wrap(text, _WIDTH) or [""]
     return [(status, path, first), *(("", "", other) for other in others)]
 
@@ -126,7 +125,6 @@ def _format(cfg: Mapping[str, Any], todo: Mapping[str, Sequence[str]], call: str
 
 
 def _paths(cfg: Any, prefix: str = "") -> set[str]:
-    """Return the dotted paths of all keys in nested dicts."""
     if not isinstance(cfg, dict):
         return set()
     inner = (_paths(value, f"{prefix}{key}.") for key, value in cfg.items())

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jengine.cli.commands import config_name, load
+from jengine.cli.commands import config_name, list_data, load
 from jengine.cli.contact_sheet import import_pillow, write_contact_sheet
 from jengine.cli.drawn_batches import HOST_REASONS, DrawnBatches, describe_entry, draw_batches
 from jengine.data import build_dataloader
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
             raise ConfigError(f"`--sheet` must be a .png file, got {sheet!r}")
         import_pillow()
     if cfg.get(section) is None:
-        given = ", ".join(mode for mode in _MODES if cfg.get(f"{mode}_dataloader") is not None) or "none"
+        given = list_data(cfg, _MODES)
         advice = did_you_mean(section, cfg) if given == "none" else "; choose with --loader"
         raise ConfigError(f"the config must have {section}, got data for: {given}{advice}")
     seed = (cfg.get("randomness") or {}).get("seed") or 0
@@ -56,7 +56,6 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 
 def _describe_loader(loader: Any, drawn: DrawnBatches, args: argparse.Namespace, loop: Any) -> list[tuple[str, str]]:
-    """Return the report lines about all batches."""
     lines = []
     if loader.dataset_size is not None and loader.dataset_size >= 0:
         lines.append(("examples", f"{loader.dataset_size:,}"))
@@ -106,7 +105,6 @@ def _format_entries(drawn: DrawnBatches) -> str:
 
 
 def _write_sheet(drawn: DrawnBatches, metainfo: Any, file: str) -> str:
-    """Write the contact sheet and return a line about it."""
     path = drawn.find_images()
     if path is None:
         entries = describe_batch({path: leaves[0] for path, leaves in drawn.entries.items()})

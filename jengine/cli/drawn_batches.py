@@ -80,7 +80,12 @@ class DrawnBatches:
 
     def find_images(self) -> str | None:
         """Return the path of the first entry like images, uint8 or float [B, H, W, 1 | 3 | 4]; None without one."""
-        return next((path for path, leaves in self.entries.items() if all(map(_is_like_images, leaves))), None)
+
+        def is_like_image(leaf: np.ndarray) -> bool:
+            is_number = leaf.dtype == np.uint8 or jax.dtypes.issubdtype(leaf.dtype, np.floating)
+            return is_number and leaf.ndim == 4 and leaf.shape[-1] in (1, 3, 4) and 0 not in leaf.shape
+
+        return next((path for path, leaves in self.entries.items() if all(map(is_like_image, leaves))), None)
 
     def list_captions(self, metainfo: Mapping[str, Any] | None) -> list[str]:
         """Return for each real example the label, named by `classes` in `metainfo`, or else a string; or nothing."""
@@ -194,8 +199,3 @@ def _describe_values(leaves: Sequence[np.ndarray]) -> str:
     mean = sum(float(values.sum(dtype=np.float64)) for values in finite) / count
     text = f"{low:.4g} to {high:.4g}, mean {mean:.4g}"
     return text if count == size else f"{text}; {size - count:,} not finite"
-
-
-def _is_like_images(leaf: np.ndarray) -> bool:
-    is_number = leaf.dtype == np.uint8 or jax.dtypes.issubdtype(leaf.dtype, np.floating)
-    return is_number and leaf.ndim == 4 and leaf.shape[-1] in (1, 3, 4) and 0 not in leaf.shape

@@ -41,7 +41,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _first_batch(model: LoadedModel) -> Any:
-    """Return the first batch of the run's test, validation or training data."""
     name = next((n for n in ("test", "val", "train") if model.cfg.get(f"{n}_dataloader") is not None), None)
     if name is None:
         raise ConfigError("`--input` must be given, because the config in the checkpoint has no data")

@@ -96,7 +96,6 @@ def _suggest(unknown: Sequence[str], parser: argparse.ArgumentParser, args: argp
 
 
 def _list_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
-    """Return the options of the given command."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return _list_options(action.choices[getattr(args, action.dest)], args)

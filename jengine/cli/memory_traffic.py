@@ -30,7 +30,6 @@ def _is_control(program: Program, computation: str) -> bool:
 
 
 def _count_bytes(program: Program, operation: Operation) -> int:
-    """Return what an operation reads and writes."""
     read = sum(
         _count_read(program, operation, index, name)
         for index, name in enumerate(operation.operands)

@@ -139,6 +139,5 @@ def scale_batches(cfg: Mapping[str, Any], mesh: Any, processes: int) -> dict[str
 
 
 def _check_plannable(cfg: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a config without training, or whose training data are not a config."""
     if cfg.get("train_cfg") is None or not isinstance(cfg.get("train_dataloader"), Mapping):
         raise ConfigError("there is nothing to plan: the config must have train_cfg, and train_dataloader as a config")

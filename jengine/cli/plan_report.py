@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jengine.cli.commands import format_bytes
 from jengine.logging import format_table
 
 _UNKNOWN_LOOPS = "loops with an unknown number of iterations, which are counted as one"
@@ -106,19 +107,5 @@ def _format_collectives(name: str, collectives: Sequence[Mapping[str, Any]]) -> 
 
 
 def _format_share(plan: Mapping[str, Any]) -> str:
-    """Return the largest share of chip memory that a program takes."""
     totals = [program["total_memory"] for program in plan["programs"].values() if "total_memory" in program]
     return f"{max(totals) / plan['chip_memory']:.1%}" if totals else ""
-
-
-def format_bytes(number: float) -> str:
-    """Return a number of bytes with a suitable unit.
-
-    >>> format_bytes(1536)
-    '1.50 KiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
-            break
-        number /= 1024
-    return f"{number:,.0f} B" if unit == "B" else f"{number:,.2f} {unit}"

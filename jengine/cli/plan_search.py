@@ -169,13 +169,11 @@ def compile_with(
 
     def compile_all(candidates: Sequence[Candidate]) -> list[Plan]:
         requests = [{"mesh": dict(each.mesh), "overrides": space.overrides(each)} for each in candidates]
-        results = compile_candidates(config, overrides, topology, requests, processes, training_only=True)
-        return [_to_plan(each, result) for each, result in zip(candidates, results, strict=True)]
+        plans: list[Plan] = []
+        for result in compile_candidates(config, overrides, topology, requests, processes, training_only=True):
+            plan = result.get("plan") or {"fits": False, "error": result["error"]}
+            reason = plan.get("error", "" if plan["fits"] else "more memory than a chip has").partition("\n")[0]
+            plans.append({"candidate": candidates[len(plans)]._asdict(), "reason": reason, **plan})
+        return plans
 
     return compile_all
-
-
-def _to_plan(candidate: Candidate, result: Mapping[str, Any]) -> Plan:
-    plan = result.get("plan") or {"fits": False, "error": result["error"]}
-    reason = plan.get("error", "" if plan["fits"] else "more memory than a chip has").partition("\n")[0]
-    return {"candidate": candidate._asdict(), "reason": reason, **plan}

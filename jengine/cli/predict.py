@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jengine import paths
-from jengine.cli.commands import build_runner
+from jengine.cli.commands import build_runner, list_data
 from jengine.errors import ConfigError
 
 _MODES = ("test", "val", "train")
@@ -48,10 +48,10 @@ def _load_data(args: argparse.Namespace, cfg: Mapping[str, Any]) -> tuple[Any, i
     modes = ("test", "val") if args.data is None else (args.data,)
     loader = next((cfg[name] for mode in modes if cfg.get(name := f"{mode}_dataloader") is not None), None)
     if loader is None:
-        given = ", ".join(mode for mode in _MODES if cfg.get(f"{mode}_dataloader") is not None) or "none"
+        names = " or ".join(f"{mode}_dataloader" for mode in modes)
         raise ConfigError(
-            f"the config must have {' or '.join(f'{mode}_dataloader' for mode in modes)}, got data for: {given}; "
-            "choose with --data, or pass an .npz file"
+            f"the config must have {names}, got data for: {list_data(cfg, _MODES)}; choose with --data, or pass an "
+            ".npz file"
         )
     if not hasattr(loader, "items"):
         if args.batch_size is not None:

@@ -62,14 +62,7 @@ def compile_plan(cfg: Mapping[str, Any], chip: Chip | None = None, training_only
 def _compile_programs(runner: Any, chip: Chip | None, training_only: bool) -> Plan:
     strategy = runner.strategy
     state = _with_shardings(runner.state, strategy.shardings(runner.state))
-    batch, traced = _trace_training(runner, state, chunked=not training_only)
-    if not training_only:
-        initializer = StateInitializer(runner.model, strategy, runner.seed)
-        example = select_arrays(runner.train_dataloader.example())
-        init, _ = initializer.trace(example, runner.optim_wrapper, runner.hooks)
-        traced = {"init": (init, {}), **traced}
-        if runner.val_loop is not None:
-            traced["evaluation"] = _trace_evaluation(runner, state)
+    batch, traced = _trace(runner, state, training_only)
     # The compiler uses one core for a program, and is not Python.
     with concurrent.futures.ThreadPoolExecutor(_COMPILED_AT_ONCE) as pool:
         compiled = {
@@ -100,28 +93,30 @@ def _compile_programs(runner: Any, chip: Chip | None, training_only: bool) -> Pl
     }
 
 
-def _trace_training(runner: Any, state: Any, chunked: bool) -> tuple[PyTree, dict[str, _Program]]:
-    """Return the batch for a step, and the training programs by name, with a chunk if the run has chunks."""
-    steps = runner.train_loop.steps_per_call
+def _trace(runner: Any, state: Any, training_only: bool) -> tuple[PyTree, dict[str, _Program]]:
+    """Return the batch for a step, and the programs by name, with a chunk if the run has chunks."""
+    strategy, steps, loop = runner.strategy, runner.train_loop.steps_per_call, runner.val_loop
     example = select_arrays(runner.train_dataloader.example())
-    batch = _global_batch(runner.strategy, example)
-    batches = _global_batch(runner.strategy, example, steps) if chunked and steps > 1 else None
+    batch = _global_batch(strategy, example)
+    batches = _global_batch(strategy, example, steps) if steps > 1 and not training_only else None
     programs = runner.build_programs().trace(state, batch, runner.step_hyperparams(), batches)
     inputs = {"update": batch, "accumulate": batch, "chunk": batches}
-    return batch, {name: (program, {"state": state, "batch": inputs[name]}) for name, program in programs.items()}
-
-
-def _trace_evaluation(runner: Any, state: Any) -> _Program:
-    strategy, loop = runner.strategy, runner.val_loop
-    batch = _global_batch(strategy, select_arrays(loop.dataloader.example()))
-    metrics = jax.eval_shape(loop.evaluator.init)
-    metrics = _with_shardings(metrics, jax.tree.map(lambda _: strategy.sharding(), metrics))
-    variables = {"params": state.params, "model_state": state.model_state}
-    return loop.trace(*variables.values(), metrics, batch), {"variables": variables, "batch": batch}
+    traced = {name: (program, {"state": state, "batch": inputs[name]}) for name, program in programs.items()}
+    if training_only:
+        return batch, traced
+    init = StateInitializer(runner.model, strategy, runner.seed).trace(example, runner.optim_wrapper, runner.hooks)[0]
+    traced = {"init": (init, {}), **traced}
+    if loop is not None:
+        val_batch = _global_batch(strategy, select_arrays(loop.dataloader.example()))
+        metrics = jax.eval_shape(loop.evaluator.init)
+        metrics = _with_shardings(metrics, jax.tree.map(lambda _: strategy.sharding(), metrics))
+        variables = {"params": state.params, "model_state": state.model_state}
+        program = loop.trace(*variables.values(), metrics, val_batch)
+        traced["evaluation"] = program, {"variables": variables, "batch": val_batch}
+    return batch, traced
 
 
 def _with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Return shapes, dtypes and shardings."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
 
@@ -143,23 +138,25 @@ def _compile(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: C
     """Compile a program and return what it costs on a device; without memory if the compiler cannot fit it."""
     flops = {kind: count / devices for kind, count in count_flops(traced.jaxpr).items()}
     start = time.monotonic()
+    options: dict[str, bool] = {}
     try:
-        compiled, options = _compile_lowered(traced.lower())
+        lowered = traced.lower()
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if _NO_TILES not in str(error):
+                raise
+            options = _WITHOUT_TRITON
+            compiled = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         if _OUT_OF_MEMORY not in str(error):
             raise
         return {"fits": False, "error": str(error).strip().splitlines()[0], "flops": sum(flops.values())}
     seconds = time.monotonic() - start
     plan = measure_program(compiled, arguments)
-    plan.update(
-        fits=None if chip is None else plan["total_memory"] <= chip.memory,
-        flops=sum(flops.values()),
-        compiler_options=options,
-        compile_seconds=seconds,
-    )
-    if chip is not None:
-        plan.update(estimate_time(flops, plan, chip))
-    return plan
+    fits = None if chip is None else plan["total_memory"] <= chip.memory
+    plan.update(fits=fits, flops=sum(flops.values()), compiler_options=options, compile_seconds=seconds)
+    return plan if chip is None else {**plan, **estimate_time(flops, plan, chip)}
 
 
 def measure_program(compiled: Any, arguments: Mapping[str, PyTree]) -> Plan:
@@ -193,29 +190,15 @@ def measure_program(compiled: Any, arguments: Mapping[str, PyTree]) -> Plan:
     }
 
 
-def _compile_lowered(lowered: Any) -> tuple[Any, dict[str, bool]]:
-    """Return the compiled program, and the options with which it could be compiled."""
-    try:
-        return lowered.compile(), {}
-    except jax.errors.JaxRuntimeError as error:
-        if _NO_TILES not in str(error):
-            raise
-    return lowered.compile(compiler_options=_WITHOUT_TRITON), _WITHOUT_TRITON
-
-
 def _measure_memory(compiled: Any, arguments: Mapping[str, PyTree]) -> dict[str, int]:
     """Return the bytes that a device holds while the program runs, by kind."""
-    memory = compiled.memory_analysis()
-    kinds: dict[str, int] = {}
-    state = arguments.get("state")
-    if state is not None:
-        kinds["parameters"] = _shard_bytes(state.params)
-        kinds["optimizer state"] = _shard_bytes(state.opt_state)
-        kinds["state of model and hooks"] = _shard_bytes((state.model_state, state.hook_state, state.step, state.rng))
-    if "variables" in arguments:
-        kinds["parameters and state of the model"] = _shard_bytes(arguments["variables"])
-    if "batch" in arguments:
-        kinds["batch"] = _shard_bytes(arguments["batch"])
+    memory, parts = compiled.memory_analysis(), {}
+    if (state := arguments.get("state")) is not None:
+        parts["parameters"], parts["optimizer state"] = state.params, state.opt_state
+        parts["state of model and hooks"] = state.model_state, state.hook_state, state.step, state.rng
+    names = {"variables": "parameters and state of the model", "batch": "batch"}
+    parts |= {name: arguments[key] for key, name in names.items() if key in arguments}
+    kinds = {name: _shard_bytes(part) for name, part in parts.items()}
     kinds["hyperparameters and padding"] = max(memory.argument_size_in_bytes - sum(kinds.values()), 0)
     # outputs reuse the memory of donated inputs
     kinds["outputs that reuse no input"] = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)

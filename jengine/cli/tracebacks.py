@@ -24,7 +24,6 @@ def format_error(error: BaseException, log_file: str | None) -> str:
 
 
 def _chain(report: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
-    """Yield a report, the causes, and the errors in a group."""
     if report is not None:
         yield report
         for part in (report.__cause__, report.__context__, *(report.exceptions or ())):

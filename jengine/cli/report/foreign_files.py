@@ -36,7 +36,7 @@ class ForeignFiles:
         try:
             if not os.path.lexists(path):
                 return False
-            if is_within(path, self.root):
+            if pathlib.Path(os.path.realpath(path, strict=True)).is_relative_to(os.path.realpath(self.root)):
                 return True
         except (OSError, ValueError) as error:  # a loop of links, a null character
             self.note(path, error)
@@ -49,7 +49,8 @@ class ForeignFiles:
         if not self.find(path):
             return None
         try:
-            with open(path, "rb", opener=_open_without_blocking) as file:
+            # A pipe without a writer would block.
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise OSError("it must be a regular file")
@@ -75,15 +76,6 @@ class ForeignFiles:
         except (ValueError, TypeError, RecursionError) as error:
             self.note(path, error)
             return {}
-
-
-def is_within(path: pathlib.Path, root: pathlib.Path) -> bool:
-    """Return whether a path is in a directory, or is the directory, once links are followed."""
-    return pathlib.Path(os.path.realpath(path, strict=True)).is_relative_to(os.path.realpath(root))
-
-
-def _open_without_blocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would block
 
 
 def is_number(value: Any) -> bool:

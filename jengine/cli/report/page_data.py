@@ -200,7 +200,6 @@ def _find_group(name: str, validated: set[str]) -> str:
 
 
 def _sum_seconds(sessions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the seconds by phase over all sessions, in decreasing order."""
     total: collections.Counter[str] = collections.Counter()
     for session in sessions:
         total.update(session.get("seconds", {}))

@@ -163,23 +163,15 @@ def _read_rows(files: ForeignFiles) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             unreadable += line.endswith("\n")  # the last line may be incomplete while the run writes it
             continue
-        if _is_row(row):
+        # A line has a position: a step, and perhaps an iteration and a mode.
+        is_numbered = isinstance(row, dict) and is_number(row.get("step")) and is_number(row.get("iter", 0))
+        if is_numbered and isinstance(row.get("mode", ""), str):
             rows.append(row)
         else:
             unreadable += 1
     if unreadable:
         files.notes.append(f"{unreadable} lines of {_SCALARS} cannot be read")
     return rows
-
-
-def _is_row(row: Any) -> bool:
-    """Return whether a line has a position: a step, and perhaps an iteration and a mode."""
-    return (
-        isinstance(row, dict)
-        and is_number(row.get("step"))
-        and is_number(row.get("iter", 0))
-        and isinstance(row.get("mode", ""), str)
-    )
 
 
 def _list_images(files: ForeignFiles, config: Mapping[str, Any]) -> dict[str, list[tuple[int, pathlib.Path]]]:

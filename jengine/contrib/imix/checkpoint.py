@@ -26,9 +26,6 @@ class CheckPointHook(HookBase):
       iter_period: iterations between two checkpoints, counted from the start of each epoch; None to save none.
       epoch_period: epochs between two checkpoints.
       max_num_checkpoints: number of recent checkpoints to keep besides `<prefix>_model_final`; None for all.
-
-    Raises:
-      ConfigError: a number below 1.
     """
 
     prefix: str | None = None

@@ -86,32 +86,35 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
     """Base class for constructors that set the learning rate and decay of every parameter by name."""
 
     no_decay: ClassVar[tuple[str, ...]] = _NO_DECAY
-    required: ClassVar[tuple[str, ...]] = ()
+    optional: ClassVar[tuple[str, ...]] = ()  # of `paramwise_keys`
     language_weights: frozenset[str] | None = None
 
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
         super().__init__(optim_wrapper_cfg, paramwise_cfg)
-        for name in self.required:
-            if name not in self.paramwise_cfg:
+        for name in self.paramwise_keys:
+            if name not in self.paramwise_cfg and name not in self.optional:
                 raise ConfigError(
                     f"`paramwise_cfg` of {type(self).__name__} must have {name}, got {sorted(self.paramwise_cfg)}"
                 )
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Check and read the settings."""
 
     def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
         params, types = get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr(type(self).__name__)
         members = list(_iterate_parameters(module_tree(params, types)))
-        self.check_names([parameter.path for parameter, _ in members])
-        groups = [{"params": [p], **self.settings(p.path, self.is_exempt(p, module))} for p, module in members]
-        return self.wrap(params, self.sort_groups(merge_equal(groups)))
+        self._check_names([parameter.path for parameter, _ in members])
+        groups = [{"params": [p], **self._group_settings(p.path, self._is_exempt(p, module))} for p, module in members]
+        return self.wrap(params, self._sort_groups(merge_equal(groups)))
 
-    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
+    def _group_settings(self, path: str, exempt: bool) -> dict[str, Any]:
         """Return lr, weight_decay and the patterns that matched, for a parameter that may be exempt from decay."""
         raise NotImplementedError
 
-    def read_language_weights(self) -> None:
-        """Read the names of the language weights."""
+    def _read_language_weights(self) -> None:
         file = self.paramwise_cfg["language_weights_file"]
         names = json.loads(pathlib.Path(file).expanduser().read_text())
         if not isinstance(names, list | dict) or not all(isinstance(name, str) for name in names):
@@ -120,25 +123,23 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
             )
         self.language_weights = frozenset(names)
 
-    def is_language(self, path: str) -> bool:
+    def _is_language(self, path: str) -> bool:
         """Return whether a parameter is a language weight, by its PyTorch name inside any outer module."""
         parts = paths.torch_alias(path).split(".")
         return any(".".join(parts[start:]) in (self.language_weights or ()) for start in range(len(parts)))
 
-    def check_names(self, names: list[str]) -> None:
-        """Check that the settings match parameters: that some are language weights."""
-        if self.language_weights is not None and not any(map(self.is_language, names)):
+    def _check_names(self, names: list[str]) -> None:
+        if self.language_weights is not None and not any(map(self._is_language, names)):
             listed, expected = next(iter(sorted(self.language_weights)), "nothing"), next(iter(names), "none")
             raise ConfigError(
                 f"`paramwise_cfg.language_weights_file` must list parameters of the model such as {expected!r}, "
                 f"got {os.fspath(self.paramwise_cfg['language_weights_file'])!r} with {listed!r}, ..."
             )
 
-    def sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the groups in iMIX's order."""
+    def _sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return groups
 
-    def is_exempt(self, parameter: Parameter, module: Module) -> bool:
+    def _is_exempt(self, parameter: Parameter, module: Module) -> bool:
         """Return whether a parameter matches `no_decay`."""
         names = [paths.torch_alias(re.sub(r"LayerNorm_\d+", "LayerNorm", parameter.path))]
         if (module.type or "").startswith("LayerNorm"):
@@ -153,28 +154,22 @@ class BertOptimizerConstructor(_NamePatternConstructor):
     Args:
       optim_wrapper_cfg: see DefaultOptimWrapperConstructor; the optimizer also has `image_lr`.
       paramwise_cfg: `language_weights_file`, a JSON list with the language weights' PyTorch names.
-
-    Raises:
-      ConfigError: one of the two is missing; when called, no parameter has one of the listed names.
     """
 
     paramwise_keys: tuple[str, ...] = ("language_weights_file",)
-    required: ClassVar[tuple[str, ...]] = ("language_weights_file",)
     optimizer_keys: ClassVar[tuple[str, ...]] = ("training_encoder_lr_multiply", "image_lr")
 
-    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
-        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+    def _prepare(self) -> None:
         if "image_lr" not in self.own_settings:
             raise ConfigError(
                 "`optimizer.image_lr` must be given, the learning rate of all but the language weights, got none"
             )
         check_value("optimizer.image_lr", "lr", self.own_settings["image_lr"], 1.0)
         _warn_of_fixed_decay(self.base_wd)
-        self.read_language_weights()
+        self._read_language_weights()
 
-    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that matched."""
-        is_language = self.is_language(path)
+    def _group_settings(self, path: str, exempt: bool) -> dict[str, Any]:
+        is_language = self._is_language(path)
         return {
             "lr": self.base_lr if is_language else self.own_settings["image_lr"],
             "weight_decay": 0.0 if exempt else _WEIGHT_DECAY,
@@ -189,30 +184,23 @@ class VilbertOptimizerConstructor(_NamePatternConstructor):
     With `vision_scratch`, only language weights have `lr` and all others 1e-4.
 
     Args:
-      optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
       paramwise_cfg: `vision_scratch`, whether the vision stream is trained from scratch; `language_weights_file`, a
         JSON list with the language weights' PyTorch names, which is read if `vision_scratch` is True.
-
-    Raises:
-      ConfigError: one of the two is missing; when called with vision_scratch, no parameter has one of the listed names.
     """
 
     paramwise_keys: tuple[str, ...] = ("language_weights_file", "vision_scratch")
-    required: ClassVar[tuple[str, ...]] = ("language_weights_file", "vision_scratch")
     head: ClassVar[str] = "vil_"
 
-    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
-        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+    def _prepare(self) -> None:
         check_value("paramwise_cfg.vision_scratch", "", self.paramwise_cfg["vision_scratch"], True)
         _warn_of_fixed_decay(self.base_wd)
         if self.paramwise_cfg["vision_scratch"]:
-            self.read_language_weights()
+            self._read_language_weights()
 
-    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that matched."""
+    def _group_settings(self, path: str, exempt: bool) -> dict[str, Any]:
         if self.head in path:
             lr, pattern = _FROM_SCRATCH_LR, self.head
-        elif self.language_weights is None or self.is_language(path):
+        elif self.language_weights is None or self._is_language(path):
             lr, pattern = self.base_lr, "pre-trained"
         else:
             lr, pattern = _FROM_SCRATCH_LR, "vision_scratch"
@@ -229,11 +217,11 @@ class DevlbertOptimizerConstructor(VilbertOptimizerConstructor):
     """
 
     paramwise_keys: tuple[str, ...] = ("language_weights_file", "vision_scratch", "strict_upstream")
+    optional = ("strict_upstream",)
     head = "vil_prediction"
 
-    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that matched."""
-        return super().settings(path, exempt != bool(self.paramwise_cfg.get("strict_upstream")))
+    def _group_settings(self, path: str, exempt: bool) -> dict[str, Any]:
+        return super()._group_settings(path, exempt != bool(self.paramwise_cfg.get("strict_upstream")))
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -241,29 +229,22 @@ class OscarOptimizerConstructor(_NamePatternConstructor):
     """Constructor with decay for everything but biases and LayerNorm scales.
 
     Args:
-      optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
       paramwise_cfg: `weight_decay`.
-
-    Raises:
-      ConfigError: `weight_decay` is missing or negative.
     """
 
     paramwise_keys: tuple[str, ...] = ("weight_decay",)
-    required: ClassVar[tuple[str, ...]] = ("weight_decay",)
     no_decay: ClassVar[tuple[str, ...]] = ("bias", "LayerNorm.weight")
 
-    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
-        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+    def _prepare(self) -> None:
         self.weight_decay = self.paramwise_cfg["weight_decay"]
         check_value("paramwise_cfg.weight_decay", "weight_decay", self.weight_decay, 1.0)
 
-    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that matched."""
+    def _group_settings(self, path: str, exempt: bool) -> dict[str, Any]:
         decay = 0.0 if exempt else self.weight_decay
         return {"lr": self.base_lr, "weight_decay": decay, "patterns": ("no decay",) if exempt else ()}
 
-    def sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the group with decay before the group without."""
+    def _sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        # The group with decay comes before the group without.
         return sorted(groups, key=lambda group: "no decay" in group["patterns"])
 
 
@@ -285,39 +266,33 @@ class UniterVQAOptimizerConstructor(UniterOptimizerConstructor):
 
     Args:
       paramwise_cfg: `weight_decay`, `lr_mul` and `key_named_param`, a part of the head's parameter names.
-
-    Raises:
-      ConfigError: one is missing or illegal; when called, no parameter has `key_named_param` in its name.
     """
 
     paramwise_keys: tuple[str, ...] = ("weight_decay", "lr_mul", "key_named_param")
-    required: ClassVar[tuple[str, ...]] = ("weight_decay", "lr_mul", "key_named_param")
 
-    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
-        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+    def _prepare(self) -> None:
+        super()._prepare()
         self.lr_mul, self.head = self.paramwise_cfg["lr_mul"], self.paramwise_cfg["key_named_param"]
         check_value("paramwise_cfg.lr_mul", "lr_mult", self.lr_mul, 1.0)
         if not isinstance(self.head, str) or not self.head:
             raise ConfigError(f"`paramwise_cfg.key_named_param` must be a part of a name, got {self.head!r}")
 
-    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that matched."""
-        settings = super().settings(path, exempt)
+    def _group_settings(self, path: str, exempt: bool) -> dict[str, Any]:
+        settings = super()._group_settings(path, exempt)
         if not self._is_head(path):
             return settings
         return {**settings, "lr": self.base_lr * self.lr_mul, "patterns": (self.head, *settings["patterns"])}
 
-    def check_names(self, names: list[str]) -> None:
-        """Check that the model has the head."""
+    def _check_names(self, names: list[str]) -> None:
         if not any(map(self._is_head, names)):
             raise ConfigError(
                 f"`paramwise_cfg.key_named_param` must be a part of a parameter's name, got {self.head!r}"
                 f"{paths.closest_paths(self.head, names)}"
             )
 
-    def sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the groups of the head before the others, each with decay before without."""
-        return sorted(super().sort_groups(groups), key=lambda group: self.head not in group["patterns"])
+    def _sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        # The head's groups come before the others.
+        return sorted(super()._sort_groups(groups), key=lambda group: self.head not in group["patterns"])
 
     def _is_head(self, path: str) -> bool:
         return any(self.head in alias for alias in paths.path_aliases(path))

@@ -35,9 +35,6 @@ class EMAIterHook(HookBase):
 
     Args:
       decay: weight of the average, in [0, 1).
-
-    Raises:
-      ConfigError: `decay` is outside that range.
     """
 
     def __init__(self, decay: Decay = 0.9999) -> None:

@@ -1,5 +1,6 @@
 """Periodic validation: the results go to a file, and the best checkpoint is kept."""
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -12,7 +13,7 @@ from jengine.annotations import Count
 from jengine.checkpoint import infer_rule, publish
 from jengine.contrib.imix.checkpoint import CheckPointHook
 from jengine.contrib.imix.hook_base import HookBase
-from jengine.contrib.imix.json_lines import JsonLines
+from jengine.contrib.imix.writers import JsonLines
 from jengine.errors import ConfigError, UnknownNameError, closest
 from jengine.registry import HOOKS
 
@@ -44,9 +45,6 @@ class EvaluateHook(HookBase):
       eval_json_file: results file; relative to the work dir.
       metrics: the metrics to write and compare: their names, or what follows the last `/` in their names; None for
         all. `from_imix` selects `ndcg` for VisDial.
-
-    Raises:
-      ConfigError: a period below 1. KeyError: from the hook, a validation lacks one of the `metrics`.
     """
 
     eval_iter_period: Count | None = None
@@ -91,7 +89,6 @@ class EvaluateHook(HookBase):
         self._evaluate(epoch=self.trainer.epoch + 1, iteration=self.trainer.iter)
 
     def _is_due(self, iteration: int) -> bool:
-        """Return whether to validate after `iteration` iterations."""
         trainer, period = self.trainer, self.eval_iter_period
         if trainer.train_loop.by_epoch:
             inner = iteration - trainer.train_loop.epoch_start
@@ -173,16 +170,13 @@ def is_better(metrics: dict[str, float], best: dict[str, float]) -> bool:
     """
     for name, value in metrics.items():
         other = best.get(name, math.nan)
-        if math.isnan(value) or value == other:
-            if math.isnan(value) and not math.isnan(other):
-                return False
-            continue
-        return math.isnan(other) or (value < other if _less_is_better(name) else value > other)
+        if math.isnan(value) or math.isnan(other):
+            if math.isnan(value) and math.isnan(other):
+                continue
+            return math.isnan(other)
+        if value != other:
+            with contextlib.suppress(ValueError):  # a name without a known rule: more is better
+                if infer_rule(name) == "less":
+                    return value < other
+            return value > other
     return False
-
-
-def _less_is_better(name: str) -> bool:
-    try:
-        return infer_rule(name) == "less"
-    except ValueError:
-        return False

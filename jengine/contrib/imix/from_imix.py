@@ -134,7 +134,6 @@ def _split_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def _schedule(name: str, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a scheduler config; None if there is no such schedule."""
     schedule = dict(cfg.get(name) or {})
     if not schedule:
         return None

@@ -69,7 +69,6 @@ class LRSchedulerHook(HookBase):
         return "train/lr", self.trainer.optim_wrapper.param_groups[self._group]["lr"]
 
     def _schedulers(self, runner: Runner) -> Iterator[ParamScheduler]:
-        """Yield the schedulers that this hook steps."""
         has_momentum_hook = any(isinstance(hook, MomentumSchedulerHook) for hook in runner.hooks)
         for scheduler in flatten_schedulers(runner.param_schedulers):
             if not has_momentum_hook or (scheduler.param_name == _MOMENTUM) is self.steps_momentum:

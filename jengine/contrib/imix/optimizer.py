@@ -28,9 +28,6 @@ class OptimizerHook(HookBase):
       grad_clip: `dict(max_norm=, norm_type=2)`; or `dict(max_grad_l2_norm=, clip_norm_mode='all', use_scale=)`, whose
         `use_scale` has no effect, because gradients are unscaled before they are clipped. None for no clipping.
       gradient_accumulation_steps: iterations per update, which uses their mean gradient.
-
-    Raises:
-      TypeError, ValueError: an illegal `grad_clip`.
     """
 
     default_level = PriorityStatus.HIGH
@@ -68,9 +65,7 @@ class Fp16OptimizerHook(OptimizerHook):
     update.
 
     Args:
-      grad_clip: as in OptimizerHook.
       grad_scaler_config: `init_scale`, `growth_factor`, `backoff_factor` and `growth_interval`; optional.
-      gradient_accumulation_steps: as in OptimizerHook.
       dtype: 'float16' or 'bfloat16'.
     """
 

@@ -47,9 +47,6 @@ def BertAdam(
       e: added to the root.
       weight_decay: decoupled weight decay, multiplied by the learning rate.
       max_grad_norm: without effect, as in iMIX; clip with the optimizer wrapper.
-
-    Raises:
-      ConfigError: a setting outside its range, or an unknown schedule.
     """
     if schedule not in _SCHEDULES:
         raise ConfigError(f"BertAdam: `schedule` must be known, got {schedule!r}{closest(schedule, _SCHEDULES)}")
@@ -73,9 +70,6 @@ def BertAdam1(
       eps: added to the root.
       weight_decay: decoupled weight decay, multiplied by the learning rate.
       max_grad_norm: largest gradient norm for a tensor.
-
-    Raises:
-      ConfigError: a setting outside its range.
     """
     settings = _settings(lr, betas, eps, weight_decay, max_grad_norm=max_grad_norm)
     return Optimizer("BertAdam1", settings, _make_bert_adam1, _NUMBERS, whole_tensor=True)
@@ -99,9 +93,6 @@ def TansformerAdamW(
       eps: added to the root.
       weight_decay: decoupled weight decay, multiplied by the learning rate.
       correct_bias: whether to apply the bias correction.
-
-    Raises:
-      ConfigError: a setting outside its range.
     """
     settings = _settings(lr, betas, eps, weight_decay, correct_bias=correct_bias)
     return Optimizer("TansformerAdamW", settings, _make_transformers_adamw, _NUMBERS)
@@ -122,10 +113,12 @@ def _make_bert_adam(
 
 
 def _make_bert_adam1(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: float) -> Parts:
-    return [
-        ("clip_each_by_norm", clip_each_by_norm(max_grad_norm)),
-        *_make_uncorrected_adam(lr, betas, eps, weight_decay),
-    ]
+    def clip(g: jax.Array) -> jax.Array:
+        return g * jnp.minimum(max_grad_norm / (common.norm(g) + 1e-6), 1.0)
+
+    # Each tensor by the norm; optax clips the root mean square of a tensor.
+    clip_each = optax.stateless(lambda grads, params: jax.tree.map(clip, grads))
+    return [("clip_each_by_norm", clip_each), *_make_uncorrected_adam(lr, betas, eps, weight_decay)]
 
 
 def _make_transformers_adamw(lr: Any, betas: Any, eps: Any, weight_decay: Any, correct_bias: bool) -> Parts:
@@ -172,15 +165,6 @@ def decay_updated_params(learning_rate: Any, weight_decay: Any) -> optax.Gradien
         return jax.tree.map(lambda u, p, lr, decay: u - lr * decay * (p + u), updates, params, rates, decays)
 
     return optax.stateless(update)
-
-
-def clip_each_by_norm(max_norm: float) -> optax.GradientTransformation:
-    """Clip the gradient of each tensor to the norm `max_norm`; optax clips the root mean square of a tensor."""
-
-    def clip(g: jax.Array) -> jax.Array:
-        return g * jnp.minimum(max_norm / (common.norm(g) + 1e-6), 1.0)
-
-    return optax.stateless(lambda grads, params: jax.tree.map(clip, grads))
 
 
 def _compute_factor(steps: jax.Array, warmup: float, t_total: int, schedule: str) -> jax.Array:

@@ -27,9 +27,6 @@ class PeriodicLogger(HookBase):
     Args:
       loggers: writers or writer configs; `CommonMetricLoggerHook` and `JSONLoggerHook` by default.
       log_config_period: iterations between two lines.
-
-    Raises:
-      TypeError, ConfigError: the period is not a positive integer, or a logger is not a writer.
     """
 
     log_buffer: LogBuffer

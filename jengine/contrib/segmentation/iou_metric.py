@@ -43,9 +43,6 @@ class IoUMetric(BaseMetric):
       prediction: prediction entry, logits float[B, H, W, C] or class indices int[B, H, W]; None if the predictions are
         an array.
       prefix: prefix for the result names; none by default.
-
-    Raises:
-      ValueError: fewer than two classes.
     """
 
     def __init__(

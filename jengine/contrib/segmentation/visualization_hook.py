@@ -46,9 +46,6 @@ class SegVisualizationHook(Hook):
       label: batch entry with the true classes, int[B, H, W]; without it only predictions are drawn.
       prediction: prediction entry, logits float[B, H, W, C] or class indices int[B, H, W]; None if the predictions are
         an array.
-
-    Raises:
-      TypeError, ValueError: an interval that is not a positive integer; another storage backend.
     """
 
     priority = "NORMAL"
@@ -87,13 +84,9 @@ class SegVisualizationHook(Hook):
     def _after_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "val"
     ) -> None:
-        if not self.draw or mode == "train":
-            return
-        if self.every_n_inner_iters(batch_idx, self.interval):
-            self._draw(runner, batch_idx, data_batch, outputs, mode)
-
-    def _draw(self, runner: Runner, batch_idx: int, data_batch: Any, outputs: Any, mode: str) -> None:
         """Draw the examples in a batch except the padding; all arrays come to the host in one transfer."""
+        if not self.draw or mode == "train" or not self.every_n_inner_iters(batch_idx, self.interval):
+            return
         predictions = select_array(outputs, self.prediction, "SegVisualizationHook.prediction", "predictions")
         loop = runner.val_loop if mode == "val" else runner.test_loop
         meta = loop.dataloader.metainfo or {}
@@ -123,7 +116,6 @@ class SegVisualizationHook(Hook):
 
 
 def _read_file(path: str | os.PathLike[str]) -> tuple[str, np.ndarray]:
-    """Return an image file's name and pixels, uint8[H, W, 3]."""
     with require_extra("draw", "reading images requires Pillow"):
         from PIL import Image
     with Image.open(path) as image:

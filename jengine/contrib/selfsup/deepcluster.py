@@ -14,12 +14,12 @@ from jengine.contrib.selfsup.clustering import build_clustering, class_weights, 
 from jengine.contrib.selfsup.features import Extractor
 from jengine.contrib.selfsup.memory_bank import fill_bank
 from jengine.contrib.selfsup.model_entries import (
-    device_put_like,
     drop_replica_axis,
     find_memory_bank,
     find_state_entry,
     replace_memory_bank,
     replace_state_entry,
+    save_array,
 )
 from jengine.data import select_arrays
 from jengine.errors import ArgumentError, closest, config_path
@@ -113,7 +113,6 @@ class DeepClusterHook(Hook):
     # --- Clustering. ---
 
     def _check(self, runner: Runner) -> None:
-        """Check that the loop, the data and the model's state allow clustering."""
         name = type(self).__name__
         if not runner.train_loop.by_epoch:
             raise ArgumentError(f"{name}: `train_cfg.by_epoch` must be True, got False; it clusters between epochs")
@@ -140,7 +139,8 @@ class DeepClusterHook(Hook):
         kmeans_seed = np.random.RandomState([seed % 2**32, epoch]).randint(1234)
         labels = self._run_clustering(features, int(kmeans_seed))
         if runner.is_main_process:
-            _save_labels(self._path(runner, epoch), labels)
+            os.makedirs(runner.work_dir, exist_ok=True)
+            save_array(self._path(runner, epoch), labels)
         self._clustered = epoch
         self._assign_labels(labels, epoch)
         counts = np.bincount(labels, minlength=self._run_clustering.k)
@@ -150,7 +150,6 @@ class DeepClusterHook(Hook):
         runner.state = self._reset_head(state, rng, self._example_batch)
 
     def _assign_labels(self, labels: np.ndarray, epoch: int) -> None:
-        """Assign the labels to the training data, from `epoch` on."""
         self._train_loader.dataset.assign_labels(labels)
         if self.unif_sampling:
             self._train_loader.sampler.set_uniform_indices(labels, self._run_clustering.k, epoch=epoch)
@@ -163,13 +162,11 @@ class DeepClusterHook(Hook):
         """Return the model's state with new class weights and a new memory bank, where required."""
         name, model_state = type(self).__name__, runner.state.model_state
         if self.reweight:
-            old = find_state_entry(model_state, "loss_weight", name)
-            weights = device_put_like(class_weights(counts, self.reweight_pow), old)
-            model_state = replace_state_entry(model_state, "loss_weight", weights)
+            weights = class_weights(counts, self.reweight_pow)
+            model_state = replace_state_entry(model_state, "loss_weight", weights, name)
         if self.init_memory:
-            bank = find_memory_bank(model_state, name)
-            filled = fill_bank(drop_replica_axis(bank, runner.strategy), features, labels)
-            model_state = replace_memory_bank(model_state, device_put_like(filled, bank))
+            bank = drop_replica_axis(find_memory_bank(model_state, name), runner.strategy)
+            model_state = replace_memory_bank(model_state, fill_bank(bank, features, labels), name)
         return model_state
 
     @staticmethod
@@ -185,12 +182,6 @@ class DeepClusterHook(Hook):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the epoch of the last clustering."""
         self._clustered = state_dict.get("clustered")
-
-
-def _save_labels(path: str, labels: np.ndarray) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    np.save(f"{path}.tmp.npy", labels)
-    os.replace(f"{path}.tmp.npy", path)
 
 
 def _build_reset(

@@ -68,9 +68,6 @@ class Extractor:
         computes all features.
       pool_cfg: None, or `dict(type='AvgPool2d', output_size=1)` for features [B, H, W, C], whose mean over H and W is
         taken; others are flattened.
-
-    Raises:
-      ConfigError: another pooling.
     """
 
     def __init__(

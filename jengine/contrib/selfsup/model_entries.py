@@ -1,9 +1,11 @@
 """Model attributes and state entries that hooks require: finding and replacing them."""
 
+import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jengine import paths
 from jengine.contrib.selfsup.memory_bank import MemoryBank
@@ -44,9 +46,10 @@ def find_state_entry(model_state: PyTree, name: str, hook_name: str) -> Any:
     return matches[0]
 
 
-def replace_state_entry(model_state: PyTree, name: str, value: jax.Array) -> PyTree:
-    """Return the model's state with the array called `name` replaced; see `find_state_entry`."""
-    return paths.map_with_path(lambda path, leaf: value if path.split(".")[-1] == name else leaf, model_state)
+def replace_state_entry(model_state: PyTree, name: str, value: jax.Array, hook_name: str) -> PyTree:
+    """Return the model's state with another array called `name`, sharded as the old one; see `find_state_entry`."""
+    new = device_put_like(value, find_state_entry(model_state, name, hook_name))
+    return paths.map_with_path(lambda path, leaf: new if path.split(".")[-1] == name else leaf, model_state)
 
 
 def find_memory_bank(model_state: PyTree, hook_name: str) -> MemoryBank:
@@ -60,9 +63,10 @@ def find_memory_bank(model_state: PyTree, hook_name: str) -> MemoryBank:
     return banks[0]
 
 
-def replace_memory_bank(model_state: PyTree, bank: MemoryBank) -> PyTree:
-    """Return the model's state with another memory bank; see `find_memory_bank`."""
-    return jax.tree.map(lambda leaf: bank if _is_bank(leaf) else leaf, model_state, is_leaf=_is_bank)
+def replace_memory_bank(model_state: PyTree, bank: MemoryBank, hook_name: str) -> PyTree:
+    """Return the model's state with another memory bank, sharded as the old one; see `find_memory_bank`."""
+    new = device_put_like(bank, find_memory_bank(model_state, hook_name))
+    return jax.tree.map(lambda leaf: new if _is_bank(leaf) else leaf, model_state, is_leaf=_is_bank)
 
 
 def device_put_like(new: PyTree, old: PyTree) -> PyTree:
@@ -73,6 +77,12 @@ def device_put_like(new: PyTree, old: PyTree) -> PyTree:
 def drop_replica_axis(tree: PyTree, strategy: Strategy) -> PyTree:
     """Return the first replica's entries in the model's state; `tree` itself without a replica axis."""
     return tree if strategy.replicas is None else jax.tree.map(lambda x: x[0], tree)
+
+
+def save_array(path: str, array: np.ndarray) -> None:
+    """Write an array to a file atomically."""
+    np.save(f"{path}.tmp.npy", array)
+    os.replace(f"{path}.tmp.npy", path)
 
 
 def _is_bank(node: Any) -> bool:

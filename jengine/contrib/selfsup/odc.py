@@ -13,7 +13,6 @@ from jengine.annotations import Count, Index, NonNegative
 from jengine.contrib.selfsup.clustering import class_weights, describe_clusters
 from jengine.contrib.selfsup.memory_bank import MemoryBank, count_labels, deal_with_small_clusters, update_centroids
 from jengine.contrib.selfsup.model_entries import (
-    device_put_like,
     drop_replica_axis,
     find_memory_bank,
     find_state_entry,
@@ -128,10 +127,9 @@ class ODCHook(Hook):
 
     def set_reweight(self, runner: Runner) -> None:
         """Set the class weights from the cluster sizes."""
-        model_state = runner.state.model_state
-        old = find_state_entry(model_state, "loss_weight", type(self).__name__)
-        weights = device_put_like(self._class_weights(self._bank(runner)), old)
-        runner.state = runner.state.replace(model_state=replace_state_entry(model_state, "loss_weight", weights))
+        weights, name = self._class_weights(self._bank(runner)), type(self).__name__
+        model_state = replace_state_entry(runner.state.model_state, "loss_weight", weights, name)
+        runner.state = runner.state.replace(model_state=model_state)
 
     def evaluate(self, runner: Runner) -> None:
         """Log the cluster sizes."""
@@ -142,6 +140,5 @@ class ODCHook(Hook):
         return drop_replica_axis(bank, runner.strategy)
 
     def _set_bank(self, runner: Runner, bank: MemoryBank) -> None:
-        model_state = runner.state.model_state
-        bank = device_put_like(bank, find_memory_bank(model_state, type(self).__name__))
-        runner.state = runner.state.replace(model_state=replace_memory_bank(model_state, bank))
+        model_state = replace_memory_bank(runner.state.model_state, bank, type(self).__name__)
+        runner.state = runner.state.replace(model_state=model_state)

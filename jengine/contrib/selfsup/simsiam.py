@@ -65,7 +65,6 @@ class SimSiamHook(Hook):
 
 
 def _fixed_groups(runner: Runner) -> list[Any]:
-    """Return the marked parameter groups of all optimizers."""
     by_optimizer = runner.optim_wrapper.param_groups
     if not isinstance(by_optimizer, Mapping):
         by_optimizer = {"": by_optimizer}

@@ -12,7 +12,7 @@ import numpy as np
 from jengine import paths
 from jengine.annotations import Count, Index
 from jengine.contrib.selfsup.losses import SwAVQueue, empty_queue
-from jengine.contrib.selfsup.model_entries import device_put_like
+from jengine.contrib.selfsup.model_entries import device_put_like, save_array
 from jengine.errors import ArgumentError, closest
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -145,9 +145,7 @@ class SwAVHook(Hook):
         if queue is None or not runner.is_main_process or not self.every_n_epochs(runner, self.interval):
             return
         if queue.active:
-            path = self._path(runner)
-            np.save(f"{path}.tmp.npy", np.asarray(queue.rows))
-            os.replace(f"{path}.tmp.npy", path)
+            save_array(self._path(runner), np.asarray(queue.rows))
 
     def _queue(self, runner: Runner) -> SwAVQueue | None:
         return runner.state.hook_state.get(type(self).__name__)
