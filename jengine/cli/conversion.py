@@ -64,7 +64,9 @@ class Conversion:
         self.todo: dict[str, list[str]] = {}
         cfg = _strip_scopes(cfg)
         kept, _ = drop_without_effect(dict(cfg))
-        for path in _list_dropped(cfg, kept):
+        both = [key for key in kept if isinstance(cfg[key], dict) and isinstance(kept[key], dict)]
+        dropped = [key for key in cfg if key not in kept]
+        for path in dropped + [f"{key}.{inner}" for key in both for inner in cfg[key] if inner not in kept[key]]:
             self._note(path, "dropped", "has no effect here")
         convert = {
             "model": self._model, "optim_wrapper": self._optim_wrapper, "param_scheduler": self._schedulers,
@@ -324,13 +326,6 @@ class Conversion:
 
     def _note(self, path: str, status: Status, text: str) -> None:
         self.rows.append(Row(status, path, text))
-
-
-def _list_dropped(cfg: Mapping[str, Any], kept: Mapping[str, Any]) -> list[str]:
-    """Return the paths with one or two levels that are in `cfg` but not in `kept`."""
-    paths = [key for key in cfg if key not in kept]
-    both = [key for key in kept if isinstance(cfg[key], dict) and isinstance(kept[key], dict)]
-    return paths + [f"{key}.{inner}" for key in both for inner in cfg[key] if inner not in kept[key]]
 
 
 def _strip_scopes(value: Any) -> Any:

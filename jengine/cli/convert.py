@@ -57,13 +57,11 @@ def _convert_file(path: pathlib.Path) -> tuple[str, str]:
         conversion = Conversion(cfg)
         body = _format(conversion.result, conversion.todo, "{}")
         rows = [*conversion.rows]
-    lines = [line for status in _ORDER for row in rows if row[0] == status for line in _wrap_row(*row)]
+    lines: Rows = []
+    for status, key, text in sorted(rows, key=lambda row: _ORDER.index(row[0])):
+        first, *others = textwrap.wrap(text, _WIDTH) or [""]
+        lines += [(status, key, first), *(("", "", other) for other in others)]
     return f'"""Converted from {path.name} by `jengine convert`."""\n{body}', format_table(("", "key", "what"), lines)
-
-
-def _wrap_row(status: str, path: str, text: str) -> Rows:
-    first, *others = textwrap.wrap(text, _WIDTH) or [""]
-    return [(status, path, first), *(("", "", other) for other in others)]
 
 
 def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, Rows]:

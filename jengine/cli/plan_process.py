@@ -48,7 +48,7 @@ def compile_candidates(
         left = left[len(results) :]
         if left:
             yield {"error": crash, "traceback": ""}
-            left = left[1:]
+            left = left[1:]  # the candidate that crashed the compiler
 
 
 def _run_worker(request: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:

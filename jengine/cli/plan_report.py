@@ -75,7 +75,15 @@ def _format_program(name: str, program: Mapping[str, Any], devices: int, chip_me
     accessed = program["bytes_accessed"]
     lines.append(f"memory traffic per device: {'unknown' if accessed is None else format_bytes(accessed)}")
     if "seconds" in program:
-        lines.append(_format_time(program))
+        bound, compiler = (
+            f"{program['bound_seconds'] * 1e3:.4g} ms by {program['bound_by']}",
+            program["compiler_seconds"],
+        )
+        least = (
+            f"at least {bound}" if compiler is None else f"{compiler * 1e3:.4g} ms by the compiler, at least {bound}"
+        )
+        used = "unknown" if program["utilisation"] is None else f"at most {program['utilisation']:.1%}"
+        lines.append(f"estimated time: {least}; utilisation {used}")
     options = "".join(f", with {name}={value}" for name, value in program["compiler_options"].items())
     lines.append(f"compiled in {program['compile_seconds']:.1f} s{options}")
     if program["has_float64"]:
@@ -85,14 +93,6 @@ def _format_program(name: str, program: Mapping[str, Any], devices: int, chip_me
     if count := program["unknown_loops"]:
         lines.append(f"warning: {_UNKNOWN_LOOPS}: {count}")
     return ["\n".join(lines), _format_collectives(name, program["collectives"])]
-
-
-def _format_time(program: Mapping[str, Any]) -> str:
-    bound = f"{program['bound_seconds'] * 1e3:.4g} ms by {program['bound_by']}"
-    compiler = program["compiler_seconds"]
-    text = f"at least {bound}" if compiler is None else f"{compiler * 1e3:.4g} ms by the compiler, at least {bound}"
-    used = program["utilisation"]
-    return f"estimated time: {text}; utilisation {'unknown' if used is None else f'at most {used:.1%}'}"
 
 
 def _format_collectives(name: str, collectives: Sequence[Mapping[str, Any]]) -> str:

@@ -137,7 +137,7 @@ def _global_batch(strategy: Any, example: PyTree, steps: int | None = None) -> P
 def _compile(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: Chip | None) -> Plan:
     """Compile a program and return what it costs on a device; without memory if the compiler cannot fit it."""
     flops = {kind: count / devices for kind, count in count_flops(traced.jaxpr).items()}
-    start = time.monotonic()
+    start = time.monotonic()  # the program is traced already
     options: dict[str, bool] = {}
     try:
         lowered = traced.lower()

@@ -3,7 +3,6 @@
 import base64
 import collections
 import math
-import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -109,6 +108,9 @@ def _describe_run(name: str, run: ReportedRun, num_images: int) -> dict[str, Any
     sessions = run.record["sessions"]
     first, last = (sessions[0], sessions[-1]) if sessions else ({}, {})
     iterations = [session.get("iter", 0) for session in sessions] + [x[-1] for x, _ in curves.values()]
+    seconds: collections.Counter[str] = collections.Counter()  # by phase
+    for session in sessions:
+        seconds.update(session.get("seconds", {}))
     return {
         "name": name,
         "path": str(run.log_dir),
@@ -121,7 +123,7 @@ def _describe_run(name: str, run: ReportedRun, num_images: int) -> dict[str, Any
         **{key: run.record.get(key) for key in ("max_iters", "max_epochs", "epoch_length", "seed", "model", "groups")},
         "versions": last.get("versions", {}),
         "devices": last.get("devices", ""),
-        "seconds": _sum_seconds(sessions),
+        "seconds": dict(seconds.most_common()),
         "speed": _read_speed(run.rows),
         "series": [_describe_curve(*key, *points) for key, points in curves.items() if key[0] != "test"],
         "best": _find_best(curves, run.config),
@@ -199,13 +201,6 @@ def _find_group(name: str, validated: set[str]) -> str:
     return name.split("/")[0] if "/" in name else "Training"
 
 
-def _sum_seconds(sessions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    total: collections.Counter[str] = collections.Counter()
-    for session in sessions:
-        total.update(session.get("seconds", {}))
-    return dict(total.most_common())
-
-
 def _read_speed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the speed in the last summary; {} before the end of the run."""
     speeds = ({name: x for name, x in row.items() if name.startswith("speed/")} for row in reversed(rows))
@@ -215,22 +210,18 @@ def _read_speed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _embed_images(run: ReportedRun, limit: int) -> tuple[list[dict[str, Any]], int]:
     """Return the images as data URLs, and how many names are left out."""
-    shown = []
+    shown: list[dict[str, Any]] = []
     for name, found in list(run.images.items())[:MAX_IMAGE_NAMES]:
-        picked = sorted({round(i) for i in np.linspace(0, len(found) - 1, min(limit, len(found)))})
-        items = [{"step": found[i][0], "url": url} for i in picked if (url := _to_data_url(run, found[i][1]))]
-        shown.append({"name": name, "total": len(found), "items": items})
+        shown.append({"name": name, "total": len(found), "items": []})
+        for i in sorted({round(i) for i in np.linspace(0, len(found) - 1, min(limit, len(found)))}):
+            step, path = found[i]
+            content = run.files.read(path)
+            if content is not None and content.startswith(_PNG):
+                url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+                shown[-1]["items"].append({"step": step, "url": url})
+            elif content is not None:
+                run.files.note(path, "it must be a PNG file")
     return shown, max(0, len(run.images) - MAX_IMAGE_NAMES)
-
-
-def _to_data_url(run: ReportedRun, path: pathlib.Path) -> str | None:
-    content = run.files.read(path)
-    if content is None:
-        return None
-    if not content.startswith(_PNG):
-        run.files.note(path, "it must be a PNG file")
-        return None
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def _flatten(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -49,7 +49,7 @@ class CheckPointHook(HookBase):
             model = getattr(trainer.model, "module", trainer.model)
             dataset = getattr(trainer.train_loop.dataloader, "dataset", trainer.train_loop.dataloader)
             self.prefix = "_".join(getattr(value, "__name__", type(value).__name__) for value in (model, dataset))
-        trainer.checkpointer.evict(trainer.work_dir, self._evicting)
+        trainer.checkpointer.evict(trainer.work_dir, self._evicting)  # the names come from the resumed checkpoint
         self._evicting = []
 
     def after_train_iter(self) -> None:

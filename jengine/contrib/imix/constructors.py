@@ -56,7 +56,7 @@ class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
         if hasattr(self.optimizer_cfg, "items"):
             cfg = dict(self.optimizer_cfg.items())
             self.own_settings = {name: cfg.pop(name) for name in self.optimizer_keys if name in cfg}
-            self.optimizer_cfg = cfg
+            self.optimizer_cfg = cfg  # the optimizer itself must not see iMIX's settings
         if self.own_settings.get("training_encoder_lr_multiply", 1) != 1:
             logger.warning("training_encoder_lr_multiply has no effect, as in iMIX; use paramwise_cfg.custom_keys")
 
@@ -143,7 +143,7 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
         """Return whether a parameter matches `no_decay`."""
         names = [paths.torch_alias(re.sub(r"LayerNorm_\d+", "LayerNorm", parameter.path))]
         if (module.type or "").startswith("LayerNorm"):
-            names.append(f"LayerNorm.{names[0].rpartition('.')[2]}")
+            names.append(f"LayerNorm.{names[0].rpartition('.')[2]}")  # a LayerNorm by class, under another name
         return any(part in name for part in self.no_decay for name in names)
 
 

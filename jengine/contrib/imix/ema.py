@@ -45,7 +45,7 @@ class EMAIterHook(HookBase):
 
         def copy(leaf: jax.Array) -> jax.Array:
             leaf = jnp.asarray(leaf)
-            is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+            is_float = jnp.issubdtype(leaf.dtype, jnp.floating)  # bfloat16 would lose updates below 2**-8 of the value
             return jnp.array(leaf, jnp.promote_types(leaf.dtype, jnp.float32) if is_float else leaf.dtype, copy=True)
 
         return EMAState(*jax.tree.map(copy, (params, model_state)))
@@ -56,7 +56,7 @@ class EMAIterHook(HookBase):
         def update(average: jax.Array, new: jax.Array) -> jax.Array:
             if not jnp.issubdtype(average.dtype, jnp.floating):
                 return new
-            return average + (1 - self._decay) * (new.astype(average.dtype) - average)
+            return average + (1 - self._decay) * (new.astype(average.dtype) - average)  # exact where nothing changes
 
         new = EMAState(ctx.params, ctx.model_state)
         return ctx.replace(hook_state=jax.tree.map(update, ctx.hook_state, new))

@@ -81,7 +81,7 @@ class EvaluateHook(HookBase):
         """Validate if it is due; `after_train_epoch` validates after the last iteration of an epoch."""
         trainer = self.trainer
         ends_epoch = trainer.train_loop.by_epoch and self.end_of_epoch(trainer.train_loop.dataloader, self.inner_iter)
-        if not ends_epoch and self._is_due(trainer.iter + 1):
+        if not ends_epoch and self._is_due(trainer.iter + 1):  # the epoch's end follows in `after_train_epoch`
             self._evaluate(epoch=trainer.epoch, iteration=trainer.iter + 1)
 
     def after_train_epoch(self) -> None:
@@ -102,7 +102,7 @@ class EvaluateHook(HookBase):
             self._file = None
         if self._best:
             result = ", ".join(f"{name}: {value:.4f}" for name, value in self._best.items())
-            self.trainer.checkpointer.wait()
+            self.trainer.checkpointer.wait()  # `publish` copies what an asynchronous save may still write
             path = os.path.join(self.trainer.work_dir, BEST)
             if jax.process_index() == 0 and os.path.isdir(path):
                 publish(path, ("state_dict", "meta"), BEST_MODEL)
@@ -126,7 +126,7 @@ class EvaluateHook(HookBase):
         if metrics and (not self._best or is_better(metrics, self._best)):
             self._best = metrics
             meta = {"epoch": epoch, "iter": iteration}
-            trainer.save_checkpoint(filename=BEST, meta=meta, latest=False)
+            trainer.save_checkpoint(filename=BEST, meta=meta, latest=False)  # not to resume from
 
     def _find_checkpoint_hook(self) -> CheckPointHook | None:
         return next((hook for hook in self.trainer.hooks if isinstance(hook, CheckPointHook)), None)

@@ -30,7 +30,7 @@ class Trainer:
     _names: ClassVar[Mapping[str, str]] = {"_hooks": "hooks", "max_iter": "max_iters", "max_epoch": "max_epochs"}
 
     def __init__(self, runner: Runner) -> None:
-        object.__setattr__(self, "_runner", weakref.proxy(runner))
+        object.__setattr__(self, "_runner", weakref.proxy(runner))  # as `__setattr__` sets on the Runner
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner.train_loop if name == "by_epoch" else self._runner, self._names.get(name, name))
@@ -134,10 +134,10 @@ def _add_runner_arguments(cls: type, stage: str, method: Callable[[Any], None]) 
         data_batch: Any = None,
         outputs: Mapping[str, Any] | None = None,
     ) -> None:
-        if runner is None:
+        if runner is None:  # called by a subclass, as `super().before_train()`
             return method(self)
         if stage.endswith("_epoch") and not runner.train_loop.by_epoch:
-            return None
+            return None  # training by iterations has no epochs, as in iMIX
         self.bind(runner)
         if batch_idx is not None:
             self.inner_iter, self.outputs = batch_idx, outputs

@@ -97,6 +97,6 @@ def _compute_histogram(data: jax.Array, bins: int = BINS) -> tuple[jax.Array, ja
     any_finite = is_finite.any()
     low = jnp.where(any_finite, jnp.min(values, where=is_finite, initial=jnp.inf), 0.0)
     high = jnp.where(any_finite, jnp.max(values, where=is_finite, initial=-jnp.inf), 1.0)
-    safe = jnp.where(is_finite, values, low)
+    safe = jnp.where(is_finite, values, low)  # weighted with 0 below, so that the shape is fixed
     counts, edges = jnp.histogram(safe, bins, range=(low, high), weights=is_finite.astype(jnp.float32))
     return counts, edges, values.mean(where=is_finite), values.std(where=is_finite)

@@ -44,7 +44,7 @@ class LRSchedulerHook(HookBase):
     def after_train_iter(self) -> None:
         """Record the current value, then step the schedulers."""
         trainer = self.trainer
-        trainer.message_hub.update_scalar(*self._get_value())
+        trainer.message_hub.update_scalar(*self._get_value())  # before the step: the value that this iteration used
         counts = trainer.optim_wrapper.accumulative_counts if self.is_lr_accumulation else 1
         if (trainer.iter + 1) % counts == 0:
             self._step(by_epoch=False)
@@ -57,7 +57,7 @@ class LRSchedulerHook(HookBase):
         """Pass the metrics to the schedulers that follow one."""
         for scheduler in self._schedulers(runner):
             if scheduler.by_epoch and scheduler.need_val_args:
-                step: Callable[..., None] = scheduler.step
+                step: Callable[..., None] = scheduler.step  # only schedulers with `need_val_args` take metrics
                 step(metrics)
 
     def _step(self, *, by_epoch: bool) -> None:

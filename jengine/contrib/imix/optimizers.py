@@ -144,7 +144,7 @@ def scale_by_transformers_adam(b1: Any, b2: Any, eps: Any, correct_bias: bool) -
         count = state.count + 1
         mu = common.moving_average(state.mu, b1, grads)
         nu = common.moving_average_of_squares(state.nu, b2, grads)
-        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
+        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)  # eps before the bias correction
         if correct_bias:
             factor = jnp.sqrt(common.bias_correction(b2, count)) / common.bias_correction(b1, count)
             updates = jax.tree.map(lambda u: factor * u, updates)

@@ -297,7 +297,7 @@ class _PlateauSettings(PlateauSettings):
       mode: 'min' if a smaller metric is better, 'max' if a larger one.
     """
 
-    rule: Literal["less", "greater"] = dataclasses.field(default="less", init=False)
+    rule: Literal["less", "greater"] = dataclasses.field(default="less", init=False)  # set from iMIX's `mode`
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:

@@ -151,7 +151,7 @@ class JsonLines:
         }
         self._file.write(json.dumps(plain, sort_keys=True, allow_nan=False) + "\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
+        os.fsync(self._file.fileno())  # the line survives a crash of the machine
 
     def close(self) -> None:
         """Close the file, if it was opened."""
@@ -171,7 +171,7 @@ class JsonLines:
                     kept.append(f"{line}\n")
         temporary = self._path.with_name(f"{self._path.name}.new")
         temporary.write_text("".join(kept), encoding="utf-8")
-        temporary.replace(self._path)
+        temporary.replace(self._path)  # atomic: the old lines are never half written
         return self._path.open("a", encoding="utf-8")
 
 
@@ -241,7 +241,7 @@ class TensorboardLoggerHook(LogBufferWriter):
 
         self._backend = TensorboardVisBackend(os.path.join(self.log_dir or trainer.work_dir, "runs"))
         if trainer.iter > 0:
-            self._backend.load_state_dict({}, trainer.iter - 1)
+            self._backend.load_state_dict({}, trainer.iter - 1)  # TensorBoard drops later events of the earlier run
 
     def write(self, trainer: Runner) -> None:
         """Write the training metrics."""

@@ -88,7 +88,7 @@ class IoUMetric(BaseMetric):
         cell = jnp.where(is_counted, labels * (num_classes + 1) + column, num_cells)  # the extra cell is dropped
         added = jnp.zeros(num_cells + 1, jnp.uint32).at[cell.reshape(-1)].add(1)[:-1].reshape(shape)
         low = state.low + added
-        return Confusion(low, state.high + (low < added).astype(jnp.uint32))
+        return Confusion(low, state.high + (low < added).astype(jnp.uint32))  # a carry: the low word has wrapped around
 
     def compute(self, state: Confusion) -> dict[str, float]:
         """Return the three fractions; NaN where no pixel was counted."""

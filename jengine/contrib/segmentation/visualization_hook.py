@@ -95,7 +95,7 @@ class SegVisualizationHook(Hook):
             images = select(data_batch, self.image, "SegVisualizationHook.image", "batch")
         arrays = images, find(data_batch, self.label), find(data_batch, "sample_idx"), get_mask(data_batch), predictions
         images, labels, indices, mask, predictions = jax.device_get(process_local_batch(arrays, data_batch))
-        if jax.process_index() != 0:
+        if jax.process_index() != 0:  # after the collective transfer, in which all must take part
             return
         if jnp.issubdtype(predictions.dtype, jnp.floating):
             predictions = predictions.argmax(axis=-1)

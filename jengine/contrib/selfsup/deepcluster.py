@@ -93,7 +93,7 @@ class DeepClusterHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Cluster, or load the labels that the run was trained on before a restart."""
-        if runner.state.is_abstract:
+        if runner.state.is_abstract:  # `jengine plan` only compiles
             return
         if self._clustered is not None:
             path = self._path(runner, self._clustered)
@@ -136,7 +136,7 @@ class DeepClusterHook(Hook):
         """Cluster the data, and set up data and state for training on these labels from `epoch` on."""
         features = self._extract_features(runner)
         seed = runner.seed if self.seed is None else self.seed
-        kmeans_seed = np.random.RandomState([seed % 2**32, epoch]).randint(1234)
+        kmeans_seed = np.random.RandomState([seed % 2**32, epoch]).randint(1234)  # by epoch, also after a resume
         labels = self._run_clustering(features, int(kmeans_seed))
         if runner.is_main_process:
             os.makedirs(runner.work_dir, exist_ok=True)
@@ -205,7 +205,7 @@ def _build_reset(
         return params, optim_wrapper.grouped.select_state(layout, flags, optim_wrapper.tx.init(params), opt_state)
 
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
-    compiled = jax.jit(reset_arrays, donate_argnums=(0, 1), out_shardings=shardings)
+    compiled = jax.jit(reset_arrays, donate_argnums=(0, 1), out_shardings=shardings)  # as the step expects them
 
     def reset(state: TrainState, rng: jax.Array, batch: PyTree) -> TrainState:
         params, opt_state = compiled(state.params, state.opt_state, rng, batch)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from jengine.annotations import Index
-from jengine.contrib.selfsup.model_entries import find_attribute
+from jengine.errors import ArgumentError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
@@ -37,5 +37,19 @@ class DenseCLHook(Hook):
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Set the value for this iteration."""
-        value = find_attribute(runner.model, "loss_lambda", type(self).__name__)
+        value = _find_loss_lambda(runner.model)
         runner.hyperparams["loss_lambda"] = value if runner.iter >= self.start_iters else 0.0
+
+
+def _find_loss_lambda(model: Any) -> float:
+    """Return the attribute of a model, or of a model or module inside it, as under a precision policy."""
+    current, visited = model, []
+    while current is not None:
+        if hasattr(current, "loss_lambda"):
+            return current.loss_lambda
+        visited.append(type(current).__name__)
+        current = getattr(current, "model", None) or getattr(current, "module", None)  # models of any user class
+    raise ArgumentError(
+        f"DenseCLHook: the model must have the attribute 'loss_lambda', got {' around '.join(visited)} without it; set "
+        "`model.loss_lambda`, or define it in a subclass"
+    )

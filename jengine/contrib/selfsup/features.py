@@ -1,6 +1,6 @@
 """Features for a whole dataset, and measures for how well they separate the classes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,41 +18,32 @@ PyTree = Any
 _AVERAGE = {"type": "AvgPool2d", "output_size": 1}
 
 
-@checked
-class FeatureExtractor:
-    """Model in inference mode that runs over a loader and collects the features on the host.
+def _build_extract(model: Any, is_pooled: bool = False) -> Callable[[PyTree, PyTree, Any], np.ndarray]:
+    """Build `extract(params, model_state, loader)`, which collects the features f32[N, D] on the host.
 
-    The features are the entry `features` f32[B, ...] in the model's predictions, flattened. Every process reads all
-    the data and computes the same features, which needs no communication.
-
-    Args:
-      model: a model whose `predict` returns a dict with `features`.
-      is_pooled: take the mean of features [B, H, W, C] over H and W.
+    The features are the entry `features` f32[B, ...] in the model's predictions, in loader order, flattened and without
+    padding; with `is_pooled`, means of [B, H, W, C] over H and W. Every process reads all the data and computes the
+    same features, which needs no communication.
     """
 
-    def __init__(self, model: Any, is_pooled: bool = False) -> None:
-        def predict(params: PyTree, model_state: PyTree, batch: PyTree) -> jax.Array:
-            predictions = model.predict(params, model_state, batch)
-            if not isinstance(predictions, dict) or "features" not in predictions:
-                actual = sorted(predictions) if isinstance(predictions, dict) else type(predictions).__name__
-                raise ArgumentError(f"{type(model).__name__}.predict must return a dict with 'features', got {actual}")
-            features = predictions["features"]
-            features = features.mean(axis=(1, 2)) if is_pooled and features.ndim == 4 else features
-            return features.reshape(features.shape[0], -1).astype(jnp.float32)
+    @jax.jit
+    def predict(params: PyTree, model_state: PyTree, batch: PyTree) -> jax.Array:
+        predictions = model.predict(params, model_state, batch)
+        if not isinstance(predictions, dict) or "features" not in predictions:
+            actual = sorted(predictions) if isinstance(predictions, dict) else type(predictions).__name__
+            raise ArgumentError(f"{type(model).__name__}.predict must return a dict with 'features', got {actual}")
+        features = predictions["features"]
+        features = features.mean(axis=(1, 2)) if is_pooled and features.ndim == 4 else features
+        return features.reshape(features.shape[0], -1).astype(jnp.float32)
 
-        self._predict = jax.jit(predict)
-
-    def __call__(self, params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
-        """Return the features f32[N, D] for the loader's samples, in order and without padding.
-
-        The loader yields the batches in order; padded examples are those that are False in a batch's mask.
-        """
+    def extract(params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
         features = []
         for batch in loader:
-            predicted = np.asarray(self._predict(params, model_state, batch))
-            mask = get_mask(batch)
+            predicted, mask = np.asarray(predict(params, model_state, batch)), get_mask(batch)
             features.append(predicted if mask is None else predicted[np.asarray(mask)])
         return np.concatenate(features)
+
+    return extract
 
 
 @checked
@@ -91,14 +82,21 @@ class Extractor:
             raise ValueError("Extractor: `runner` must have a state, got one without; call runner.train() first")
         if self._model is not runner.model:
             self._model = runner.model
-            self._extract = FeatureExtractor(runner.model, self._is_pooled)
+            self._extract = _build_extract(runner.model, self._is_pooled)
         model_state = drop_replica_axis(strategy.mean_over_replicas(state.model_state), strategy)
         return self._extract(state.params, model_state, self._loader)
 
 
 def extract_features(model: Any, params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
-    """Return the features f32[N, D] for a loader's samples; see `FeatureExtractor`."""
-    return FeatureExtractor(model)(params, model_state, loader)
+    """Return the features f32[N, D] for a loader's samples, in order and without padding.
+
+    Args:
+      model: a model whose `predict` returns a dict with `features` f32[B, ...], which are flattened.
+      params: parameters.
+      model_state: the model's state.
+      loader: yields the batches; padded examples are those that are False in a batch's mask.
+    """
+    return _build_extract(model)(params, model_state, loader)
 
 
 def knn_accuracy(

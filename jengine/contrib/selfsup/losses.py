@@ -118,8 +118,8 @@ def sinkhorn(scores: jax.Array, mask: jax.Array | None = None, epsilon: float = 
     """
     scores = scores.astype(jnp.float32) / epsilon
     if mask is not None:
-        scores = jnp.where(mask[:, None], scores, -jnp.inf)
-    weights = jnp.exp(scores - scores.max())
+        scores = jnp.where(mask[:, None], scores, -jnp.inf)  # a weight of 0, without changing shapes
+    weights = jnp.exp(scores - scores.max())  # the maximum cancels in the normalization, and avoids overflow
     for _ in range(iterations):
         weights = weights / jnp.maximum(weights.sum(axis=0, keepdims=True), 1e-30)
         weights = weights / jnp.maximum(weights.sum(axis=1, keepdims=True), 1e-30)
@@ -171,7 +171,7 @@ def swav_loss(
             queued.append(jnp.where(queue.active, push(queue.rows[i], newest), queue.rows[i]))
         assigned = sinkhorn(jax.lax.stop_gradient(candidates), mask, epsilon, iterations)[-len(newest) :]
         assignments = select_replica(assigned, batch_size)
-        others = [view for view in range(num_views) if view != crop]
+        others = [view for view in range(num_views) if view != crop]  # a view never predicts its own assignment
         for view in others:
             log_probs = jax.nn.log_softmax(scores[view] / temperature)
             loss -= jnp.sum(assignments * log_probs, axis=1).mean() / (len(others) * len(crops_for_assign))

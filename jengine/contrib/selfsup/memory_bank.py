@@ -66,7 +66,7 @@ def update_samples(
     Returns:
       The bank, and float32[], the fraction of the batch whose label changed.
     """
-    index, features = gather_replicas(index), gather_replicas(jax.lax.stop_gradient(features))
+    index, features = gather_replicas(index), gather_replicas(jax.lax.stop_gradient(features))  # no-ops on one replica
     current = _normalize(features.astype(jnp.float32))
     averaged = _normalize((1 - momentum) * bank.features[index] + momentum * current)
     labels = jnp.argmax(averaged @ bank.centroids.T, axis=1).astype(jnp.int32)
@@ -99,7 +99,7 @@ def deal_with_small_clusters(bank: MemoryBank, rng: jax.Array, min_cluster: int)
         )
 
     def redistribute(bank: MemoryBank) -> MemoryBank:
-        similarity = jnp.where(small, -jnp.inf, bank.features @ bank.centroids.T)
+        similarity = jnp.where(small, -jnp.inf, bank.features @ bank.centroids.T)  # no sample joins a small cluster
         nearest = jnp.argmax(similarity, axis=1).astype(jnp.int32)
         emptied = bank._replace(labels=jnp.where(small[bank.labels], nearest, bank.labels))
         return jax.lax.fori_loop(0, len(small), refill, emptied)
@@ -113,7 +113,7 @@ def _split_largest(bank: MemoryBank, label: Any, rng: jax.Array) -> MemoryBank:
     members = bank.labels == largest
     # If all features are equal, one side of 2-means is empty: split at random instead.
     order = jnp.where(members, jax.random.uniform(rng, members.shape), jnp.inf)
-    random_half = members & (jnp.argsort(jnp.argsort(order)) < members.sum() // 2)
+    random_half = members & (jnp.argsort(jnp.argsort(order)) < members.sum() // 2)  # argsort twice: ranks
     second = _nearest_to_second_mean(bank.features, members, jnp.argmin(order))
     half = jnp.where((members & second).any() & (members & ~second).any(), members & second, random_half)
     labels = jnp.where(half, jnp.asarray(label, jnp.int32), bank.labels)

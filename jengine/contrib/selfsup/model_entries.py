@@ -15,25 +15,6 @@ from jengine.sharding import Strategy
 PyTree = Any
 
 
-def find_attribute(model: Any, name: str, hook_name: str) -> Any:
-    """Return the attribute `name` of a model, or of a model or module inside it; messages name the hook.
-
-    >>> from types import SimpleNamespace as Model
-    >>> find_attribute(Model(module=Model(loss_lambda=0.5)), "loss_lambda", "DenseCLHook")
-    0.5
-    """
-    current, visited = model, []
-    while current is not None:
-        if hasattr(current, name):
-            return getattr(current, name)
-        visited.append(type(current).__name__)
-        current = getattr(current, "model", None) or getattr(current, "module", None)  # models of any user class
-    raise ArgumentError(
-        f"{hook_name}: the model must have the attribute {name!r}, got {' around '.join(visited)} without it; set "
-        f"`model.{name}`, or define it in a subclass"
-    )
-
-
 def find_state_entry(model_state: PyTree, name: str, hook_name: str) -> Any:
     """Return the only array called `name`, at any depth in the model's state; messages name the hook."""
     leaves = paths.flatten(model_state)

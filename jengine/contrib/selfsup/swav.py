@@ -67,7 +67,7 @@ class SwAVHook(Hook):
             raise ValueError(
                 f"SwAVHook: `queue_length` must be 0 or at least a batch, {self.batch_size}, got {self.queue_length}"
             )
-        self._frozen = dict(self.frozen_layers_cfg or {})
+        self._frozen = dict(self.frozen_layers_cfg or {})  # a flag per pattern, `frozen:<pattern>`, read by the step
 
     # --- Inside the compiled step. ---
 
