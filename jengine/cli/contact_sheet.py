@@ -23,13 +23,7 @@ def import_pillow() -> Any:
 
 
 def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Sequence[str]) -> None:
-    """Write images in rows from the top left.
-
-    Args:
-      path: the PNG file; the directory is created if necessary.
-      images: at least one, uint8 or float [H, W, C], where C is 1 (gray), 3 (RGB) or 4 (RGBA); see `to_uint8`.
-      captions: one for each image; "" for none.
-    """
+    """Write images, uint8 or float [H, W, C] with C of 1, 3 or 4, in rows from the top left; "" is no caption."""
     pillow = import_pillow()
     columns = math.ceil(math.sqrt(len(images)))
     cell = _SIDE + _MARGIN, _SIDE + _MARGIN + (_LINE if any(captions) else 0)

@@ -33,21 +33,14 @@ _TEXT = {"U": "str", "S": "bytes"}
 
 @dataclasses.dataclass
 class DrawnBatches:
-    """Batches that were drawn.
+    """Batches that were drawn."""
 
-    Attributes:
-      seconds: the time to draw each batch.
-      examples: the number of examples in each batch without padding.
-      entries: arrays by dotted path, one for each batch that is kept.
-      masks: bool[B] that marks the real examples in each batch that is kept, or a slice for all.
-      host_entries: dtype kinds of entries that stay on the host, by dotted path.
-    """
-
-    seconds: list[float] = dataclasses.field(default_factory=list)
-    examples: list[int] = dataclasses.field(default_factory=list)
+    seconds: list[float] = dataclasses.field(default_factory=list)  # to draw each batch
+    examples: list[int] = dataclasses.field(default_factory=list)  # in each batch, without padding
+    # For each batch that is kept: arrays by dotted path, and bool[B] that marks real examples, or a slice for all.
     entries: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
     masks: list[np.ndarray | slice] = dataclasses.field(default_factory=list)
-    host_entries: dict[str, str] = dataclasses.field(default_factory=dict)
+    host_entries: dict[str, str] = dataclasses.field(default_factory=dict)  # dtype kinds by path; they stay on the host
 
     @property
     def count(self) -> int:
@@ -100,15 +93,9 @@ class DrawnBatches:
 
 
 def draw_batches(loader: Any, count: int, name: str, max_bytes: int = 2**30) -> DrawnBatches:
-    """Draw the first batches of a pass, with the checks in a run.
+    """Draw the first `count` batches of a pass, with the checks in a run, and keep `max_bytes` besides the first one.
 
-    Errors in the data get notes with the batch and the line of code.
-
-    Args:
-      loader: a `DataLoader` or `IterableLoader`.
-      count: number of batches.
-      name: name in messages: 'train_dataloader'.
-      max_bytes: largest size of the batches that are kept, apart from the first one.
+    Errors in the data get notes with the batch and the line of code; messages contain the name, 'train_dataloader'.
     """
     drawn, check, num_bytes = DrawnBatches(), BatchCheck(name), 0
     with contextlib.closing(BatchStream(loader)) as stream:

@@ -116,13 +116,7 @@ def set_devices(cfg: Mapping[str, Any], devices: int, mesh: Mapping[str, Any] | 
 
 
 def scale_batches(cfg: Mapping[str, Any], mesh: Any, processes: int) -> dict[str, Any]:
-    """Return the config with the batches that `processes` processes would read, for devices which here belong to one.
-
-    Args:
-      cfg: a resolved config.
-      mesh: the `jax.sharding.Mesh` for it.
-      processes: number of processes, with equally many devices each.
-    """
+    """Return the config with the batches that `processes` processes would read for devices that here belong to one."""
     devices = sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
     if len(devices) % processes:
         raise ConfigError(f"--processes must divide the {len(devices)} devices, got {processes}")

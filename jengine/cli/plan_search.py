@@ -67,10 +67,7 @@ def iterate_meshes(size: int, has_tensor: bool, slices: int = 1) -> Iterator[Mes
     >>> [mesh["fsdp"] for mesh in iterate_meshes(16, has_tensor=False)]
     [1, 4, 16]
 
-    Args:
-      size: number of devices in all slices.
-      has_tensor: whether the config has a rule for `tensor`.
-      slices: number of slices; only `data` crosses them.
+    Sizes along `tensor` are tried if the config has a rule for it; of the axes, only `data` crosses slices.
     """
     for tensor in _TENSOR_SIZES if has_tensor else (1,):
         if size // slices % tensor:
@@ -104,10 +101,7 @@ def search(
     of it if nothing fits. Meshes that the config does not allow are left out. Then the batch size in the best plans is
     doubled as long as it fits and is faster.
 
-    Args:
-      space: the values to try.
-      compile_all: compiles candidates; each result has `candidate`, `fits`, and `programs` unless it failed.
-      report: function for progress lines.
+    Each result of `compile_all` has `candidate`, `fits`, and `programs` unless it failed; `report` gets progress lines.
     """
     remat = (False, True) if space.remat_paths else (None,)
     found: list[Plan] = []

@@ -166,9 +166,7 @@ def measure_program(compiled: Any, arguments: Mapping[str, PyTree]) -> Plan:
     >>> measure_program(compiled, {})["collectives"]
     []
 
-    Args:
-      compiled: `jax.jit(f).lower(...).compile()`.
-      arguments: `state`, `variables` and `batch`, as far as the program has them, whose memory is listed by kind.
+    `arguments` are `state`, `variables` and `batch`, as far as the program has them, whose memory is listed by kind.
     """
     text = compiled.as_text()
     program = Program(text)
@@ -225,12 +223,9 @@ def _sum_collectives(collectives: Any) -> list[dict[str, Any]]:
 
 
 def estimate_time(flops: Mapping[str, float], plan: Plan, chip: Chip) -> Plan:
-    """Return the estimated seconds for a program: the compiler's, and a lower bound from the chip's peaks.
+    """Return the estimated seconds for a program, with FLOPs by dtype and the costs from `measure_program`.
 
-    Args:
-      flops: FLOPs on a device, by dtype.
-      plan: other costs, see `measure_program`.
-      chip: chip figures.
+    They are the compiler's, and a lower bound from the chip's peaks.
     """
     peaks = get_peak_flops(chip.kind)
     known = {kind: count for kind, count in flops.items() if kind in peaks}

@@ -49,11 +49,9 @@ class ReportedRun:
 
 
 def find_runs(path: pathlib.Path, notes: list[str] | None = None) -> list[pathlib.Path]:
-    """Return the log directories that `path` stands for.
+    """Return the log directories that `path` stands for: itself, the newest run in a work dir, or in several.
 
-    Args:
-      path: a log directory; a work dir, for the newest run in it; or a directory of work dirs, for the newest in each.
-      notes: gets the directories that are skipped, because they cannot be read or lead out of `path`.
+    `notes` gets the directories that are skipped, because they cannot be read or lead out of `path`.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"WORK_DIR must be a directory, got {path}, which does not exist")

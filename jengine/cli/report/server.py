@@ -15,15 +15,10 @@ from jengine.logging import escape_control
 def make_server(
     collect: Callable[[], dict[str, Any]], host: str, port: int, refresh: float
 ) -> http.server.ThreadingHTTPServer:
-    """Return a server for the report at `/` and the data at `/data.json`; `serve_forever` runs it.
+    """Return a server for the report at `/` and the data, from `collect`, at `/data.json`; `serve_forever` runs it.
 
-    It answers only requests whose Host is an address or a name of this machine.
-
-    Args:
-      collect: returns the current data.
-      host: address to listen on.
-      port: port to listen on; 0 for any free one.
-      refresh: seconds after which an open page requests new data.
+    It answers only requests whose Host is an address or a name of this machine. A port of 0 is any free one; an open
+    page requests new data after `refresh` seconds.
     """
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -101,8 +101,7 @@ class DeepClusterHook(Hook):
                 self._assign_labels(np.load(path), self._clustered)
                 return
             runner.logger.warning(f"DeepClusterHook: {path} with the labels of this run is missing; clustering again.")
-            self._cluster(runner, runner.epoch)
-        elif self.initial:
+        if self._clustered is not None or self.initial:
             self._cluster(runner, runner.epoch)
 
     def after_train_epoch(self, runner: Runner) -> None:
@@ -145,7 +144,14 @@ class DeepClusterHook(Hook):
         self._assign_labels(labels, epoch)
         counts = np.bincount(labels, minlength=self._run_clustering.k)
         runner.logger.info(describe_clusters(counts))
-        state = runner.state.replace(model_state=self._update_model_state(runner, features, labels, counts))
+        name, model_state = type(self).__name__, runner.state.model_state
+        if self.reweight:
+            weights = class_weights(counts, self.reweight_pow)
+            model_state = replace_state_entry(model_state, "loss_weight", weights, name)
+        if self.init_memory:
+            bank = drop_replica_axis(find_memory_bank(model_state, name), runner.strategy)
+            model_state = replace_memory_bank(model_state, fill_bank(bank, features, labels), name)
+        state = runner.state.replace(model_state=model_state)
         rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2), jnp.uint32(epoch))
         runner.state = self._reset_head(state, rng, self._example_batch)
 
@@ -155,19 +161,6 @@ class DeepClusterHook(Hook):
             self._train_loader.sampler.set_uniform_indices(labels, self._run_clustering.k, epoch=epoch)
         if hasattr(self._train_loader, "close"):  # an `IterableLoader` reads nothing ahead
             self._train_loader.close()  # drops batches that were read ahead with the old labels
-
-    def _update_model_state(
-        self, runner: Runner, features: np.ndarray, labels: np.ndarray, counts: np.ndarray
-    ) -> PyTree:
-        """Return the model's state with new class weights and a new memory bank, where required."""
-        name, model_state = type(self).__name__, runner.state.model_state
-        if self.reweight:
-            weights = class_weights(counts, self.reweight_pow)
-            model_state = replace_state_entry(model_state, "loss_weight", weights, name)
-        if self.init_memory:
-            bank = drop_replica_axis(find_memory_bank(model_state, name), runner.strategy)
-            model_state = replace_memory_bank(model_state, fill_bank(bank, features, labels), name)
-        return model_state
 
     @staticmethod
     def _path(runner: Runner, epoch: int) -> str:
