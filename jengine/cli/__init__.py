@@ -1,3 +1,3 @@
-"""Run the engine from the command line."""
+"""Command line of the engine."""
 
 from jengine.cli.main import main as main

@@ -1,44 +1,31 @@
-"""Print the script with which a shell completes the commands, options and files of `jengine`."""
+"""`jengine completion`: the script with which a shell completes commands, options and files."""
 
 import argparse
-from typing import Any
+from collections.abc import Sequence
 
-_SHELLS = ("bash", "zsh", "fish")
-_EPILOG = """To complete `jengine` in new shells:
-  bash:  jengine completion bash > ~/.local/share/bash-completion/completions/jengine
-  zsh:   jengine completion zsh > ~/.zfunc/_jengine, with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
-  fish:  jengine completion fish > ~/.config/fish/completions/jengine.fish
-"""
-# How an argument is completed, by its name in the help text.
-_FILES = ("CONFIG", "CHECKPOINT", "DUMP", "FILE", "PATH")
-_DIRECTORIES = ("DIR", "WORK_DIR")
+import shtab
 
+from jengine.cli.parser import build_parser
 
-def add_parser(commands: Any, common: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the command `completion`, and return its parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "completion", parents=[common], help="print a shell's completion script", epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("shell", choices=_SHELLS, help="the shell")
-    return parser
+# How an argument is completed, by the metavar in the help text.
+_COMPLETED = {
+    **dict.fromkeys(("CONFIG", "CHECKPOINT", "DUMP", "FILE", "PATH"), shtab.FILE),
+    **dict.fromkeys(("DIR", "WORK_DIR"), shtab.DIRECTORY),
+}
 
 
-def print_script(shell: str, parser: argparse.ArgumentParser) -> None:
-    """Print the script of a shell for all commands of `parser`."""
-    import shtab
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Print the script for a shell."""
+    parser = build_parser()
+    _complete_paths(parser)
+    print(shtab.complete(parser, shell=args.shell), end="")
 
-    _complete_paths(parser, shtab)
-    print(shtab.complete(parser, shell=shell), end="")
 
-
-def _complete_paths(parser: argparse.ArgumentParser, shtab: Any) -> None:
-    """Mark the arguments that are paths, of a parser and those of its commands."""
+def _complete_paths(parser: argparse.ArgumentParser) -> None:
+    """Mark the arguments that are paths, in a parser and the parsers for its commands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
-                _complete_paths(command, shtab)
-        elif action.metavar in _FILES:
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
-        elif action.metavar in _DIRECTORIES:
-            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+                _complete_paths(command)
+        elif action.metavar in _COMPLETED:
+            action.complete = _COMPLETED[str(action.metavar)]  # type: ignore[attr-defined]

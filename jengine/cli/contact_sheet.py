@@ -1,4 +1,4 @@
-"""Write a contact sheet: a PNG file with a grid of images and their captions."""
+"""Contact sheet: a PNG file with a grid of images and captions."""
 
 import math
 import os
@@ -15,11 +15,7 @@ _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 
 
 def import_pillow() -> Any:
-    """Return the package `PIL`.
-
-    Raises:
-      ImportError: it is not installed.
-    """
+    """Return the package `PIL`, or raise an error that names the extra."""
     with require_extra("draw", "--sheet requires Pillow"):
         import PIL.Image
         import PIL.ImageDraw
@@ -27,18 +23,7 @@ def import_pillow() -> Any:
 
 
 def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Sequence[str]) -> None:
-    """Write images in rows from the top left.
-
-    Floats are scaled such that the lowest finite value of all images is black and the highest is white.
-
-    Args:
-      path: the PNG file. Its directory is created.
-      images: at least one of uint8 or float [H, W, C], where C is 1 (gray), 3 (RGB) or 4 (RGBA).
-      captions: one for each image; "" for none.
-
-    Raises:
-      ImportError: Pillow is not installed.
-    """
+    """Write images, uint8 or float [H, W, C] with C of 1, 3 or 4, in rows from the top left; "" is no caption."""
     pillow = import_pillow()
     columns = math.ceil(math.sqrt(len(images)))
     cell = _SIDE + _MARGIN, _SIDE + _MARGIN + (_LINE if any(captions) else 0)
@@ -49,13 +34,19 @@ def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Seque
         left, top = (_MARGIN + index * size for index, size in zip((i % columns, i // columns), cell, strict=True))
         image = _fit(pillow, pixels)
         sheet.paste(image, (left, top), image if image.mode == "RGBA" else None)
-        draw.text((left, top + _SIDE), _shorten(draw, caption), fill=_BLACK)
+        while draw.textlength(caption) > _SIDE:
+            caption = caption[:-1]
+        draw.text((left, top + _SIDE), caption, fill=_BLACK)
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     sheet.save(path, format="PNG")
 
 
 def to_uint8(images: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return images as uint8; floats are scaled by the range of their finite values in all images, others become 0."""
+    """Return images as uint8; floats are scaled from their finite range in all images, others become 0.
+
+    >>> to_uint8([np.array([[[-1.0], [0.0]]]), np.array([[[1.0], [np.nan]]])])[1].ravel().tolist()
+    [255, 0]
+    """
     if images[0].dtype == np.uint8:
         return list(images)
     floats = [image.astype(np.float32) for image in images]
@@ -70,17 +61,10 @@ def to_uint8(images: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _fit(pillow: Any, pixels: np.ndarray) -> Any:
-    """Return an image of at most `_SIDE` pixels a side; small ones are enlarged by a whole number."""
+    """Return an image with at most `_SIDE` pixels a side; small ones are enlarged by a whole number."""
     image = pillow.Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     side = max(image.size)
     factor = float(_SIDE // side) if side <= _SIDE else _SIDE / side
     method = pillow.Image.Resampling.NEAREST if factor >= 1 else pillow.Image.Resampling.BILINEAR
     width, height = (max(1, round(length * factor)) for length in image.size)
     return image.resize((width, height), method)
-
-
-def _shorten(draw: Any, caption: str) -> str:
-    """Return as much of the start of a caption as fits below an image."""
-    while draw.textlength(caption) > _SIDE:
-        caption = caption[:-1]
-    return caption

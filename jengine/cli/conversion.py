@@ -1,9 +1,8 @@
-"""Convert the sections of a config of MMEngine to those of jengine."""
+"""Conversion of MMEngine config sections to jengine's."""
 
-import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from jengine.config.mmengine_keys import SECTIONS, drop_without_effect
 from jengine.errors import config_path
@@ -29,33 +28,34 @@ Status = Literal["taken over", "changed", "dropped", "to be done"]
 _MODES = ("train", "val", "test")
 _LOOPS = {"val_cfg": "ValLoop", "test_cfg": "TestLoop"}
 _EVAL = ("val_evaluator", "test_evaluator")
-_SUPPLIED_TO_SCHEDULES = {"optimizer": None, "convert_to_iter_based": None}
-_RULES_OF_DCN = ("dcn_offset_lr_mult",)
 _LOSSES = {"CrossEntropyLoss": "CrossEntropy", "LabelSmoothLoss": "CrossEntropy", "MSELoss": "MeanSquaredError"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """Describe what happened to a key of the original config."""
+class Row(NamedTuple):
+    """What happened to a key in the original config."""
 
-    path: str
     status: Status
+    path: str
     text: str
 
 
 class Conversion:
-    """Convert a config of MMEngine section by section.
+    """Conversion of an MMEngine config, section by section.
 
-    What jengine has is taken over, arguments that it does not have are dropped, and classes that it does not have are
-    named by the import path of one that the user writes: `my_data.ImageNet`, `my_metrics.CocoMetric`.
+    Keys that jengine supports are kept, unknown arguments are dropped, and unknown classes get the import path of one
+    that the user writes: `my_data.ImageNet`, `my_metrics.CocoMetric`.
+
+    >>> conversion = Conversion({"train_cfg": {"by_epoch": True, "max_epochs": 3}, "log_level": "INFO"})
+    >>> conversion.result["train_cfg"]
+    {'by_epoch': True, 'max_epochs': 3}
 
     Args:
-      cfg: the resolved config, with its variables at the top level; it is not modified.
+      cfg: resolved config, with the variables at the top level; it is not modified.
 
     Attributes:
       result: the converted config.
-      rows: what happened to each key, in the order of the config.
-      todo: for each path of `result` that a person must complete, what to do.
+      rows: what happened to each key, in config order.
+      todo: what to do, for each path in `result` that a person must complete.
     """
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
@@ -64,7 +64,9 @@ class Conversion:
         self.todo: dict[str, list[str]] = {}
         cfg = _strip_scopes(cfg)
         kept, _ = drop_without_effect(dict(cfg))
-        for path in _list_dropped(cfg, kept):
+        both = [key for key in kept if isinstance(cfg[key], dict) and isinstance(kept[key], dict)]
+        dropped = [key for key in cfg if key not in kept]
+        for path in dropped + [f"{key}.{inner}" for key in both for inner in cfg[key] if inner not in kept[key]]:
             self._note(path, "dropped", "has no effect here")
         convert = {
             "model": self._model, "optim_wrapper": self._optim_wrapper, "param_scheduler": self._schedulers,
@@ -100,11 +102,8 @@ class Conversion:
         parts = ", ".join(
             f"{key}={part['type']}" for key, part in cfg.items() if _has_type(part) and key != "data_preprocessor"
         )
-        self._do(
-            name,
-            f"write a Flax module in my_model.py, next to this file, in place of {cfg.get('type')}"
-            f"{f' ({parts})' if parts else ''}; for Flax NNX use NnxModel",
-        )
+        self._do(name, f"write a Flax module in my_model.py, next to this file, in place of {cfg.get('type')}"
+                 f"{f' ({parts})' if parts else ''}; for Flax NNX use NnxModel")  # fmt: skip
         if not loss:
             self._do(f"{name}.loss", "a function (outputs, batch) -> losses")
         if "data_preprocessor" in cfg:
@@ -123,8 +122,7 @@ class Conversion:
         sampler: Any = loader.get("sampler")
         if _has_type(sampler):
             if sampler["type"] in DATA_SAMPLERS:
-                supplied = {"dataset": None}
-                loader["sampler"] = self._fit(DATA_SAMPLERS, f"{name}.sampler", sampler, **supplied)
+                loader["sampler"] = self._fit(DATA_SAMPLERS, f"{name}.sampler", sampler, dataset=None)
             else:
                 del loader["sampler"]
                 self._do(name, f"a sampler in place of {sampler['type']}: any iterable of indices with a length")
@@ -135,9 +133,8 @@ class Conversion:
             if transforms:
                 loader["dataset"] = {"type": "TransformedDataset", "dataset": loader["dataset"], "pipeline": transforms}
         if name == "train_dataloader" and "drop_last" not in cfg:
-            self._note(
-                f"{name}.drop_last", "changed", "True by default: the last, smaller batch of an epoch is dropped"
-            )
+            text = "True by default: the last, smaller batch of an epoch is dropped"
+            self._note(f"{name}.drop_last", "changed", text)
         self._take(name, loader)
 
     def _dataset(self, path: str, cfg: Any) -> dict[str, Any]:
@@ -206,9 +203,9 @@ class Conversion:
 
     def _rules(self, rules: Any) -> dict[str, Any]:
         kept = dict(rules or {})
-        for key in _RULES_OF_DCN:
-            if kept.pop(key, None) is not None:
-                self._note(f"optim_wrapper.paramwise_cfg.{key}", "dropped", "there are no deformable convolutions")
+        if kept.pop("dcn_offset_lr_mult", None) is not None:
+            path = "optim_wrapper.paramwise_cfg.dcn_offset_lr_mult"
+            self._note(path, "dropped", "there are no deformable convolutions")
         if "custom_keys" in kept:
             self._do("optim_wrapper", "check with `jengine groups` that each of custom_keys matches your parameters; "
                      "Flax names and their PyTorch aliases (`layers.3`, `weight`) both match")  # fmt: skip
@@ -221,7 +218,8 @@ class Conversion:
             if not _has_type(scheduler):  # the schedulers of several optimizers
                 kept.append(scheduler)
             elif scheduler["type"] in PARAM_SCHEDULERS:
-                kept.append(self._fit(PARAM_SCHEDULERS, f"{name}[{i}]", scheduler, **_SUPPLIED_TO_SCHEDULES))
+                supplied = {"optimizer": None, "convert_to_iter_based": None}
+                kept.append(self._fit(PARAM_SCHEDULERS, f"{name}[{i}]", scheduler, **supplied))
             else:
                 self._do(name, f"a schedule in place of {scheduler['type']}: see docs/schedules.md")
         self._take(name, kept if isinstance(cfg, list | tuple) else kept[0] if kept else None)
@@ -282,11 +280,8 @@ class Conversion:
             self._take(name, resume)
             return
         self.result[name] = False
-        self._do(
-            name,
-            f"MMEngine continues the run of load_from={self._load_from_path!r}, which cannot be read here; "
-            "resume='PATH' continues a checkpoint of jengine",
-        )
+        self._do(name, f"MMEngine continues the run of load_from={self._load_from_path!r}, which cannot be read here; "
+                 "resume='PATH' continues a checkpoint of jengine")  # fmt: skip
 
     def _variable(self, name: str, value: Any) -> None:
         advice = {
@@ -304,10 +299,11 @@ class Conversion:
     # --- Parts of a section. ---
 
     def _fit(self, registry: Registry, path: str, cfg: Mapping[str, Any], **supplied: Any) -> dict[str, Any]:
-        """Return the config without the arguments that its class does not have; errors in others are to be done."""
+        """Return the config without arguments that the class does not have; errors in others are to be done."""
         kept = {**cfg, "type": cfg["type"]}
-        known = _list_arguments(registry.get(kept["type"]))
-        for key in [key for key in kept if known is not None and key not in (*known, "type", *supplied)]:
+        parameters = inspect.signature(registry.get(kept["type"])).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        for key in [key for key in kept if not takes_any and key not in (*parameters, "type", *supplied)]:
             if kept.pop(key) is not None:
                 self._note(f"{path}.{key}", "dropped", f"{kept['type']} has no such argument")
         try:
@@ -329,26 +325,11 @@ class Conversion:
         self._note(path, "to be done", text)
 
     def _note(self, path: str, status: Status, text: str) -> None:
-        self.rows.append(Row(path, status, text))
-
-
-def _list_arguments(entry: Callable[..., Any]) -> list[str] | None:
-    """Return the names of the arguments of a class or function; None if it takes any."""
-    parameters = inspect.signature(entry).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return [parameter.name for parameter in parameters]
-
-
-def _list_dropped(cfg: Mapping[str, Any], kept: Mapping[str, Any]) -> list[str]:
-    """Return the paths, of one or two levels, that are in `cfg` but not in `kept`."""
-    paths = [key for key in cfg if key not in kept]
-    both = [key for key in kept if isinstance(cfg[key], dict) and isinstance(kept[key], dict)]
-    return paths + [f"{key}.{inner}" for key in both for inner in cfg[key] if inner not in kept[key]]
+        self.rows.append(Row(status, path, text))
 
 
 def _strip_scopes(value: Any) -> Any:
-    """Return a config whose types are names without scopes: 'mmseg.IoUMetric' -> 'IoUMetric'."""
+    """Return a config with type names without scopes: 'mmseg.IoUMetric' -> 'IoUMetric'."""
     if hasattr(value, "items"):
         level = {key: _strip_scopes(item) for key, item in value.items()}
         if "type" in level:
@@ -363,7 +344,6 @@ def _has_type(value: Any) -> bool:
 
 
 def _find_types(value: Any) -> list[str]:
-    """Return the types at all levels of a config."""
     if hasattr(value, "items"):
         own = [value["type"]] if "type" in value else []
         return own + [kind for item in value.values() for kind in _find_types(item)]

@@ -1,4 +1,4 @@
-"""Run `jengine convert`: write the config of an MMEngine project as one of jengine."""
+"""`jengine convert`: the config of an MMEngine project, written as one for jengine."""
 
 import argparse
 import pathlib
@@ -8,35 +8,31 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jengine.cli.conversion import Conversion
+from jengine.config import resolve
+from jengine.config.dump import format_literal
+from jengine.config.flat import load_flat
+from jengine.contrib.imix.from_imix import KEYS, from_imix
 from jengine.errors import ConfigError
+from jengine.logging import format_table
+from jengine.registry import HOOKS, OPTIMIZERS, PARAM_SCHEDULERS
 
 _IMIX_MARKS = ("train_data", "lr_config", "total_epochs", "max_iter")
 _OLD_MARKS = ("data", "runner", "lr_config", "optimizer_config")
 _WIDTH = 70  # columns of the text in the table
 _ORDER = ("taken over", "changed", "dropped", "to be done")
 
-
-def add_parser(commands: Any, traceback: argparse.ArgumentParser) -> None:
-    """Add `convert` to the commands."""
-    parser = commands.add_parser("convert", parents=[traceback], help="convert a config of MMEngine or iMIX")
-    parser.add_argument("mmengine_config", metavar="MMENGINE_CONFIG", help="a flat Python file, with its base files")
-    parser.add_argument("-o", "--out", metavar="FILE", help="the file to write (default: standard output)")
-    parser.set_defaults(run=run)
+Rows = list[tuple[str, str, str]]  # status, path and text
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Convert a config, and print a table of what happened to its keys.
-
-    Raises:
-      FileNotFoundError: the config does not exist. ConfigError: it is not a config of MMEngine or iMIX, or the output
-        exists.
-    """
+    """Convert a config, and print a table of what happened to each key."""
     path = pathlib.Path(args.mmengine_config)
     if not path.is_file():
         raise FileNotFoundError(f"the config file {str(path)!r} does not exist")
     if args.out and pathlib.Path(args.out).exists():
         raise ConfigError(f"`--out` must be a new file, got {args.out!r}, which exists")
-    text, table = convert_file(path)
+    text, table = _convert_file(path)
     if args.out:
         pathlib.Path(args.out).write_text(text, encoding="utf-8")
         print(table)
@@ -46,21 +42,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         print(table, file=sys.stderr)
 
 
-def convert_file(path: pathlib.Path) -> tuple[str, str]:
-    """Convert a config file.
-
-    Args:
-      path: a flat file of MMEngine or iMIX. Nothing of OpenMMLab needs to be installed.
-
-    Returns:
-      The text of a config file of jengine, and a table of what was taken over, changed and dropped, and what a person
-      must do.
-    """
-    from jengine.cli.conversion import Conversion
-    from jengine.config import resolve
-    from jengine.config.flat import load_flat
-    from jengine.logging.tables import format_table
-
+def _convert_file(path: pathlib.Path) -> tuple[str, str]:
+    """Return the text of the new config file, and a table of what happened and what a person must do."""
     path = path.resolve()
     cfg = resolve(load_flat(path, types.ModuleType("_jengine_converted")).values)
     if "train_data" in cfg and any(mark in cfg for mark in _IMIX_MARKS[1:]):
@@ -73,21 +56,16 @@ def convert_file(path: pathlib.Path) -> tuple[str, str]:
     else:
         conversion = Conversion(cfg)
         body = _format(conversion.result, conversion.todo, "{}")
-        rows = [(row.status, row.path, row.text) for row in conversion.rows]
-    lines = [line for status in _ORDER for row in rows if row[0] == status for line in _wrap_row(*row)]
+        rows = [*conversion.rows]
+    lines: Rows = []
+    for status, key, text in sorted(rows, key=lambda row: _ORDER.index(row[0])):
+        first, *others = textwrap.wrap(text, _WIDTH) or [""]
+        lines += [(status, key, first), *(("", "", other) for other in others)]
     return f'"""Converted from {path.name} by `jengine convert`."""\n{body}', format_table(("", "key", "what"), lines)
 
 
-def _wrap_row(status: str, path: str, text: str) -> list[tuple[str, str, str]]:
-    """Return one row of the table for each line of the text."""
-    first, *others = textwrap.wrap(text, _WIDTH) or [""]
-    return [(status, path, first), *(("", "", other) for other in others)]
-
-
-def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, list[tuple[str, str, str]]]:
-    """Return the code of `from_imix(...)` for a config of iMIX, and the rows of the table."""
-    from jengine.contrib.imix.from_imix import KEYS
-
+def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, Rows]:
+    """Return the code of `from_imix(...)` for an iMIX config, and the table rows."""
     kept = {key: cfg[key] for key in KEYS if key in cfg}
     rows = [("taken over", key, "") for key in kept if key not in ("model", "train_data", "test_data", "load_from")]
     rows += [("dropped", key, "not a key of `from_imix`") for key in cfg if key not in kept]
@@ -119,10 +97,7 @@ def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, list[tuple[str, str, str
 
 
 def _check_imix(cfg: Mapping[str, Any]) -> list[tuple[str, Exception]]:
-    """Return the errors of the sections of a config of iMIX that need no model and no data."""
-    from jengine.contrib.imix import from_imix
-    from jengine.registry import HOOKS, OPTIMIZERS, PARAM_SCHEDULERS
-
+    """Return the errors in sections of an iMIX config that need no model and no data."""
     checks: list[tuple[str, Callable[[], Any]]] = [
         ("optimizer", lambda: OPTIMIZERS.get(cfg["optimizer"]["type"])),
         ("lr_config", lambda: "lr_config" in cfg and PARAM_SCHEDULERS.get(cfg["lr_config"]["policy"])),
@@ -141,17 +116,13 @@ def _check_imix(cfg: Mapping[str, Any]) -> list[tuple[str, Exception]]:
 
 def _format(cfg: Mapping[str, Any], todo: Mapping[str, Sequence[str]], call: str) -> str:
     """Return the code of `get_config()`, with comments above the keys that a person must complete."""
-    from jengine.config.dump import format_literal
-
-    absent = [
-        f"    # TODO {path}: {text}\n" for path, texts in todo.items() if path not in _paths(cfg) for text in texts
-    ]
+    paths = _paths(cfg)
+    absent = [f"    # TODO {path}: {text}\n" for path, texts in todo.items() if path not in paths for text in texts]
     literal = format_literal(cfg, todo, indent=4 if call == "{}" else 8)
     return f"\n\ndef get_config() -> dict:\n{''.join(absent)}    return {call.format(literal)}\n"
 
 
 def _paths(cfg: Any, prefix: str = "") -> set[str]:
-    """Return the dotted paths of all keys of nested dicts."""
     if not isinstance(cfg, dict):
         return set()
     inner = (_paths(value, f"{prefix}{key}.") for key, value in cfg.items())

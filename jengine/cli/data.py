@@ -1,13 +1,19 @@
-"""Run `jengine data`: draw batches of a dataloader on the host, and describe them, their speed and their source."""
+"""`jengine data`: batches from a dataloader, drawn on the host, with shapes, ranges, speed and source."""
 
 import argparse
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+
+from jengine.cli.commands import config_name, list_data, load
+from jengine.cli.contact_sheet import import_pillow, write_contact_sheet
+from jengine.cli.drawn_batches import HOST_REASONS, DrawnBatches, describe_entry, draw_batches
+from jengine.data import build_dataloader
+from jengine.data.batch_check import describe_batch
 from jengine.errors import ConfigError, config_path, did_you_mean
-
-if TYPE_CHECKING:
-    from jengine.cli.drawn_batches import DrawnBatches
+from jengine.logging import format_table
 
 _MODES = ("train", "val", "test")
 _MAX_IMAGES = 64
@@ -19,39 +25,11 @@ _POSITION = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    parser.add_argument("--batches", type=int, default=10, metavar="N", help="number of batches to draw (default: 10)")
-    parser.add_argument(
-        "--loader", choices=_MODES, default="train", help="the dataloader: train, val or test (default: train)"
-    )
-    parser.add_argument(
-        "--sheet",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="write a contact sheet of images as a PNG file (default: CONFIG_LOADER.png)",
-    )
-
-
-def run(args: argparse.Namespace, cfg: Mapping[str, Any], name: str) -> None:
-    """Draw batches and print the report. Neither the model nor an array on a device is created.
-
-    Args:
-      args: the options of the command.
-      cfg: a resolved config.
-      name: of the config, for the file of the contact sheet.
-
-    Raises:
-      ConfigError: invalid options, no such dataloader, or data without a batch or without images.
-      ImportError: `--sheet` without Pillow. Also the errors of the data.
-    """
-    from jengine.cli.contact_sheet import import_pillow
-    from jengine.cli.drawn_batches import draw_batches
-    from jengine.data import build_dataloader
-
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Draw batches and print the report. Neither the model nor an array on a device is created."""
+    cfg = load(args, overrides)
     mode, section = args.loader, f"{args.loader}_dataloader"
-    sheet = f"{name}_{mode}.png" if args.sheet == "" else args.sheet
+    sheet = f"{config_name(args)}_{mode}.png" if args.sheet == "" else args.sheet
     if args.batches < 1:
         raise ConfigError(f"`--batches` must be at least 1, got {args.batches}")
     if sheet is not None:
@@ -59,7 +37,7 @@ def run(args: argparse.Namespace, cfg: Mapping[str, Any], name: str) -> None:
             raise ConfigError(f"`--sheet` must be a .png file, got {sheet!r}")
         import_pillow()
     if cfg.get(section) is None:
-        given = ", ".join(mode for mode in _MODES if cfg.get(f"{mode}_dataloader") is not None) or "none"
+        given = list_data(cfg, _MODES)
         advice = did_you_mean(section, cfg) if given == "none" else "; choose with --loader"
         raise ConfigError(f"the config must have {section}, got data for: {given}{advice}")
     seed = (cfg.get("randomness") or {}).get("seed") or 0
@@ -77,8 +55,7 @@ def run(args: argparse.Namespace, cfg: Mapping[str, Any], name: str) -> None:
         print(f"\n{_write_sheet(drawn, loader.metainfo, sheet)}")
 
 
-def _describe_loader(loader: Any, drawn: "DrawnBatches", args: argparse.Namespace, loop: Any) -> list[tuple[str, str]]:
-    """Return the lines of the report that are about all batches."""
+def _describe_loader(loader: Any, drawn: DrawnBatches, args: argparse.Namespace, loop: Any) -> list[tuple[str, str]]:
     lines = []
     if loader.dataset_size is not None and loader.dataset_size >= 0:
         lines.append(("examples", f"{loader.dataset_size:,}"))
@@ -103,9 +80,7 @@ def _describe_loader(loader: Any, drawn: "DrawnBatches", args: argparse.Namespac
     return lines
 
 
-def _describe_labels(drawn: "DrawnBatches", path: str) -> str:
-    import numpy as np
-
+def _describe_labels(drawn: DrawnBatches, path: str) -> str:
     classes, counts = np.unique(np.stack(list(drawn.iterate(path))), return_counts=True)
     rare, frequent = counts.argmin(), counts.argmax()
     return (
@@ -114,11 +89,8 @@ def _describe_labels(drawn: "DrawnBatches", path: str) -> str:
     )
 
 
-def _format_entries(drawn: "DrawnBatches") -> str:
-    """Return the table of the entries of a batch, and what stays on the host."""
-    from jengine.cli.drawn_batches import HOST_REASONS, describe_entry
-    from jengine.logging import format_table
-
+def _format_entries(drawn: DrawnBatches) -> str:
+    """Return the table with the batch entries, and what stays on the host."""
     rows = [[path or "batch", *describe_entry(leaves)] for path, leaves in drawn.entries.items()]
     kept = len(drawn.masks)
     title = f"Entries of {kept} batch{'es' * (kept > 1)}"
@@ -132,17 +104,7 @@ def _format_entries(drawn: "DrawnBatches") -> str:
     return "\n".join(lines)
 
 
-def _write_sheet(drawn: "DrawnBatches", metainfo: Any, file: str) -> str:
-    """Write the contact sheet and return a line about it.
-
-    Raises:
-      ConfigError: there is no image.
-    """
-    import itertools
-
-    from jengine.cli.contact_sheet import write_contact_sheet
-    from jengine.data.batch_check import describe_batch
-
+def _write_sheet(drawn: DrawnBatches, metainfo: Any, file: str) -> str:
     path = drawn.find_images()
     if path is None:
         entries = describe_batch({path: leaves[0] for path, leaves in drawn.entries.items()})

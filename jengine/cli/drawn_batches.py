@@ -1,7 +1,8 @@
-"""Draw batches of a loader and describe their entries: dtypes, shapes and ranges, and which are labels or images."""
+"""Batches from a loader, with dtypes, shapes and ranges, and a guess which entries are labels or images."""
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import time
 import traceback
@@ -19,7 +20,7 @@ from jengine.data.masking import get_mask
 from jengine.errors import ConfigError, config_path
 
 _NUM_VALUES, _WIDTH = 3, 24  # values of a host entry in the table, and characters of each
-# Why arrays of a kind of NumPy dtype have no form on a device.
+# Why devices cannot store arrays, by NumPy dtype kind.
 HOST_REASONS = {
     "O": "JAX has no arrays of Python objects",
     "U": "JAX has no arrays of strings",
@@ -32,21 +33,14 @@ _TEXT = {"U": "str", "S": "bytes"}
 
 @dataclasses.dataclass
 class DrawnBatches:
-    """Hold the batches that were drawn.
+    """Batches that were drawn."""
 
-    Attributes:
-      seconds: the time to draw each batch.
-      examples: the number of examples of each batch without padding.
-      entries: the arrays of each entry by dotted path, one for each of the batches that are kept.
-      masks: bool[B] of the real examples of each batch that is kept, or a slice for all of them.
-      host_entries: the kind of the dtype of each entry that stays on the host, by dotted path.
-    """
-
-    seconds: list[float] = dataclasses.field(default_factory=list)
-    examples: list[int] = dataclasses.field(default_factory=list)
+    seconds: list[float] = dataclasses.field(default_factory=list)  # to draw each batch
+    examples: list[int] = dataclasses.field(default_factory=list)  # in each batch, without padding
+    # For each batch that is kept: arrays by dotted path, and bool[B] that marks real examples, or a slice for all.
     entries: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
     masks: list[np.ndarray | slice] = dataclasses.field(default_factory=list)
-    host_entries: dict[str, str] = dataclasses.field(default_factory=dict)
+    host_entries: dict[str, str] = dataclasses.field(default_factory=dict)  # dtype kinds by path; they stay on the host
 
     @property
     def count(self) -> int:
@@ -54,7 +48,7 @@ class DrawnBatches:
         return len(self.seconds)
 
     def iterate(self, path: str) -> Iterator[np.ndarray]:
-        """Yield the values of an entry for each real example."""
+        """Yield an entry's values for each real example."""
         for leaf, mask in zip(self.entries[path], self.masks, strict=True):
             yield from leaf[mask]
 
@@ -65,21 +59,29 @@ class DrawnBatches:
 
     def find_labels(self) -> str | None:
         """Return the path of an entry like labels: integers [B], at least 0, that repeat or are named so; else None."""
-        candidates = [path for path, leaves in self.entries.items() if all(map(_is_like_labels, leaves))]
-        named = [path for path in candidates if "label" in path.lower()]
-        repeated = [path for path in candidates if self._repeats(path)]
-        return next(iter([*named, *repeated]), None)
+
+        def is_like_labels(leaf: np.ndarray) -> bool:
+            return leaf.dtype.kind in "iu" and leaf.ndim == 1 and bool((leaf >= 0).all())
+
+        def repeats(path: str) -> bool:
+            values = list(map(int, self.iterate(path)))
+            return len(set(values)) < len(values)
+
+        candidates = [path for path, leaves in self.entries.items() if all(map(is_like_labels, leaves))]
+        named = (path for path in candidates if "label" in path.lower())
+        return next(itertools.chain(named, filter(repeats, candidates)), None)
 
     def find_images(self) -> str | None:
         """Return the path of the first entry like images, uint8 or float [B, H, W, 1 | 3 | 4]; None without one."""
-        return next((path for path, leaves in self.entries.items() if all(map(_is_like_images, leaves))), None)
+
+        def is_like_image(leaf: np.ndarray) -> bool:
+            is_number = leaf.dtype == np.uint8 or jax.dtypes.issubdtype(leaf.dtype, np.floating)
+            return is_number and leaf.ndim == 4 and leaf.shape[-1] in (1, 3, 4) and 0 not in leaf.shape
+
+        return next((path for path, leaves in self.entries.items() if all(map(is_like_image, leaves))), None)
 
     def list_captions(self, metainfo: Mapping[str, Any] | None) -> list[str]:
-        """Return the label of each real example, or else its string; empty without either.
-
-        Args:
-          metainfo: of the dataset; its `classes`, if there are any, are the names of the labels.
-        """
+        """Return for each real example the label, named by `classes` in `metainfo`, or else a string; or nothing."""
         labels = self.find_labels()
         if labels is not None:
             classes = list((metainfo or {}).get("classes") or ())
@@ -89,22 +91,11 @@ class DrawnBatches:
         path = next(texts, None)
         return [] if path is None else [os.path.basename(str(text)) for text in self.iterate(path)]
 
-    def _repeats(self, path: str) -> bool:
-        values = list(map(int, self.iterate(path)))
-        return len(set(values)) < len(values)
-
 
 def draw_batches(loader: Any, count: int, name: str, max_bytes: int = 2**30) -> DrawnBatches:
-    """Draw the first batches of a pass, with the checks of a run.
+    """Draw the first `count` batches of a pass, with the checks in a run, and keep `max_bytes` besides the first one.
 
-    Args:
-      loader: a `DataLoader` or `IterableLoader`.
-      count: number of batches.
-      name: of the loader in messages: 'train_dataloader'.
-      max_bytes: of the batches that are kept, apart from the first one.
-
-    Raises:
-      ConfigError: there is no batch. Also the errors of the data, with notes of the batch and the line of the code.
+    Errors in the data get notes with the batch and the line of code; messages contain the name, 'train_dataloader'.
     """
     drawn, check, num_bytes = DrawnBatches(), BatchCheck(name), 0
     with contextlib.closing(BatchStream(loader)) as stream:
@@ -136,7 +127,7 @@ def draw_batches(loader: Any, count: int, name: str, max_bytes: int = 2**30) -> 
 
 @contextlib.contextmanager
 def _noting_place(index: int) -> Iterator[None]:
-    """Add the batch and the line of the code to errors, of which the command line shows no traceback."""
+    """Add the batch and the line of code to errors, which the command line shows without a traceback."""
     try:
         yield
     except Exception as error:
@@ -146,10 +137,10 @@ def _noting_place(index: int) -> Iterator[None]:
 
 
 def describe_entry(leaves: Sequence[np.ndarray]) -> tuple[str, str, str, str]:
-    """Return dtype, shape, values and place of an entry as text.
+    """Return dtype, shape, values and place of an entry as text, from the arrays in all batches.
 
-    Args:
-      leaves: its array in each batch.
+    >>> describe_entry([np.zeros((4, 8), np.float32), np.ones((4, 6), np.float32)])
+    ('float32', '[4, 6-8]', '0 to 1, mean 0.4286', 'device')
     """
     dtypes = sorted({_TEXT.get(leaf.dtype.kind, str(leaf.dtype)) for leaf in leaves})
     shapes = _merge_shapes([leaf.shape for leaf in leaves])
@@ -163,7 +154,7 @@ def describe_entry(leaves: Sequence[np.ndarray]) -> tuple[str, str, str, str]:
 
 
 def _merge_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
-    """Return one shape, with the smallest and largest length of an axis that varies: `[64, 12-40]`."""
+    """Return one shape, with the shortest and longest length of an axis that varies: `[64, 12-40]`."""
     if len(set(map(len, shapes))) > 1:
         return " or ".join(sorted({str(list(shape)) for shape in shapes}))
     axes = [(min(lengths), max(lengths)) for lengths in zip(*shapes, strict=True)]
@@ -171,7 +162,7 @@ def _merge_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def _describe_values(leaves: Sequence[np.ndarray]) -> str:
-    """Return the range of numbers, the share of True, or some of the other values."""
+    """Return the range for numbers, the share for booleans, or some other values."""
     leaves = [leaf for leaf in leaves if leaf.size]
     if not leaves:
         return "empty"
@@ -195,12 +186,3 @@ def _describe_values(leaves: Sequence[np.ndarray]) -> str:
     mean = sum(float(values.sum(dtype=np.float64)) for values in finite) / count
     text = f"{low:.4g} to {high:.4g}, mean {mean:.4g}"
     return text if count == size else f"{text}; {size - count:,} not finite"
-
-
-def _is_like_labels(leaf: np.ndarray) -> bool:
-    return leaf.dtype.kind in "iu" and leaf.ndim == 1 and bool((leaf >= 0).all())
-
-
-def _is_like_images(leaf: np.ndarray) -> bool:
-    is_number = leaf.dtype == np.uint8 or jax.dtypes.issubdtype(leaf.dtype, np.floating)
-    return is_number and leaf.ndim == 4 and leaf.shape[-1] in (1, 3, 4) and 0 not in leaf.shape

@@ -1,55 +1,26 @@
-"""Run `jengine ckpt export --jax-export`: write predictions as an artifact that runs without the model's code."""
+"""`jengine ckpt export --jax-export`: predictions as an artifact that runs without the model's code."""
 
 import argparse
 import os
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
+
+from jengine import paths
+from jengine.config.foreign import only_known_classes
+from jengine.data import build_dataloader
 from jengine.errors import ConfigError
-
-if TYPE_CHECKING:
-    from jengine.runner import LoadedModel
+from jengine.inference.jax_export import PLATFORMS
+from jengine.runner import LoadedModel, export_model, load_model
 
 _KNOWN_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _INPUT = re.compile(r"(\w+)=(\w+)\[([\d, ]*)\]")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the export."""
-    group = parser.add_argument_group("an artifact that predicts without the model's code")
-    group.add_argument("--jax-export", metavar="FILE", help="write a serialized jax.export artifact instead of FILE")
-    group.add_argument(
-        "--input",
-        action="append",
-        metavar="NAME=DTYPE[SHAPE]",
-        help="an entry of a batch, without the batch axis, such as image=float32[8,8,1] (default: the entries of the "
-        "config's data)",
-    )
-    group.add_argument("--batch-size", type=int, metavar="N", help="the only batch size (default: any)")
-    group.add_argument("--trust", action="store_true", help="let the checkpoint's config run any code that it names")
-    group.add_argument("--platforms", metavar="LIST", help="devices on which it can run (default: cpu,cuda,tpu)")
-
-
-def check_unused(args: argparse.Namespace) -> None:
-    """Check that an export of parameters has none of these options.
-
-    Raises:
-      ConfigError: it has one.
-    """
-    for name in ("input", "batch_size", "platforms", "trust"):
-        if getattr(args, name) not in (None, False):
-            raise ConfigError(f"`--{name.replace('_', '-')}` must be given with --jax-export")
-
-
 def run(args: argparse.Namespace) -> None:
-    """Write the artifact and print its inputs and outputs.
-
-    Raises:
-      ConfigError: an invalid option, or a model that needs a fixed batch size.
-    """
-    from jengine.inference.jax_export import PLATFORMS
-    from jengine.runner import export_model, load_model
-
+    """Write the artifact and print the inputs and outputs."""
     if args.batch_stats:
         raise ConfigError("`--batch-stats` must be left out with --jax-export, which always contains them")
     platforms = PLATFORMS if args.platforms is None else args.platforms.split(",")
@@ -69,11 +40,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"predictions of {model.path} on {', '.join(platforms)}: {size:,} bytes, written to {args.jax_export}")
 
 
-def _first_batch(model: "LoadedModel") -> Any:
-    """Return the first batch of the test, validation or training data of the run."""
-    from jengine.config.foreign import only_known_classes
-    from jengine.data import build_dataloader
-
+def _first_batch(model: LoadedModel) -> Any:
     name = next((n for n in ("test", "val", "train") if model.cfg.get(f"{n}_dataloader") is not None), None)
     if name is None:
         raise ConfigError("`--input` must be given, because the config in the checkpoint has no data")
@@ -86,10 +53,7 @@ def _first_batch(model: "LoadedModel") -> Any:
 
 
 def _parse_input(text: str) -> tuple[str, Any]:
-    """Return the name and the struct of an entry, of a batch of two examples, from `image=float32[8,8,1]`."""
-    import jax
-    import jax.numpy as jnp
-
+    """Return an entry's name and struct, for a batch with two examples, from `image=float32[8,8,1]`."""
     match = _INPUT.fullmatch(text)
     try:
         if match is None:
@@ -101,8 +65,6 @@ def _parse_input(text: str) -> tuple[str, Any]:
 
 
 def _describe(tree: Any, name: str) -> str:
-    """Return the names, dtypes and shapes of a pytree; `name` is that of a single array."""
-    from jengine.paths import flatten
-
-    arrays = ((path or name, array) for path, array in flatten(tree).items())
+    """Return names, dtypes and shapes in a pytree; a single array is called `name`."""
+    arrays = ((path or name, array) for path, array in paths.flatten(tree).items())
     return ", ".join(f"{path} {array.dtype}[{','.join(map(str, array.shape))}]" for path, array in arrays)

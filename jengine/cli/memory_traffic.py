@@ -1,4 +1,4 @@
-"""Count the bytes that the operations of a compiled program read and write, with all iterations of its loops."""
+"""Bytes that the operations in a compiled program read and write, with all loop iterations."""
 
 from jengine.sharding import Operation, Program
 
@@ -8,9 +8,9 @@ _SAME_ELEMENTS = ("bitcast", "copy", "convert", "reshape", "transpose")
 
 
 def compute_loop_factor(program: Program) -> float:
-    """Return the memory traffic of a program, divided by its traffic if each loop had one iteration.
+    """Return a program's memory traffic, divided by the traffic if each loop had one iteration.
 
-    XLA's `cost_analysis` counts the body of a loop once. It also includes what the text does not show, such as
+    XLA's `cost_analysis` counts a loop body once. It also includes what the text does not show, such as
     padding, so you should multiply its bytes by this factor instead of adding up the bytes of the text.
     """
     once = total = 0
@@ -23,14 +23,13 @@ def compute_loop_factor(program: Program) -> float:
 
 
 def _is_control(program: Program, computation: str) -> bool:
-    """Return whether the operations of a computation run one by one, unlike those of a fusion or a reduction."""
+    """Return whether the operations in a computation run one by one, unlike those in a fusion or a reduction."""
     return all(
         caller.code in _CONTROL and _is_control(program, caller.computation) for caller in program.callers[computation]
     )
 
 
 def _count_bytes(program: Program, operation: Operation) -> int:
-    """Return what an operation reads and writes."""
     read = sum(
         _count_read(program, operation, index, name)
         for index, name in enumerate(operation.operands)
@@ -41,7 +40,7 @@ def _count_bytes(program: Program, operation: Operation) -> int:
 
 
 def _count_read(program: Program, user: Operation, index: int, name: str) -> int:
-    """Return the bytes that an operation reads of its operand: only a slice of it, if that is all that it uses."""
+    """Return the bytes that an operation reads from an operand: only a slice, if that is all that it uses."""
     operand = program.operations.get(name)
     size = sum(operand.result) if operand else 0
     if user.code == "fusion":
@@ -52,7 +51,7 @@ def _count_read(program: Program, user: Operation, index: int, name: str) -> int
 
 
 def _count_read_inside(program: Program, name: str) -> int:
-    """Return the bytes of a value in a fusion that the fusion reads."""
+    """Return the bytes that a fusion reads from a value in it."""
     total = 0
     for user in program.users[name]:
         if user.code in _SAME_ELEMENTS and program.users[user.name]:
@@ -65,7 +64,7 @@ def _count_read_inside(program: Program, name: str) -> int:
 
 
 def _count_written(program: Program, operation: Operation) -> int:
-    """Return the bytes that an operation writes: those of the update, if it updates a slice in place."""
+    """Return the bytes that an operation writes: only the update, if it updates a slice in place."""
     root = program.roots.get(operation.called[0]) if operation.code == "fusion" else operation
     while root is not None and root.code in _SAME_ELEMENTS and root is not operation:
         root = program.operations.get(root.operands[0])

@@ -1,51 +1,26 @@
-"""Run `jengine plan`: compile the programs of a config for many devices and print their memory, traffic and time."""
+"""`jengine plan`: the programs of a config, compiled for many devices, with memory, traffic and time."""
 
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
+from jengine.cli import plan_search
+from jengine.cli.plan_process import PlanError, compile_candidates
+from jengine.cli.plan_report import format_plan, format_search
+from jengine.cli.program_costs import compile_plan
 from jengine.cli.topologies import Topology, check_compiler, parse_topology
+from jengine.config import load_config, resolve
 from jengine.errors import ConfigError
 from jengine.json_codec import encode
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    devices = parser.add_mutually_exclusive_group(required=True)
-    devices.add_argument("--devices", type=int, metavar="N", help="number of CPU devices to compile for")
-    devices.add_argument(
-        "--topology",
-        metavar="CHIP:SHAPE",
-        help="chips to compile for: v5e:16x16, v5p:2x2x1, v6e:2x2, h100:8, a100:8, b200:8",
-    )
-    parser.add_argument("--slices", type=int, metavar="N", help="number of TPU slices of --topology (default: 1)")
-    parser.add_argument(
-        "--mesh",
-        metavar="AXIS=N,...",
-        help="number of devices along data, fsdp and tensor, or axes of the config; slices.AXIS=N: of slices",
-    )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        metavar="P",
-        help="number of processes, each of which reads batch_size examples (default: the hosts of the topology, or 1)",
-    )
-    parser.add_argument(
-        "--search",
-        action="store_true",
-        help="try meshes, rematerialization and batch sizes on the chips of --topology, and rank those that fit",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+from jengine.sharding import build_mesh
+from jengine.sharding.mesh import find_data_shard
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Print the plan of a config, and return the exit code: 1 if it does not fit into the memory of the chips.
-
-    Raises:
-      ConfigError: invalid options, a config without training, or a compiler that is not installed. PlanError: the
-        programs cannot be compiled. RuntimeError: JAX is already initialized.
-    """
+    """Print the plan of a config, and return the exit code: 1 if it does not fit into the memory of the chips."""
     for name in ("devices", "processes", "slices"):
         if (number := getattr(args, name)) is not None and number < 1:
             raise ConfigError(f"--{name} must be at least 1, got {number}")
@@ -62,19 +37,11 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     if args.json:
         print(encode(found, indent=1))
     else:
-        from jengine.cli.plan_report import format_plan, format_search
-
         print(format_search(plans) if args.search else format_plan(found))
     return 1 if fits is False else 0
 
 
 def _plan_on_cpus(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, Any] | None) -> dict[str, Any]:
-    import jax
-
-    from jengine.cli.program_costs import compile_plan
-    from jengine.config import load_config, resolve
-    from jengine.sharding import build_mesh
-
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", args.devices)
     cfg = set_devices(resolve(load_config(args.config, overrides)), args.devices, mesh)
@@ -86,8 +53,6 @@ def _plan_on_cpus(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapp
 def _plan_on_chips(
     args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    from jengine.cli.plan_process import PlanError, compile_candidates
-
     topology = _parse_chips(args)
     candidates: list[dict[str, Any]] = [{"mesh": mesh, "overrides": []}]
     (result,) = compile_candidates(args.config, overrides, topology, candidates, args.processes)
@@ -100,9 +65,6 @@ def _plan_on_chips(
 
 
 def _search(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    from jengine.cli import plan_search
-    from jengine.config import load_config, resolve
-
     if args.topology is None:
         raise ConfigError("--search must be used with --topology, since it compares the time on chips; got --devices")
     topology = _parse_chips(args)
@@ -120,10 +82,10 @@ def _parse_chips(args: argparse.Namespace) -> Topology:
 
 
 def parse_mesh(text: str | None) -> dict[str, Any] | None:
-    """Parse `data=32,fsdp=8,slices.data=2` to a dict with the number of slices in a dict of its own, `slices`.
+    """Parse the axes of a mesh, with the number of slices in a separate dict.
 
-    Raises:
-      ConfigError: not of that form.
+    >>> parse_mesh("data=32,fsdp=8,slices.data=2")
+    {'data': 32, 'fsdp': 8, 'slices': {'data': 2}}
     """
     if text is None:
         return None
@@ -136,15 +98,11 @@ def parse_mesh(text: str | None) -> dict[str, Any] | None:
 
 
 def set_devices(cfg: Mapping[str, Any], devices: int, mesh: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the config for many devices that all belong to one process.
+    """Return a resolved config for many devices that all belong to one process; `mesh` replaces the config's own.
 
-    Args:
-      cfg: a resolved config.
-      devices: number of devices.
-      mesh: see `build_mesh`; the config's own by default.
-
-    Raises:
-      ConfigError: the config has no training, its loader is not a config, or it runs on a single device.
+    >>> loader = dict(batch_size=8, dataset=dict(type="MyData"))
+    >>> set_devices(dict(train_cfg=dict(max_epochs=1), train_dataloader=loader), 4, mesh=dict(data=4))["parallel"]
+    {'type': 'Pjit', 'mesh': {'data': 4}, 'devices': 4}
     """
     _check_plannable(cfg)
     parallel = dict(cfg.get("parallel") or {"type": "Pjit"})
@@ -158,20 +116,7 @@ def set_devices(cfg: Mapping[str, Any], devices: int, mesh: Mapping[str, Any] | 
 
 
 def scale_batches(cfg: Mapping[str, Any], mesh: Any, processes: int) -> dict[str, Any]:
-    """Return the config with the batches that the processes read for the devices which here belong to one process.
-
-    Args:
-      cfg: a resolved config.
-      mesh: its `jax.sharding.Mesh`.
-      processes: number of processes, with equally many devices each.
-
-    Raises:
-      ConfigError: the devices cannot be divided over the processes, or the mesh cannot be; see `find_data_shard`.
-    """
-    import jax
-
-    from jengine.sharding.mesh import find_data_shard
-
+    """Return the config with the batches that `processes` processes would read for devices that here belong to one."""
     devices = sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
     if len(devices) % processes:
         raise ConfigError(f"--processes must divide the {len(devices)} devices, got {processes}")
@@ -188,6 +133,5 @@ def scale_batches(cfg: Mapping[str, Any], mesh: Any, processes: int) -> dict[str
 
 
 def _check_plannable(cfg: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a config without training, or whose training data are not a config."""
     if cfg.get("train_cfg") is None or not isinstance(cfg.get("train_dataloader"), Mapping):
         raise ConfigError("there is nothing to plan: the config must have train_cfg, and train_dataloader as a config")

@@ -1,4 +1,4 @@
-"""Run `plan_worker` in processes with the environment of XLA's compilers, and collect its results."""
+"""Processes that run `plan_worker` with the environment for XLA's compilers, and what they return."""
 
 import json
 import os
@@ -14,7 +14,7 @@ _SHOWN_LINES = 20
 
 
 class PlanError(RuntimeError):
-    """Signal that a config could not be compiled."""
+    """Error for a config that could not be compiled."""
 
 
 def compile_candidates(
@@ -25,7 +25,7 @@ def compile_candidates(
     processes: int | None = None,
     training_only: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Compile a config for chips, with some of its values replaced, and yield a result for each candidate.
+    """Compile a config for chips, with some values replaced, and yield a result for each candidate.
 
     Args:
       config: path of the config file.
@@ -36,16 +36,11 @@ def compile_candidates(
       training_only: see `compile_plan`.
 
     Yields:
-      `plan` with `warnings`, or `error` with `traceback`, all as text. A crash of the compiler ends one candidate.
+      `plan` with `warnings`, or `error` with `traceback`, all as text. A compiler crash ends one candidate.
     """
-    request = {
-        "config": config,
-        "overrides": list(overrides),
-        "topology": topology.slice_name,
-        "slices": topology.slices,
-        "processes": processes,
-        "training_only": training_only,
-    }
+    chips = {"topology": topology.slice_name, "slices": topology.slices}
+    settings = {"processes": processes, "training_only": training_only}
+    request = {"config": config, "overrides": list(overrides), **chips, **settings}
     left = list(candidates)
     while left:
         results, crash = _run_worker({**request, "candidates": left}, topology.environment)
@@ -53,11 +48,11 @@ def compile_candidates(
         left = left[len(results) :]
         if left:
             yield {"error": crash, "traceback": ""}
-            left = left[1:]
+            left = left[1:]  # the candidate that crashed the compiler
 
 
 def _run_worker(request: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
-    """Return the results of the candidates, and the end of the output of a process that did not finish them."""
+    """Return the candidates' results, and the end of the output from a process that did not finish them."""
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "results")
         command = [sys.executable, "-m", "jengine.cli.plan_worker", json.dumps(request), path]

@@ -1,9 +1,10 @@
-"""Format the costs of compiled programs as text."""
+"""Costs of compiled programs, as text."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jengine.cli.commands import format_bytes
 from jengine.logging import format_table
 
 _UNKNOWN_LOOPS = "loops with an unknown number of iterations, which are counted as one"
@@ -17,13 +18,15 @@ def format_plan(plan: Mapping[str, Any]) -> str:
     parts = [f"{plan['topology']}: {title}" if memory else title, _format_params(plan["parameters"])]
     for name, program in plan["programs"].items():
         parts += _format_program(name, program, plan["devices"], memory)
-    if memory:
-        parts.append(_format_verdict(plan))
+    if memory and plan["fits"]:
+        parts.append(f"It fits: at most {_format_share(plan)} of a chip's memory.")
+    elif memory:
+        parts.append(f"It does not fit into {format_bytes(memory)} of memory per chip.")
     return "\n\n".join(parts)
 
 
 def format_search(plans: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of a search, best first, and the lines for the config of the best plan."""
+    """Return the table for a search, best first, and the config lines for the best plan."""
     rows = []
     for plan in plans:
         step = plan.get("step_seconds")
@@ -72,30 +75,24 @@ def _format_program(name: str, program: Mapping[str, Any], devices: int, chip_me
     accessed = program["bytes_accessed"]
     lines.append(f"memory traffic per device: {'unknown' if accessed is None else format_bytes(accessed)}")
     if "seconds" in program:
-        lines.append(_format_time(program))
+        bound, compiler = (
+            f"{program['bound_seconds'] * 1e3:.4g} ms by {program['bound_by']}",
+            program["compiler_seconds"],
+        )
+        least = (
+            f"at least {bound}" if compiler is None else f"{compiler * 1e3:.4g} ms by the compiler, at least {bound}"
+        )
+        used = "unknown" if program["utilisation"] is None else f"at most {program['utilisation']:.1%}"
+        lines.append(f"estimated time: {least}; utilisation {used}")
     options = "".join(f", with {name}={value}" for name, value in program["compiler_options"].items())
     lines.append(f"compiled in {program['compile_seconds']:.1f} s{options}")
-    lines += [f"warning: {text}" for text in _list_problems(program)]
-    return ["\n".join(lines), _format_collectives(name, program["collectives"])]
-
-
-def _format_time(program: Mapping[str, Any]) -> str:
-    bound = f"{program['bound_seconds'] * 1e3:.4g} ms by {program['bound_by']}"
-    compiler = program["compiler_seconds"]
-    text = f"at least {bound}" if compiler is None else f"{compiler * 1e3:.4g} ms by the compiler, at least {bound}"
-    used = program["utilisation"]
-    return f"estimated time: {text}; utilisation {'unknown' if used is None else f'at most {used:.1%}'}"
-
-
-def _list_problems(program: Mapping[str, Any]) -> list[str]:
-    problems = []
     if program["has_float64"]:
-        problems.append("the program computes in float64, which accelerators emulate or do slowly")
-    if program["host_callbacks"]:
-        problems.append(f"the program calls the host at {program['host_callbacks']} places, and waits for it each time")
+        lines.append("warning: the program computes in float64, which accelerators emulate or do slowly")
+    if count := program["host_callbacks"]:
+        lines.append(f"warning: the program calls the host at {count} places, and waits for it each time")
     if count := program["unknown_loops"]:
-        problems.append(f"{_UNKNOWN_LOOPS}: {count}")
-    return problems
+        lines.append(f"warning: {_UNKNOWN_LOOPS}: {count}")
+    return ["\n".join(lines), _format_collectives(name, program["collectives"])]
 
 
 def _format_collectives(name: str, collectives: Sequence[Mapping[str, Any]]) -> str:
@@ -109,22 +106,6 @@ def _format_collectives(name: str, collectives: Sequence[Mapping[str, Any]]) -> 
     return format_table(columns, rows, title=f"Collectives ({name}; one in a loop counts in each iteration)")
 
 
-def _format_verdict(plan: Mapping[str, Any]) -> str:
-    if plan["fits"]:
-        return f"It fits: at most {_format_share(plan)} of a chip's memory."
-    return f"It does not fit into {format_bytes(plan['chip_memory'])} of memory per chip."
-
-
 def _format_share(plan: Mapping[str, Any]) -> str:
-    """Return the largest share of the chip's memory that a program takes."""
     totals = [program["total_memory"] for program in plan["programs"].values() if "total_memory" in program]
     return f"{max(totals) / plan['chip_memory']:.1%}" if totals else ""
-
-
-def format_bytes(number: float) -> str:
-    """Return a number of bytes with a suitable unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
-            break
-        number /= 1024
-    return f"{number:,.0f} B" if unit == "B" else f"{number:,.2f} {unit}"

@@ -18,7 +18,7 @@ _GAIN = 1.01  # of examples per second, for a larger batch to be worth another
 
 
 class Candidate(NamedTuple):
-    """Hold the values that a search varies."""
+    """Values that a search varies."""
 
     mesh: MeshSizes
     remat: bool | None  # None for a model without the option
@@ -26,27 +26,20 @@ class Candidate(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Hold the values to try.
+    """Values to try."""
 
-    Attributes:
-      meshes: number of devices along each axis, and of slices.
-      remat_paths: dotted paths of the options `remat` of the model.
-      batch_size: of the config.
-      has_parallel: whether the config has the entry `parallel`.
-    """
-
-    meshes: Sequence[MeshSizes]
-    remat_paths: list[str]
-    batch_size: int
-    has_parallel: bool
+    meshes: Sequence[MeshSizes]  # number of devices along each axis, and number of slices
+    remat_paths: list[str]  # dotted paths of the model's options `remat`
+    batch_size: int  # in the config
+    has_parallel: bool  # whether the config has the entry `parallel`
 
     def overrides(self, candidate: Candidate) -> list[str]:
-        """Return the arguments that set the values of a candidate, except its mesh."""
+        """Return the arguments that set a candidate's values, except the mesh."""
         values = [f"--config.{path}={candidate.remat}" for path in self.remat_paths]
         return [*values, f"--config.train_dataloader.batch_size={candidate.batch_size}"]
 
     def config_lines(self, candidate: Candidate) -> list[str]:
-        """Return the lines of a config file that set the values of a candidate."""
+        """Return the lines for a config file that set a candidate's values."""
         mesh = f"dict({', '.join(f'{axis}={size}' for axis, size in candidate.mesh.items())})"
         new = f'config.parallel = dict(type="Pjit", mesh={mesh})'
         parallel = f"config.parallel.mesh = {mesh}" if self.has_parallel else new
@@ -55,13 +48,7 @@ class Space(NamedTuple):
 
 
 def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | None) -> Space:
-    """Return the values to try for a config.
-
-    Args:
-      cfg: a resolved config with `train_dataloader`.
-      topology: the chips.
-      mesh: the only mesh to try; None for several.
-    """
+    """Return the values to try for a resolved config: only `mesh`, or several meshes for None."""
     parallel = cfg.get("parallel") or {}
     if mesh is None and parallel.get("batch_axes") is not None:
         raise ConfigError(
@@ -75,12 +62,12 @@ def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | No
 
 
 def iterate_meshes(size: int, has_tensor: bool, slices: int = 1) -> Iterator[MeshSizes]:
-    """Yield meshes of `size` devices: parameters replicated, divided over all devices of a slice, and over some.
+    """Yield meshes with `size` devices: parameters replicated, divided over all devices in a slice, and over some.
 
-    Args:
-      size: number of devices in all slices.
-      has_tensor: whether the config has a rule for `tensor`.
-      slices: number of slices; only `data` crosses them.
+    >>> [mesh["fsdp"] for mesh in iterate_meshes(16, has_tensor=False)]
+    [1, 4, 16]
+
+    Sizes along `tensor` are tried if the config has a rule for it; of the axes, only `data` crosses slices.
     """
     for tensor in _TENSOR_SIZES if has_tensor else (1,):
         if size // slices % tensor:
@@ -110,17 +97,11 @@ def search(
 ) -> list[Plan]:
     """Return a plan for each candidate that was tried, the fastest that fits first.
 
-    All meshes are tried with and without rematerialization, with the batch size of the config: a half, a quarter or an
-    eighth of it if nothing fits. Meshes that the config does not allow are left out. Then the batch size of the best is
+    All meshes are tried with and without rematerialization and the config's batch size: a half, a quarter or an eighth
+    of it if nothing fits. Meshes that the config does not allow are left out. Then the batch size in the best plans is
     doubled as long as it fits and is faster.
 
-    Args:
-      space: the values to try.
-      compile_all: compiles candidates; each result has `candidate`, `fits`, and `programs` unless it failed.
-      report: called with a line of progress.
-
-    Raises:
-      PlanError: no candidate can be compiled.
+    Each result of `compile_all` has `candidate`, `fits`, and `programs` unless it failed; `report` gets progress lines.
     """
     remat = (False, True) if space.remat_paths else (None,)
     found: list[Plan] = []
@@ -142,19 +123,17 @@ def search(
     fitting = [plan for plan in rank(found) if plan["fits"]]
     # slower at first, rematerialization may be faster with the batch size for which it makes room
     best = [plan for option in remat for plan in [p for p in fitting if p["candidate"]["remat"] is option][:_REFINED]]
-    for _ in range(_DOUBLINGS if size == space.batch_size else 0):
-        before = {_mesh_and_remat(plan): plan for plan in best}
-        candidates = [_doubled(plan["candidate"]) for plan in best]
-        if not candidates:
+    for doubled in range(1, 1 + (_DOUBLINGS if size == space.batch_size else 0)):
+        if not best:
             break
-        report(f"compiling {len(candidates)} candidates with batch_size {candidates[0].batch_size}")
+        candidates = [Candidate(**{**plan["candidate"], "batch_size": size << doubled}) for plan in best]
+        report(f"compiling {len(candidates)} candidates with batch_size {size << doubled}")
         found += (larger := compile_all(candidates))
         rank(found)
         best = [
-            plan
-            for plan in larger
-            if plan["fits"]
-            and plan["examples_per_second"] > _GAIN * before[_mesh_and_remat(plan)]["examples_per_second"]
+            new
+            for old, new in zip(best, larger, strict=True)
+            if new["fits"] and new["examples_per_second"] > _GAIN * old["examples_per_second"]
         ]
     ranked = rank(found)
     for plan in ranked:
@@ -163,9 +142,9 @@ def search(
 
 
 def rank(plans: Sequence[Plan]) -> list[Plan]:
-    """Add the estimated time of a step and examples per second to each plan, and sort: the fastest that fits first.
+    """Add the estimated step time and examples per second to each plan, and sort: the fastest that fits first.
 
-    The compiler's estimates are used if it has given one for every program of all plans, else the lower bounds.
+    The compiler's estimates are used if there is one for every program in all plans, else the lower bounds.
     """
     programs = [program for plan in plans for program in plan.get("programs", {}).values() if "seconds" in program]
     name = "seconds" if all(program["compiler_seconds"] for program in programs) else "bound_seconds"
@@ -180,25 +159,15 @@ def rank(plans: Sequence[Plan]) -> list[Plan]:
 def compile_with(
     space: Space, config: str, overrides: Sequence[str], topology: Topology, processes: int | None
 ) -> Callable[[Sequence[Candidate]], list[Plan]]:
-    """Return the function that compiles candidates of a config for chips; see `search`."""
+    """Return the function that compiles candidates for chips; see `search`."""
 
     def compile_all(candidates: Sequence[Candidate]) -> list[Plan]:
         requests = [{"mesh": dict(each.mesh), "overrides": space.overrides(each)} for each in candidates]
-        results = compile_candidates(config, overrides, topology, requests, processes, training_only=True)
-        return [_to_plan(each, result) for each, result in zip(candidates, results, strict=True)]
+        plans: list[Plan] = []
+        for result in compile_candidates(config, overrides, topology, requests, processes, training_only=True):
+            plan = result.get("plan") or {"fits": False, "error": result["error"]}
+            reason = plan.get("error", "" if plan["fits"] else "more memory than a chip has").partition("\n")[0]
+            plans.append({"candidate": candidates[len(plans)]._asdict(), "reason": reason, **plan})
+        return plans
 
     return compile_all
-
-
-def _to_plan(candidate: Candidate, result: Mapping[str, Any]) -> Plan:
-    plan = result.get("plan") or {"fits": False, "error": result["error"]}
-    reason = plan.get("error", "" if plan["fits"] else "more memory than a chip has").partition("\n")[0]
-    return {"candidate": candidate._asdict(), "reason": reason, **plan}
-
-
-def _doubled(candidate: Mapping[str, Any]) -> Candidate:
-    return Candidate(**{**candidate, "batch_size": 2 * candidate["batch_size"]})
-
-
-def _mesh_and_remat(plan: Plan) -> tuple[Any, ...]:
-    return str(plan["candidate"]["mesh"]), plan["candidate"]["remat"]

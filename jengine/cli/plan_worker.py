@@ -1,33 +1,37 @@
-"""Compile the programs of a config for chips that this machine does not have, in a process of its own.
+"""Process that compiles the programs of a config for chips that this machine does not have.
 
     python -m jengine.cli.plan_worker REQUEST RESULTS
 
-A failed check within XLA ends the process, and its environment must be set before JAX is imported. REQUEST is JSON, see
+A failed check within XLA ends the process, and the environment must be set before JAX is imported. REQUEST is JSON, see
 `plan_process.compile_candidates`; RESULTS is a file that gets one line of JSON for each candidate.
 """
 
 import json
-import logging
+import logging.handlers
 import sys
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from jengine.cli.plan import scale_batches, set_devices
 from jengine.cli.program_costs import compile_plan
 from jengine.cli.topologies import Topology, parse_topology
 from jengine.config import load_config, resolve
 from jengine.errors import ConfigError
+from jengine.sharding import build_mesh
 
 
 def main(request: Mapping[str, Any], path: str) -> None:
     """Compile the candidates, and add the result of each to the file at `path`."""
     topology = parse_topology(request["topology"], request["slices"])
-    warnings = _WarningList()
-    logging.getLogger("jengine").addHandler(warnings)
+    log = logging.handlers.BufferingHandler(sys.maxsize)
+    log.setLevel(logging.WARNING)
+    logging.getLogger("jengine").addHandler(log)
     for candidate in request["candidates"]:
-        warnings.messages = []
+        log.flush()
         try:
-            result: dict[str, Any] = {"plan": _compile(request, candidate, topology), "warnings": warnings.messages}
+            result: dict[str, Any] = {"plan": _compile(request, candidate, topology)}
+            result["warnings"] = [record.getMessage() for record in log.buffer]
         except Exception as error:
             text = "\n  ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
             result = {"error": text, "traceback": traceback.format_exc()}
@@ -36,9 +40,6 @@ def main(request: Mapping[str, Any], path: str) -> None:
 
 
 def _compile(request: Mapping[str, Any], candidate: Mapping[str, Any], topology: Topology) -> dict[str, Any]:
-    from jengine.cli.plan import scale_batches, set_devices
-    from jengine.sharding import build_mesh
-
     cfg = resolve(load_config(request["config"], [*request["overrides"], *candidate["overrides"]]))
     devices = topology.devices()
     hosts = len({device.process_index for device in devices})
@@ -52,18 +53,6 @@ def _compile(request: Mapping[str, Any], candidate: Mapping[str, Any], topology:
     plan = compile_plan(cfg, topology.chip, training_only=request["training_only"])
     chip = {"topology": str(topology), "chip": topology.chip.kind, "chip_memory": topology.chip.memory}
     return {**chip, "processes": processes, **plan}
-
-
-class _WarningList(logging.Handler):
-    """Collect the warnings of the current candidate."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the message."""
-        self.messages.append(record.getMessage())
 
 
 if __name__ == "__main__":

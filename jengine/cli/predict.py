@@ -1,53 +1,27 @@
-"""Run `jengine predict`: write the predictions of a checkpoint to an .npz file."""
+"""`jengine predict`: predictions from a checkpoint, written to an .npz file."""
 
 import argparse
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+
+from jengine import paths
+from jengine.cli.commands import build_runner, list_data
 from jengine.errors import ConfigError
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 _MODES = ("test", "val", "train")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or a work dir for its newest one")
-    parser.add_argument("--out", required=True, metavar="FILE", help="the .npz file to write")
-    parser.add_argument(
-        "--data",
-        metavar="DATA",
-        help="test, val or train for the data of the config, in order, or an .npz file of arrays "
-        "(default: test, or val without test data)",
-    )
-    parser.add_argument("--batch-size", type=int, metavar="N", help="examples per batch (default: that of the config)")
-
-
-def check(args: argparse.Namespace) -> None:
-    """Check the arguments before anything is built.
-
-    Raises:
-      ConfigError: an invalid argument.
-    """
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Predict and write the file; nested prediction names are joined by dots."""
+    # Checked before anything is built.
     if not args.out.endswith(".npz"):
         raise ConfigError(f"`--out` must be an .npz file, got {args.out!r}")
     if args.data is not None and args.data not in _MODES and not args.data.endswith(".npz"):
         raise ConfigError(f"`--data` must be one of {', '.join(_MODES)}, or an .npz file, got {args.data!r}")
-
-
-def run(args: argparse.Namespace, runner: "Runner") -> None:
-    """Predict and write the file; nested names of the predictions are joined by dots.
-
-    Raises:
-      ConfigError: the config has no such data.
-    """
-    import numpy as np
-
-    from jengine import paths
-
+    runner = build_runner(args, overrides, load_from=args.checkpoint, resume=False)
     data, batch_size = _load_data(args, runner.cfg)
     predictions = paths.flatten(runner.predict(data, batch_size))
     if not runner.is_main_process:
@@ -68,18 +42,16 @@ def run(args: argparse.Namespace, runner: "Runner") -> None:
 
 def _load_data(args: argparse.Namespace, cfg: Mapping[str, Any]) -> tuple[Any, int | None]:
     """Return the data to predict and the batch size for data that are not in batches."""
-    import numpy as np
-
     if args.data is not None and args.data.endswith(".npz"):
         with np.load(args.data) as file:
             return dict(file), args.batch_size
     modes = ("test", "val") if args.data is None else (args.data,)
     loader = next((cfg[name] for mode in modes if cfg.get(name := f"{mode}_dataloader") is not None), None)
     if loader is None:
-        given = ", ".join(mode for mode in _MODES if cfg.get(f"{mode}_dataloader") is not None) or "none"
+        names = " or ".join(f"{mode}_dataloader" for mode in modes)
         raise ConfigError(
-            f"the config must have {' or '.join(f'{mode}_dataloader' for mode in modes)}, got data for: {given}; "
-            "choose with --data, or pass an .npz file"
+            f"the config must have {names}, got data for: {list_data(cfg, _MODES)}; choose with --data, or pass an "
+            ".npz file"
         )
     if not hasattr(loader, "items"):
         if args.batch_size is not None:

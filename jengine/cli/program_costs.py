@@ -1,4 +1,4 @@
-"""Compile the programs of a config for the devices of a mesh, and return what each costs on a device."""
+"""Programs of a config, compiled for the devices of a mesh, and what each costs on a device."""
 
 import concurrent.futures
 import math
@@ -8,7 +8,18 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
+from jengine import paths
+from jengine.cli.memory_traffic import compute_loop_factor
 from jengine.cli.topologies import Chip
+from jengine.data import select_arrays
+from jengine.runner import Runner
+from jengine.runner.config_checks import check_top_level
+from jengine.runner.initial_state import StateInitializer
+from jengine.sharding import Program, find_collectives
+from jengine.train.flops import count_flops
+from jengine.train.peak_flops import get_peak_flops
 
 PyTree = Any
 Plan = dict[str, Any]  # as `jengine plan --json` prints it
@@ -26,21 +37,15 @@ _FLOAT64 = re.compile(r"\bf64\[")
 
 
 def compile_plan(cfg: Mapping[str, Any], chip: Chip | None = None, training_only: bool = False) -> Plan:
-    """Compile every program of a run and return the costs of each on a device.
+    """Compile every program of a run and return what each costs on a device, as `jengine plan --json` prints it.
 
     Nothing is allocated on the devices and no weights are read: programs are compiled for shapes.
 
     Args:
-      cfg: a resolved config, whose `parallel` has a mesh; its devices may be those of a topology.
-      chip: the figures of the devices; None for CPUs, for which no time is estimated.
-      training_only: compile only the programs of training iterations: the update, and the accumulation if there is one.
-
-    Returns:
-      What `jengine plan --json` prints, without the chip.
+      cfg: a resolved config, whose `parallel` has a mesh, perhaps with the devices of a topology.
+      chip: device figures; None for CPUs, for which no time is estimated.
+      training_only: compile only the programs for training iterations, the update and perhaps the accumulation.
     """
-    from jengine.runner import Runner
-    from jengine.runner.config_checks import check_top_level
-
     with tempfile.TemporaryDirectory() as work_dir:
         settings = {"work_dir": work_dir, "log_level": "WARNING", "resume": False, "load_from": None}
         arguments, _ = check_top_level({**cfg, **settings}, Runner.__init__)
@@ -55,15 +60,9 @@ def compile_plan(cfg: Mapping[str, Any], chip: Chip | None = None, training_only
 
 
 def _compile_programs(runner: Any, chip: Chip | None, training_only: bool) -> Plan:
-    import jax
-
     strategy = runner.strategy
     state = _with_shardings(runner.state, strategy.shardings(runner.state))
-    batch, traced = _trace_training(runner, state, chunked=not training_only)
-    if not training_only:
-        traced = {"init": _trace_init(runner), **traced}
-        if runner.val_loop is not None:
-            traced["evaluation"] = _trace_evaluation(runner, state)
+    batch, traced = _trace(runner, state, training_only)
     # The compiler uses one core for a program, and is not Python.
     with concurrent.futures.ThreadPoolExecutor(_COMPILED_AT_ONCE) as pool:
         compiled = {
@@ -73,68 +72,56 @@ def _compile_programs(runner: Any, chip: Chip | None, training_only: bool) -> Pl
         programs = {name: future.result() for name, future in compiled.items()}
     if "chunk" in programs:
         programs["chunk"]["steps"] = runner.train_loop.steps_per_call
+    optimizer = runner.optim_wrapper  # or several by name, which do not accumulate
     return {
         "devices": strategy.mesh.size,
         "mesh": dict(strategy.mesh.shape),
         "examples_per_step": len(jax.tree.leaves(batch)[0]),
-        "accumulative_counts": _accumulative_counts(runner.optim_wrapper),
-        "parameters": _list_params(state),
+        "accumulative_counts": 1 if isinstance(optimizer, Mapping) else optimizer.accumulative_counts,
+        "parameters": [
+            {
+                "path": path,
+                "shape": list(leaf.shape),
+                "spec": [list(axis) if isinstance(axis, tuple) else axis for axis in leaf.sharding.spec],
+                "shard_shape": list(leaf.sharding.shard_shape(leaf.shape)),
+                "bytes": _shard_bytes(leaf),
+            }
+            for path, leaf in paths.flatten(state.params).items()
+        ],
         "programs": programs,
         "fits": None if chip is None else all(program["fits"] for program in programs.values()),
     }
 
 
-def _trace_init(runner: Any) -> _Program:
-    from jengine.data import select_arrays
-    from jengine.runner.initial_state import StateInitializer
-
-    initializer = StateInitializer(runner.model, runner.strategy, runner.seed)
+def _trace(runner: Any, state: Any, training_only: bool) -> tuple[PyTree, dict[str, _Program]]:
+    """Return the batch for a step, and the programs by name, with a chunk if the run has chunks."""
+    strategy, steps, loop = runner.strategy, runner.train_loop.steps_per_call, runner.val_loop
     example = select_arrays(runner.train_dataloader.example())
-    return initializer.trace(example, runner.optim_wrapper, runner.hooks)[0], {}
-
-
-def _trace_training(runner: Any, state: Any, chunked: bool) -> tuple[PyTree, dict[str, _Program]]:
-    """Return the batch of a step, and the programs of training by name, with a chunk if the run has chunks."""
-    from jengine.data import select_arrays
-
-    steps = runner.train_loop.steps_per_call
-    example = select_arrays(runner.train_dataloader.example())
-    batch = _global_batch(runner.strategy, example)
-    batches = _global_batch(runner.strategy, example, steps) if chunked and steps > 1 else None
+    batch = _global_batch(strategy, example)
+    batches = _global_batch(strategy, example, steps) if steps > 1 and not training_only else None
     programs = runner.build_programs().trace(state, batch, runner.step_hyperparams(), batches)
     inputs = {"update": batch, "accumulate": batch, "chunk": batches}
-    return batch, {name: (program, {"state": state, "batch": inputs[name]}) for name, program in programs.items()}
-
-
-def _accumulative_counts(optim_wrapper: Any) -> int:
-    """Return the number of iterations per update; several optimizers do not accumulate."""
-    return 1 if isinstance(optim_wrapper, Mapping) else optim_wrapper.accumulative_counts
-
-
-def _trace_evaluation(runner: Any, state: Any) -> _Program:
-    import jax
-
-    from jengine.data import select_arrays
-
-    strategy, loop = runner.strategy, runner.val_loop
-    batch = _global_batch(strategy, select_arrays(loop.dataloader.example()))
-    metrics = jax.eval_shape(loop.evaluator.init)
-    metrics = _with_shardings(metrics, jax.tree.map(lambda _: strategy.sharding(), metrics))
-    variables = {"params": state.params, "model_state": state.model_state}
-    return loop.trace(*variables.values(), metrics, batch), {"variables": variables, "batch": batch}
+    traced = {name: (program, {"state": state, "batch": inputs[name]}) for name, program in programs.items()}
+    if training_only:
+        return batch, traced
+    init = StateInitializer(runner.model, strategy, runner.seed).trace(example, runner.optim_wrapper, runner.hooks)[0]
+    traced = {"init": (init, {}), **traced}
+    if loop is not None:
+        val_batch = _global_batch(strategy, select_arrays(loop.dataloader.example()))
+        metrics = jax.eval_shape(loop.evaluator.init)
+        metrics = _with_shardings(metrics, jax.tree.map(lambda _: strategy.sharding(), metrics))
+        variables = {"params": state.params, "model_state": state.model_state}
+        program = loop.trace(*variables.values(), metrics, val_batch)
+        traced["evaluation"] = program, {"variables": variables, "batch": val_batch}
+    return batch, traced
 
 
 def _with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Return the shapes, dtypes and shardings of arrays."""
-    import jax
-
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
 
 def _global_batch(strategy: Any, example: PyTree, steps: int | None = None) -> PyTree:
-    """Return the batch of all processes, or of a chunk of steps, from that of one process."""
-    import jax
-
+    """Return the batch of all processes, or a chunk of such batches, from one process's batch."""
     strategy.check_batch(example)
     leading = () if steps is None else (steps,)
     sharding = strategy.batch_sharding(chunked=steps is not None)
@@ -148,42 +135,39 @@ def _global_batch(strategy: Any, example: PyTree, steps: int | None = None) -> P
 
 
 def _compile(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: Chip | None) -> Plan:
-    """Compile a program and return its costs on a device; without memory if the compiler cannot fit it."""
-    import jax
-
-    from jengine.train.flops import count_flops
-
+    """Compile a program and return what it costs on a device; without memory if the compiler cannot fit it."""
     flops = {kind: count / devices for kind, count in count_flops(traced.jaxpr).items()}
-    start = time.monotonic()
+    start = time.monotonic()  # the program is traced already
+    options: dict[str, bool] = {}
     try:
-        compiled, options = _compile_lowered(traced.lower())
+        lowered = traced.lower()
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if _NO_TILES not in str(error):
+                raise
+            options = _WITHOUT_TRITON
+            compiled = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         if _OUT_OF_MEMORY not in str(error):
             raise
         return {"fits": False, "error": str(error).strip().splitlines()[0], "flops": sum(flops.values())}
     seconds = time.monotonic() - start
     plan = measure_program(compiled, arguments)
-    plan.update(
-        fits=None if chip is None else plan["total_memory"] <= chip.memory,
-        flops=sum(flops.values()),
-        compiler_options=options,
-        compile_seconds=seconds,
-    )
-    if chip is not None:
-        plan.update(estimate_time(flops, plan, chip))
-    return plan
+    fits = None if chip is None else plan["total_memory"] <= chip.memory
+    plan.update(fits=fits, flops=sum(flops.values()), compiler_options=options, compile_seconds=seconds)
+    return plan if chip is None else {**plan, **estimate_time(flops, plan, chip)}
 
 
 def measure_program(compiled: Any, arguments: Mapping[str, PyTree]) -> Plan:
     """Return what a compiled program takes on a device, and what it contains.
 
-    Args:
-      compiled: `jax.jit(f).lower(...).compile()`.
-      arguments: its `state`, `variables` and `batch`, if it has them, whose memory is listed by kind.
-    """
-    from jengine.cli.memory_traffic import compute_loop_factor
-    from jengine.sharding import Program, find_collectives
+    >>> compiled = jax.jit(lambda x: x @ x).lower(jax.ShapeDtypeStruct((8, 8), "float32")).compile()
+    >>> measure_program(compiled, {})["collectives"]
+    []
 
+    `arguments` are `state`, `variables` and `batch`, as far as the program has them, whose memory is listed by kind.
+    """
     text = compiled.as_text()
     program = Program(text)
     memory = _measure_memory(compiled, arguments)
@@ -204,31 +188,15 @@ def measure_program(compiled: Any, arguments: Mapping[str, PyTree]) -> Plan:
     }
 
 
-def _compile_lowered(lowered: Any) -> tuple[Any, dict[str, bool]]:
-    """Return the compiled program, and the options that it took to compile it."""
-    import jax
-
-    try:
-        return lowered.compile(), {}
-    except jax.errors.JaxRuntimeError as error:
-        if _NO_TILES not in str(error):
-            raise
-    return lowered.compile(compiler_options=_WITHOUT_TRITON), _WITHOUT_TRITON
-
-
 def _measure_memory(compiled: Any, arguments: Mapping[str, PyTree]) -> dict[str, int]:
-    """Return the bytes of each kind that a device holds while the program runs."""
-    memory = compiled.memory_analysis()
-    kinds: dict[str, int] = {}
-    state = arguments.get("state")
-    if state is not None:
-        kinds["parameters"] = _shard_bytes(state.params)
-        kinds["optimizer state"] = _shard_bytes(state.opt_state)
-        kinds["state of model and hooks"] = _shard_bytes((state.model_state, state.hook_state, state.step, state.rng))
-    if "variables" in arguments:
-        kinds["parameters and state of the model"] = _shard_bytes(arguments["variables"])
-    if "batch" in arguments:
-        kinds["batch"] = _shard_bytes(arguments["batch"])
+    """Return the bytes that a device holds while the program runs, by kind."""
+    memory, parts = compiled.memory_analysis(), {}
+    if (state := arguments.get("state")) is not None:
+        parts["parameters"], parts["optimizer state"] = state.params, state.opt_state
+        parts["state of model and hooks"] = state.model_state, state.hook_state, state.step, state.rng
+    names = {"variables": "parameters and state of the model", "batch": "batch"}
+    parts |= {name: arguments[key] for key, name in names.items() if key in arguments}
+    kinds = {name: _shard_bytes(part) for name, part in parts.items()}
     kinds["hyperparameters and padding"] = max(memory.argument_size_in_bytes - sum(kinds.values()), 0)
     # outputs reuse the memory of donated inputs
     kinds["outputs that reuse no input"] = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
@@ -238,33 +206,27 @@ def _measure_memory(compiled: Any, arguments: Mapping[str, PyTree]) -> dict[str,
 
 
 def _shard_bytes(tree: PyTree) -> int:
-    """Return the bytes of arrays on one device."""
-    import jax
-
+    """Return the bytes on one device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _sum_collectives(collectives: Any) -> list[dict[str, Any]]:
-    """Return the collectives of a program by kind; one in a loop counts in each iteration."""
-    rows = []
-    for kind in dict.fromkeys(collective.kind for collective in collectives):
-        group = [collective for collective in collectives if collective.kind == kind]
-        sums = {name: sum(getattr(each, name) * each.executions for each in group) for name in ("arrays", "size")}
-        count, traffic = sum(each.executions for each in group), sum(each.traffic for each in group)
-        rows.append({"kind": kind, "count": count, **sums, "traffic": traffic})
-    return rows
+    """Return the collectives in a program by kind; one in a loop counts in each iteration."""
+    rows: dict[str, dict[str, Any]] = {}
+    for each in collectives:
+        row = rows.setdefault(each.kind, {"kind": each.kind, "count": 0, "arrays": 0, "size": 0, "traffic": 0})
+        row["count"] += each.executions
+        row["arrays"] += each.arrays * each.executions
+        row["size"] += each.size * each.executions
+        row["traffic"] += each.traffic
+    return list(rows.values())
 
 
 def estimate_time(flops: Mapping[str, float], plan: Plan, chip: Chip) -> Plan:
-    """Return the estimated seconds of a program: the compiler's, and a lower bound from the peaks of the chip.
+    """Return the estimated seconds for a program, with FLOPs by dtype and the costs from `measure_program`.
 
-    Args:
-      flops: of the program on a device, by dtype.
-      plan: its other costs, see `measure_program`.
-      chip: the figures of the chip.
+    They are the compiler's, and a lower bound from the chip's peaks.
     """
-    from jengine.train.peak_flops import get_peak_flops
-
     peaks = get_peak_flops(chip.kind)
     known = {kind: count for kind, count in flops.items() if kind in peaks}
     limits = {
@@ -287,18 +249,3 @@ def estimate_time(flops: Mapping[str, float], plan: Plan, chip: Chip) -> Plan:
 def _positive(number: float | None, factor: float = 1.0) -> float | None:
     """Return a cost times a factor; None where the compiler gives none, which may be a negative number."""
     return float(number) * factor if number is not None and number > 0 else None
-
-
-def _list_params(state: Any) -> list[dict[str, Any]]:
-    from jengine import paths
-
-    return [
-        {
-            "path": path,
-            "shape": list(leaf.shape),
-            "spec": [list(axis) if isinstance(axis, tuple) else axis for axis in leaf.sharding.spec],
-            "shard_shape": list(leaf.sharding.shard_shape(leaf.shape)),
-            "bytes": _shard_bytes(leaf),
-        }
-        for path, leaf in paths.flatten(state.params).items()
-    ]

@@ -1,27 +1,25 @@
-"""Run `jengine replay`: repeat a training step that the numerics guard dropped, and report its first bad values."""
+"""`jengine replay`: a training step that the numerics guard dropped, repeated to find the first bad values."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+import contextlib
+import tempfile
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from jengine.train import Findings
+import jax
+from jax.sharding import AxisType
+
+from jengine.cli.commands import load
+from jengine.runner import Runner
+from jengine.sharding import Pjit
+from jengine.train import Findings, replay_step
+from jengine.train.replay import read_dump
 
 _MAX_PATHS = 20
 
 
-def run(args: argparse.Namespace, cfg: dict[str, Any]) -> None:
-    """Replay the dump `args.dump` with the model and the optimizer of the config, and print the findings."""
-    import contextlib
-    import tempfile
-
-    import jax
-    from jax.sharding import AxisType
-
-    from jengine.runner import Runner
-    from jengine.sharding import Pjit
-    from jengine.train import replay_step
-    from jengine.train.replay import read_dump
-
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Replay the dump `args.dump` with the model and optimizer in the config, and print the findings."""
+    cfg = load(args, overrides)
     dump = read_dump(args.dump)
     with tempfile.TemporaryDirectory() as work_dir:  # the command leaves no files behind
         runner = Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING"})
@@ -30,20 +28,15 @@ def run(args: argparse.Namespace, cfg: dict[str, Any]) -> None:
         is_explicit = isinstance(strategy, Pjit) and AxisType.Explicit in strategy.mesh.axis_types
         with jax.set_mesh(strategy.mesh) if is_explicit else contextlib.nullcontext():
             findings = replay_step(
-                runner.model,
-                runner.build_optimizer(),
-                runner.hooks,
-                dump["state"],
-                dump["batch"],
-                dump["hyperparams"],
+                runner.model, runner.build_optimizer(), runner.hooks, dump["state"], dump["batch"], dump["hyperparams"],
                 update=bool(dump["update"]),
                 phases=cfg["train_cfg"].get("phases"),
                 compile_step=strategy.compile_train_step if strategy.axis_name else jax.jit,
-            )
+            )  # fmt: skip
     print(describe(int(dump["state"].step), findings))
 
 
-def describe(iteration: int, findings: "Findings") -> str:
+def describe(iteration: int, findings: Findings) -> str:
     """Return the text that the command prints for `findings`."""
     lines = [f"the step of iteration {iteration}:"]
     lines += [f"  {name}: {value:g}" for name, value in findings.metrics.items()]

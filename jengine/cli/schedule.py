@@ -1,23 +1,18 @@
-"""Run `jengine schedule`: draw the hyperparameters of the optimizer over the whole run."""
+"""`jengine schedule`: the optimizer's hyperparameters over the whole run, drawn as curves."""
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from jengine.cli.commands import load
+from jengine.cli.schedule_curves import preview_schedules
 from jengine.errors import require_extra
 
 _WIDTH, _HEIGHT = 72, 10
 
 
-def run(args: argparse.Namespace, cfg: Mapping[str, Any]) -> None:
-    """Draw the schedules of `cfg` in the terminal, or save them as a PNG file.
-
-    Raises:
-      ImportError: `--png` without matplotlib.
-    """
-    from jengine.cli.schedule_curves import preview_schedules
-
-    curves = preview_schedules(cfg, args.epoch_length)
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Draw the schedules in the terminal, or save them as a PNG file."""
+    curves = preview_schedules(load(args, overrides), args.epoch_length)
     varying = {name: values for name, values in curves.items() if min(values) != max(values)}
     constant = {name: values[0] for name, values in curves.items() if name not in varying}
     if args.png:
@@ -31,13 +26,15 @@ def run(args: argparse.Namespace, cfg: Mapping[str, Any]) -> None:
 
 
 def plot(values: Sequence[float], name: str, width: int = _WIDTH, height: int = _HEIGHT) -> str:
-    """Draw a curve as text, with the highest and lowest value at the left and the iterations below.
+    """Draw a curve, one number per iteration, as text in `height` rows and at most `width` columns.
 
-    Args:
-      values: one number per iteration.
-      name: the name of the curve.
-      width: columns of the curve; fewer if there are fewer values.
-      height: rows of the curve.
+    >>> print(plot([0.0, 1.0, 2.0], "lr", height=3))
+    lr: 0 to 2, between 0 and 2
+    2 |  *
+      | *
+    0 |*
+      +---
+       0 2
     """
     width = min(width, len(values))
     columns = [values[round(i * (len(values) - 1) / max(width - 1, 1))] for i in range(width)]

@@ -1,4 +1,4 @@
-"""Name the chips that a config can be compiled for without having one, and return their devices."""
+"""Chips that a config can be compiled for without having one, and the devices they make up."""
 
 import importlib.util
 import math
@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jengine.cli.gpu_targets import GPU_TARGETS, format_target
+import jax
+from jax.experimental import topologies
+
 from jengine.errors import ConfigError, closest
 
 _GIB = 2**30
@@ -15,8 +17,64 @@ _GPUS_PER_HOST = 8
 _GPU_MEMORY_FRACTION = 0.75
 
 
+# GPUs are described to XLA's compiler, which otherwise queries the device that it compiles for. The figures are from
+# NVIDIA's data sheets and whitepapers for H100 SXM, A100 SXM 80 GB and HGX B200, and from the compute capability table
+# in the CUDA C++ programming guide.
+_RUNTIME = 'platform_name: "CUDA" runtime_version { major: 12 minor: 8 } dnn_version_info { major: 9 minor: 8 }'
+
+
+class GpuTarget(NamedTuple):
+    """GPU figures that the compiler uses."""
+
+    kind: str  # JAX's name of the device
+    capability: tuple[int, int]  # CUDA compute capability
+    multiprocessors: int
+    cores: int  # of float32, in a multiprocessor
+    clock: float  # GHz, boost
+    shared_memory: int  # KiB in a multiprocessor; a block may use 1 KiB less
+    l2_cache: int  # MiB
+    memory: int  # bytes
+    bandwidth: int  # bytes per second
+
+
+GPU_TARGETS = {
+    "h100": GpuTarget("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 228, 50, 80 * 10**9, 3_350 * 10**9),
+    "a100": GpuTarget("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 164, 40, 80 * 10**9, 2_039 * 10**9),
+    "b200": GpuTarget("NVIDIA B200", (10, 0), 148, 128, 1.965, 228, 126, 180 * 10**9, 7_700 * 10**9),
+}
+
+
+def format_target(target: GpuTarget) -> str:
+    """Return the text of a GpuTargetConfigProto, `target_config` of `jax.experimental.topologies.get_topology_desc`."""
+    major, minor = target.capability
+    return f"""
+    gpu_device_info {{
+      cuda_compute_capability {{ major: {major} minor: {minor} }}
+      core_count: {target.multiprocessors}
+      fpus_per_core: {target.cores}
+      clock_rate_ghz: {target.clock}
+      threads_per_warp: 32
+      threads_per_block_limit: 1024
+      threads_per_core_limit: 2048
+      block_dim_limit_x: 2147483647
+      block_dim_limit_y: 65535
+      block_dim_limit_z: 65535
+      registers_per_core_limit: 65536
+      registers_per_block_limit: 65536
+      shared_memory_per_block: {48 * 2**10}
+      shared_memory_per_block_optin: {(target.shared_memory - 1) * 2**10}
+      shared_memory_per_core: {target.shared_memory * 2**10}
+      l2_cache_size: {target.l2_cache * 2**20}
+      memory_bandwidth: {target.bandwidth}
+      device_memory_size: {target.memory}
+    }}
+    device_description_str: "{target.kind}"
+    {_RUNTIME}
+    """
+
+
 class Chip(NamedTuple):
-    """Hold the figures of a chip."""
+    """Chip figures."""
 
     platform: str  # 'tpu' or 'gpu'
     kind: str  # JAX's name of the device
@@ -25,7 +83,7 @@ class Chip(NamedTuple):
     links: float  # to other chips, bytes that it sends per second over all links; between GPUs of one host
 
 
-# TPUs: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm. GPUs: see `gpu_targets`; NVLink in one direction.
+# TPUs: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm. GPUs: as above; NVLink in one direction.
 _LINKS = {"h100": 450e9, "a100": 300e9, "b200": 900e9}
 CHIPS = {
     "v5e": Chip("tpu", "TPU v5 lite", 16 * _GIB, 819e9, 200e9),
@@ -41,21 +99,15 @@ _COMPILERS = {"tpu": "libtpu", "gpu": "jax_plugins.xla_cuda12"}
 
 
 class Topology(NamedTuple):
-    """Describe chips and how they are connected.
+    """Chips and how they are connected."""
 
-    Attributes:
-      name: of the chip, a key of `CHIPS`.
-      shape: of a TPU slice, along its two or three dimensions; hosts and GPUs in each for GPUs.
-      slices: number of such slices.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    slices: int = 1
+    name: str  # a key of `CHIPS`
+    shape: tuple[int, ...]  # of a TPU slice, along two or three dimensions; hosts and GPUs per host for GPUs
+    slices: int = 1  # number of such slices
 
     @property
     def chip(self) -> Chip:
-        """The figures of its chip."""
+        """The chip figures."""
         return CHIPS[self.name]
 
     @property
@@ -71,7 +123,7 @@ class Topology(NamedTuple):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The environment variables that a process must have, before it imports JAX, to compile for it."""
+        """The environment variables for a process that compiles, to set before it imports JAX."""
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3", "TPU_STDERR_LOG_LEVEL": "3"}
         common = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", **quiet}
         if self.chip.platform == "gpu":
@@ -86,21 +138,12 @@ class Topology(NamedTuple):
         }
 
     def devices(self) -> list[Any]:
-        """Return the devices, which compile but do not run.
-
-        Raises:
-          ConfigError: the compiler has no such slice.
-        """
-        import jax
-        from jax.experimental import topologies
-
+        """Return the devices, which compile but do not run."""
         try:
             if self.chip.platform == "gpu":
+                shape, target = "x".join(map(str, (1, *self.shape))), format_target(GPU_TARGETS[self.name])
                 return topologies.get_topology_desc(
-                    self.name,
-                    platform="cuda",
-                    topology="x".join(map(str, (1, *self.shape))),
-                    target_config=format_target(GPU_TARGETS[self.name]),
+                    self.name, platform="cuda", topology=shape, target_config=target
                 ).devices
             options: dict[str, Any] = {"num_slices": self.slices} if self.slices > 1 else {}
             if math.prod(self.shape) == 1:
@@ -114,14 +157,10 @@ class Topology(NamedTuple):
 
 
 def parse_topology(text: str, slices: int = 1) -> Topology:
-    """Parse `v5e:16x16`, a slice of TPUs, or `h100:8`, a number of GPUs.
+    """Parse the chips of a slice, such as `v5e:16x16` TPUs or `h100:8` GPUs.
 
-    Args:
-      text: the chips of a slice.
-      slices: number of slices.
-
-    Raises:
-      ConfigError: another form, an unknown chip, a number of GPUs that does not fill its hosts, or slices of GPUs.
+    >>> parse_topology("v5e:4x4", slices=2).size
+    32
     """
     name, _, size = text.partition(":")
     if name not in CHIPS:
@@ -145,11 +184,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
 
 
 def check_compiler(topology: Topology) -> None:
-    """Check that XLA's compiler for these chips is installed.
-
-    Raises:
-      ConfigError: it is not.
-    """
+    """Check that XLA's compiler for these chips is installed."""
     platform = topology.chip.platform
     package, _, module = _COMPILERS[platform].partition(".")
     is_installed = importlib.util.find_spec(package) is not None

@@ -1,4 +1,4 @@
-"""Format an error for the terminal: the frames of the user's code, the message, and the notes."""
+"""Errors as a terminal should show them: the frames in the user's code, the message, and the notes."""
 
 import pathlib
 import sysconfig
@@ -15,12 +15,7 @@ _JAX_NOTES = ("----", "For simplicity, JAX has removed")
 
 
 def format_error(error: BaseException, log_file: str | None) -> str:
-    """Return the message of an error below the frames of the user's code, and where the others are.
-
-    Args:
-      error: the error.
-      log_file: the path of the log file that has the complete traceback; None for none.
-    """
+    """Return an error message below the frames in the user's code; `log_file`, if any, has the complete traceback."""
     report = traceback.TracebackException.from_exception(error)
     left_out = sum([_keep_own_frames(part) for part in _chain(report)])
     where = f"{log_file} has all, as has --traceback" if log_file else "--traceback prints all"
@@ -29,7 +24,6 @@ def format_error(error: BaseException, log_file: str | None) -> str:
 
 
 def _chain(report: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
-    """Yield a report, its causes, and the errors of a group."""
     if report is not None:
         yield report
         for part in (report.__cause__, report.__context__, *(report.exceptions or ())):
@@ -37,7 +31,7 @@ def _chain(report: traceback.TracebackException | None) -> Iterator[traceback.Tr
 
 
 def _keep_own_frames(report: traceback.TracebackException) -> int:
-    """Remove the frames of libraries, and JAX's notes on its own; return the number of removed frames."""
+    """Remove library frames, and JAX's notes about frames; return the number of removed frames."""
     own = [frame for frame in report.stack if not _is_library(frame.filename)]
     left_out = len(report.stack) - len(own)
     report.stack = traceback.StackSummary.from_list(own)
@@ -47,7 +41,7 @@ def _keep_own_frames(report: traceback.TracebackException) -> int:
 
 
 def _is_library(filename: str) -> bool:
-    """Return whether a file is of Python, jengine, or a library that runs the step."""
+    """Return whether a file belongs to Python, jengine, or a library that runs the step."""
     path = pathlib.Path(filename)
     for name in _INSTALLED:
         if name in path.parts[:-1]:

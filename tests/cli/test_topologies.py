@@ -1,7 +1,6 @@
 import pytest
 
-from jengine.cli.gpu_targets import GPU_TARGETS, format_target
-from jengine.cli.topologies import CHIPS, check_compiler, parse_topology
+from jengine.cli.topologies import CHIPS, GPU_TARGETS, check_compiler, format_target, parse_topology
 from jengine.errors import ConfigError
 from jengine.train.peak_flops import get_peak_flops
 

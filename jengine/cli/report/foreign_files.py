@@ -1,4 +1,4 @@
-"""Read the files of a run that may be from anyone: nothing outside of its directory, and anything may be in them."""
+"""Files of a run that may be from anyone: nothing outside the run directory is read, and they may contain anything."""
 
 import json
 import os
@@ -13,7 +13,7 @@ _MAX_FLOAT = 1e300  # sums of a few stay finite
 
 
 class ForeignFiles:
-    """Read the files below a directory. What cannot be read is noted in one line.
+    """Reader for the files below a directory; what cannot be read is noted in one line.
 
     Args:
       root: the directory; links that lead out of it are not followed.
@@ -36,7 +36,7 @@ class ForeignFiles:
         try:
             if not os.path.lexists(path):
                 return False
-            if is_within(path, self.root):
+            if pathlib.Path(os.path.realpath(path, strict=True)).is_relative_to(os.path.realpath(self.root)):
                 return True
         except (OSError, ValueError) as error:  # a loop of links, a null character
             self.note(path, error)
@@ -49,7 +49,8 @@ class ForeignFiles:
         if not self.find(path):
             return None
         try:
-            with open(path, "rb", opener=_open_without_blocking) as file:
+            # A pipe without a writer would block.
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise OSError("it must be a regular file")
@@ -61,7 +62,7 @@ class ForeignFiles:
             return None
 
     def read_text(self, path: pathlib.Path) -> str | None:
-        """Return the text of a file, with other bytes than UTF-8 replaced."""
+        """Return a file as text, with bytes other than UTF-8 replaced."""
         content = self.read(path)
         return None if content is None else content.decode("utf-8", errors="replace")
 
@@ -77,38 +78,30 @@ class ForeignFiles:
             return {}
 
 
-def is_within(path: pathlib.Path, root: pathlib.Path) -> bool:
-    """Return whether a path is in a directory, or is the directory, once links are followed.
-
-    Raises:
-      OSError: a loop of links.
-    """
-    return pathlib.Path(os.path.realpath(path, strict=True)).is_relative_to(os.path.realpath(root))
-
-
-def _open_without_blocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would block
-
-
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number of a size that a page can show."""
+    """Return whether a value is a finite number that is not too large for a page.
+
+    >>> is_number(1.5), is_number(float("nan")), is_number(True)
+    (True, False, False)
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= (_MAX_INTEGER if isinstance(value, int) else _MAX_FLOAT)
 
 
 def conform(value: Any, schema: Any, path: str, problems: list[str]) -> Any:
-    """Return the parts of a value that have the form of a schema; the others are left out.
+    """Return the parts of a JSON value that match a schema; the paths of others are added to `problems`.
+
+    >>> problems = []
+    >>> conform({"name": "a", "size": "large"}, {"name": str, "size": float}, "run", problems), problems
+    ({'name': 'a'}, ['run.size'])
 
     Args:
       value: from JSON.
       schema: `str` or `float` for any text or number; `[schema]`, whose elements all must conform; `{str: schema}`; or
         a dict of optional entries.
-      path: of the value, for the problems.
-      problems: paths that do not conform are added.
-
-    Returns:
-      The value, or None.
+      path: path of the value.
+      problems: paths that do not conform.
     """
     if isinstance(schema, dict) and isinstance(value, dict):
         schemas = {name: schema.get(name, schema.get(str)) for name in value}

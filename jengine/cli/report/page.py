@@ -1,9 +1,10 @@
-"""Assemble a report as one HTML file, with its data, style and scripts."""
+"""The report as one HTML file, with data, style and scripts."""
 
 import base64
 import functools
 import gzip
 import importlib.resources
+import itertools
 import pathlib
 import re
 import time
@@ -19,34 +20,17 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def collect_data(work_dirs: Sequence[str], images: int) -> dict[str, Any]:
-    """Read the runs and return the data of a report.
-
-    Args:
-      work_dirs: paths of runs; see `find_runs`.
-      images: steps to show of each image.
-
-    Raises:
-      FileNotFoundError: a path has no run.
-    """
+    """Read the runs (see `find_runs`) and return the report data, with at most `images` steps of each image."""
     skipped: list[str] = []
-    log_dirs = list(
-        dict.fromkeys(run for path in work_dirs for run in find_runs(pathlib.Path(path).absolute(), skipped))
-    )
+    found = (find_runs(pathlib.Path(path).absolute(), skipped) for path in work_dirs)
+    log_dirs = list(dict.fromkeys(itertools.chain.from_iterable(found)))
     runs = dict(zip(name_runs(log_dirs), map(read_run, log_dirs), strict=True))
     next(iter(runs.values())).notes.extend(skipped)
     return {"created": time.strftime("%Y-%m-%d %H:%M:%S"), **build_page_data(runs, images)}
 
 
 def render_page(data: dict[str, Any], refresh: float = 0) -> str:
-    """Return the page.
-
-    Args:
-      data: the result of `collect_data`.
-      refresh: seconds after which the page requests new data from its server; 0 for a file.
-
-    Raises:
-      ImportError: plotly is not installed.
-    """
+    """Return the page for the result of `collect_data`, which requests new data every `refresh` seconds unless 0."""
     assets = importlib.resources.files("jengine.cli.report")
     parts = {
         "style": (assets / "page.css").read_text(encoding="utf-8"),
@@ -64,11 +48,7 @@ def to_json(data: Any) -> str:
 
 @functools.cache
 def compressed_plotly() -> str:
-    """Return plotly.js, compressed with gzip and encoded in base64: less than half the size of the script.
-
-    Raises:
-      ImportError: plotly is not installed.
-    """
+    """Return plotly.js, compressed with gzip and encoded in base64: less than half the size."""
     with require_extra("report", "jengine report requires plotly"):
         from plotly.offline import get_plotlyjs
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

@@ -1,8 +1,8 @@
-"""Convert runs to the data of a report, in JSON's types."""
+"""Report data for runs, in JSON's types."""
 
 import base64
+import collections
 import math
-import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from jengine.checkpoint import infer_rule, is_better
 from jengine.cli.report.foreign_files import get_dict, is_number
-from jengine.cli.report.run_files import RunFiles
+from jengine.cli.report.run_files import ReportedRun
 
 MAX_POINTS = 2000  # of a curve: about as many as a screen has pixels
 MAX_IMAGE_NAMES = 24
@@ -26,34 +26,22 @@ _RATES = ("lr", "momentum", "weight_decay")  # ends of the names of hyperparamet
 Points = tuple[list[float], list[float]]
 
 
-def build_page_data(runs: Mapping[str, RunFiles], images: int) -> dict[str, Any]:
-    """Return the data of a report.
-
-    Args:
-      runs: the runs by name.
-      images: steps to show of each image, from the first to the last.
-
-    Returns:
-      `runs`, each with its curves, validations and facts; `panels`, the names of curves and their groups, in order;
-      and `config`, the values of the configs by path.
-    """
+def build_page_data(runs: Mapping[str, ReportedRun], images: int) -> dict[str, Any]:
+    """Return the report data: runs with curves and facts, panels in order, and config values by path."""
     described = [_describe_run(name, run, images) for name, run in runs.items()]
-    return {
-        "runs": described,
-        "panels": _list_panels(described),
-        "config": compare_configs([run.config for run in runs.values()]),
-    }
+    config = compare_configs([run.config for run in runs.values()])
+    return {"runs": described, "panels": _list_panels(described), "config": config}
 
 
 def read_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str, str], Points], list[str]]:
-    """Return the curves of a run over its training iterations.
+    """Return curves over the training iterations by `(mode, name)`, and the names of values that are not numbers.
+
+    >>> read_curves([{"step": 1, "iter": 1, "mode": "train", "loss": 0.5, "note": "text"}])
+    ({('train', 'loss'): ([1], [0.5])}, ['note'])
 
     Args:
-      rows: lines of the scalar file. Their `mode` is their loop; lines without a mode are of training, if they have an
-        `iter`, or a user's own scalars; else, with a `data_time`, of a validation after the training line before it.
-
-    Returns:
-      The iterations and values by `(mode, name)`, and the names of values that are not numbers.
+      rows: lines in the scalar file. `mode` is the loop; lines without a mode belong to training, if they have an
+        `iter`, or are a user's own scalars; else, with a `data_time`, to a validation after the training line before.
     """
     curves: dict[tuple[str, str], Points] = {}
     others: dict[str, None] = {}
@@ -76,12 +64,12 @@ def read_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str, str]
 
 
 def thin(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> Points:
-    """Return at most `limit` points of a curve: the lowest and the highest of each of `limit / 2` equal parts.
+    """Return at most `limit` points, the lowest and the highest in each of `limit / 2` equal parts.
 
-    Args:
-      x: positions.
-      y: values. A part's NaN and infinities are dropped unless it has no other values.
-      limit: an even number.
+    NaN and infinities are dropped unless a part has no other values.
+
+    >>> thin([0, 1, 2, 3], [5.0, 1.0, 2.0, 3.0], limit=2)
+    ([0, 1], [5.0, 1.0])
     """
     if len(y) <= limit:
         return list(x), list(y)
@@ -96,17 +84,17 @@ def thin(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> Poi
 
 
 def compare_configs(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each dotted path in any of the configs: `path`, `values` ('' if absent) and `differs`."""
+    """Return a row for each dotted path in any of the configs: `path`, `values` ('' if absent) and `differs`.
+
+    >>> compare_configs([{"lr": 0.1}, {"lr": 0.2}])
+    [{'path': 'lr', 'values': ['0.1', '0.2'], 'differs': True}]
+    """
     flat = [dict(_flatten(config, "")) for config in configs]
-    paths = sorted({path for values in flat for path in values})
-    rows = []
-    for path in paths:
-        values = [found.get(path, "") for found in flat]
-        rows.append({"path": path, "values": values, "differs": len(set(values)) > 1})
-    return rows
+    rows = {path: [found.get(path, "") for found in flat] for path in sorted(set().union(*flat))}
+    return [{"path": path, "values": values, "differs": len(set(values)) > 1} for path, values in rows.items()]
 
 
-def _describe_run(name: str, run: RunFiles, num_images: int) -> dict[str, Any]:
+def _describe_run(name: str, run: ReportedRun, num_images: int) -> dict[str, Any]:
     curves, others = read_curves(run.rows)
     if curves.get(("train", "base_lr")) == curves.get(("train", "lr")):
         curves.pop(("train", "base_lr"), None)  # they differ only in runs with several learning rates
@@ -118,21 +106,24 @@ def _describe_run(name: str, run: RunFiles, num_images: int) -> dict[str, Any]:
     if omitted:
         notes.append(f"{omitted} names of images are not shown; a report shows {MAX_IMAGE_NAMES} of each run")
     sessions = run.record["sessions"]
+    first, last = (sessions[0], sessions[-1]) if sessions else ({}, {})
+    iterations = [session.get("iter", 0) for session in sessions] + [x[-1] for x, _ in curves.values()]
+    seconds: collections.Counter[str] = collections.Counter()  # by phase
+    for session in sessions:
+        seconds.update(session.get("seconds", {}))
     return {
         "name": name,
         "path": str(run.log_dir),
         "status": run.status,
         "notes": notes,
-        "started": sessions[0].get("started", "") if sessions else "",
-        "updated": sessions[-1].get("updated", "") if sessions else "",
+        "started": first.get("started", ""),
+        "updated": last.get("updated", ""),
         "sessions": len(sessions),
-        "iter": int(
-            max([session.get("iter", 0) for session in sessions] + [x[-1] for x, _ in curves.values()], default=0)
-        ),
+        "iter": int(max(iterations, default=0)),
         **{key: run.record.get(key) for key in ("max_iters", "max_epochs", "epoch_length", "seed", "model", "groups")},
-        "versions": sessions[-1].get("versions", {}) if sessions else {},
-        "devices": sessions[-1].get("devices", "") if sessions else "",
-        "seconds": _sum_seconds(sessions),
+        "versions": last.get("versions", {}),
+        "devices": last.get("devices", ""),
+        "seconds": dict(seconds.most_common()),
         "speed": _read_speed(run.rows),
         "series": [_describe_curve(*key, *points) for key, points in curves.items() if key[0] != "test"],
         "best": _find_best(curves, run.config),
@@ -142,7 +133,7 @@ def _describe_run(name: str, run: RunFiles, num_images: int) -> dict[str, Any]:
 
 
 def _describe_curve(mode: str, name: str, x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
-    """Return a curve: its points (not finite ones as None), their number in the file, and where it is not finite."""
+    """Return the points (None if not finite), the number in the file, and where the curve is not finite."""
     kept_x, kept_y = thin(x, y)
     bad = [position for position, value in zip(x, y, strict=True) if not math.isfinite(value)]
     return {
@@ -156,7 +147,7 @@ def _describe_curve(mode: str, name: str, x: Sequence[float], y: Sequence[float]
 
 
 def _find_best(curves: Mapping[tuple[str, str], Points], config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the best and the last value of each metric of the validations; the best only if its rule is known."""
+    """Return the best and the last value of each validation metric; the best only if the rule is known."""
     found = []
     for (mode, name), (x, y) in curves.items():
         if mode != "val":
@@ -172,11 +163,10 @@ def _find_best(curves: Mapping[tuple[str, str], Points], config: Mapping[str, An
 
 
 def _find_rule(metric: str, config: Mapping[str, Any]) -> str:
-    """Return 'greater', 'less' or '', as the checkpoint hook of the config sets it, else from the metric's name."""
+    """Return 'greater', 'less' or '', as the config's checkpoint hook sets it, else from the metric's name."""
     hook = get_dict(config, "default_hooks", "checkpoint")
-    metrics, rules = (
-        (value,) if isinstance(value, str) else value for value in (hook.get("save_best"), hook.get("rule"))
-    )
+    values = hook.get("save_best"), hook.get("rule")
+    metrics, rules = ((value,) if isinstance(value, str) else value for value in values)
     if isinstance(metrics, list | tuple) and isinstance(rules, list | tuple):
         for name, rule in zip(metrics, rules, strict=False):
             if name == metric and rule in ("greater", "less"):
@@ -188,7 +178,7 @@ def _find_rule(metric: str, config: Mapping[str, Any]) -> str:
 
 
 def _list_panels(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the names of all curves and their groups: losses first, then metrics, own scalars, rates and times."""
+    """Return all curve names and groups: losses first, then metrics, own scalars, rates and times."""
     validated = {series["name"] for run in runs for series in run["series"] if series["mode"] == "val"}
     names = dict.fromkeys(series["name"] for run in runs for series in run["series"])
     panels = [{"name": name, "group": _find_group(name, validated)} for name in names]
@@ -211,49 +201,31 @@ def _find_group(name: str, validated: set[str]) -> str:
     return name.split("/")[0] if "/" in name else "Training"
 
 
-def _sum_seconds(sessions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the seconds by phase over all sessions of a run, in decreasing order."""
-    total: dict[str, float] = {}
-    for session in sessions:
-        for phase, seconds in session.get("seconds", {}).items():
-            total[phase] = total.get(phase, 0.0) + seconds
-    return dict(sorted(total.items(), key=lambda item: -item[1]))
-
-
 def _read_speed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the speed that the last summary in the rows reports; {} before the end of the run."""
-    summaries = [row for row in rows if any(name.startswith("speed/") for name in row)]
-    if not summaries:
-        return {}
-    return {
-        name.removeprefix("speed/"): x
-        for name, x in summaries[-1].items()
-        if name.startswith("speed/") and is_number(x)
-    }
+    """Return the speed in the last summary; {} before the end of the run."""
+    speeds = ({name: x for name, x in row.items() if name.startswith("speed/")} for row in reversed(rows))
+    last = next(filter(None, speeds), {})
+    return {name.removeprefix("speed/"): x for name, x in last.items() if is_number(x)}
 
 
-def _embed_images(run: RunFiles, limit: int) -> tuple[list[dict[str, Any]], int]:
+def _embed_images(run: ReportedRun, limit: int) -> tuple[list[dict[str, Any]], int]:
     """Return the images as data URLs, and how many names are left out."""
-    shown = []
+    shown: list[dict[str, Any]] = []
     for name, found in list(run.images.items())[:MAX_IMAGE_NAMES]:
-        picked = sorted({round(i) for i in np.linspace(0, len(found) - 1, min(limit, len(found)))})
-        items = [{"step": found[i][0], "url": url} for i in picked if (url := _to_data_url(run, found[i][1]))]
-        shown.append({"name": name, "total": len(found), "items": items})
+        shown.append({"name": name, "total": len(found), "items": []})
+        for i in sorted({round(i) for i in np.linspace(0, len(found) - 1, min(limit, len(found)))}):
+            step, path = found[i]
+            content = run.files.read(path)
+            if content is not None and content.startswith(_PNG):
+                url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+                shown[-1]["items"].append({"step": step, "url": url})
+            elif content is not None:
+                run.files.note(path, "it must be a PNG file")
     return shown, max(0, len(run.images) - MAX_IMAGE_NAMES)
 
 
-def _to_data_url(run: RunFiles, path: pathlib.Path) -> str | None:
-    content = run.files.read(path)
-    if content is None:
-        return None
-    if not content.startswith(_PNG):
-        run.files.note(path, "it must be a PNG file")
-        return None
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
-
-
 def _flatten(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the leaves of a config as text by dotted path; a list without dicts is a leaf."""
+    """Yield the leaves in a config as text by dotted path; a list without dicts is a leaf."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _flatten(item, f"{path}.{key}" if path else str(key))

@@ -1,4 +1,4 @@
-"""Read the files of a run that a report shows; they may be those of a run that is training."""
+"""Files of a run that a report shows, perhaps of a run that is training."""
 
 import dataclasses
 import json
@@ -34,41 +34,24 @@ _RECORD_FORM: dict[str, Any] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class RunFiles:
-    """Hold the contents of a run's log directory.
+class ReportedRun:
+    """Contents of a run's log directory."""
 
-    Attributes:
-      log_dir: the directory of its log files.
-      status: 'training', 'finished', why it stopped, or '' if unknown.
-      record: the contents of `run.json`; empty if there is none.
-      config: its resolved config; empty if it has none.
-      rows: the lines of `vis_data/scalars.json`.
-      images: the PNG files and their steps, in order, by name of the image.
-      test: the metrics of a test at the end of the run; empty if there was none.
-      files: reads the images.
-      notes: what could not be read, and why.
-    """
-
-    files: ForeignFiles
-    notes: list[str]
+    files: ForeignFiles  # reads the images
+    notes: list[str]  # what could not be read, and why
     log_dir: pathlib.Path
-    status: str
-    record: Mapping[str, Any]
-    config: Mapping[str, Any]
-    rows: list[dict[str, Any]]
-    images: Mapping[str, list[tuple[int, pathlib.Path]]]
-    test: Mapping[str, Any]
+    status: str  # 'training', 'finished', why it stopped, or '' if unknown
+    record: Mapping[str, Any]  # `run.json`; empty if there is none
+    config: Mapping[str, Any]  # resolved; empty if there is none
+    rows: list[dict[str, Any]]  # the lines in `vis_data/scalars.json`
+    images: Mapping[str, list[tuple[int, pathlib.Path]]]  # steps and PNG files, in order, by image name
+    test: Mapping[str, Any]  # the metrics of a test at the end of the run; empty if there was none
 
 
 def find_runs(path: pathlib.Path, notes: list[str] | None = None) -> list[pathlib.Path]:
-    """Return the log directories that `path` stands for.
+    """Return the log directories that `path` stands for: itself, the newest run in a work dir, or in several.
 
-    Args:
-      path: a log directory; a work dir, for its newest run; or a directory of work dirs, for the newest run of each.
-      notes: directories that are skipped, because they cannot be read or lead out of `path`, are added.
-
-    Raises:
-      FileNotFoundError: the directory has no run.
+    `notes` gets the directories that are skipped, because they cannot be read or lead out of `path`.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"WORK_DIR must be a directory, got {path}, which does not exist")
@@ -87,7 +70,11 @@ def find_runs(path: pathlib.Path, notes: list[str] | None = None) -> list[pathli
 
 
 def name_runs(log_dirs: list[pathlib.Path]) -> list[str]:
-    """Return a short name for each run: that of its work dir, extended only where two are equal."""
+    """Return a short name for each run: the work dir name, extended only where two are equal.
+
+    >>> name_runs([pathlib.Path("/a/digits/20250101_000000"), pathlib.Path("/b/text")])
+    ['digits', 'text']
+    """
     paths = [path.absolute() for path in log_dirs]
     work_dirs = [path.parent if _TIMESTAMP.fullmatch(path.name) else path for path in paths]
     names = [path.name for path in work_dirs]
@@ -97,26 +84,14 @@ def name_runs(log_dirs: list[pathlib.Path]) -> list[str]:
     return names
 
 
-def read_run(log_dir: pathlib.Path) -> RunFiles:
-    """Read a run, which may be from anyone.
-
-    Args:
-      log_dir: the directory of its log files; nothing outside of it is read.
-    """
+def read_run(log_dir: pathlib.Path) -> ReportedRun:
+    """Read a run, which may be from anyone; nothing outside the log directory is read."""
     files = ForeignFiles(log_dir)
-    record = _read_record(files)
-    config = _read_config(files)
-    return RunFiles(
-        files=files,
-        notes=files.notes,
-        log_dir=log_dir,
-        status=_find_status(log_dir, record),
-        record=record,
-        config=config,
-        rows=_read_rows(files),
-        images=_list_images(files, config),
-        test=files.read_json(log_dir / f"{log_dir.name}.json"),
-    )
+    record, config = _read_record(files), _read_config(files)
+    return ReportedRun(
+        files, files.notes, log_dir, _find_status(log_dir, record), record, config, rows=_read_rows(files),
+        images=_list_images(files, config), test=files.read_json(log_dir / f"{log_dir.name}.json"),
+    )  # fmt: skip
 
 
 def _is_log_dir(path: pathlib.Path) -> bool:
@@ -124,7 +99,7 @@ def _is_log_dir(path: pathlib.Path) -> bool:
 
 
 def _directories(files: ForeignFiles, path: pathlib.Path) -> list[pathlib.Path]:
-    """Return the directories in a path, without those outside of the root of `files`."""
+    """Return the directories in a path, without those outside the root of `files`."""
     try:
         return sorted(child for child in path.iterdir() if child.is_dir() and files.find(child))
     except OSError as error:
@@ -133,7 +108,7 @@ def _directories(files: ForeignFiles, path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _newest_run(work_dir: pathlib.Path, files: ForeignFiles) -> pathlib.Path | None:
-    """Return the log directory with the latest start time, which is its name; None if there is none."""
+    """Return the log directory with the latest start time, which is the name; None if there is none."""
     return max(filter(_is_log_dir, _directories(files, work_dir)), default=None)
 
 
@@ -148,7 +123,7 @@ def _find_status(log_dir: pathlib.Path, record: Mapping[str, Any]) -> str:
 
 
 def _read_record(files: ForeignFiles) -> dict[str, Any]:
-    """Return the entries of `run.json` that have the form which a run writes."""
+    """Return the entries in `run.json` that have the form which a run writes."""
     problems: list[str] = []
     record = conform(files.read_json(files.root / RECORD), _RECORD_FORM, RECORD, problems)
     if problems:
@@ -186,7 +161,9 @@ def _read_rows(files: ForeignFiles) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             unreadable += line.endswith("\n")  # the last line may be incomplete while the run writes it
             continue
-        if _is_row(row):
+        # A line has a position: a step, and perhaps an iteration and a mode.
+        is_numbered = isinstance(row, dict) and is_number(row.get("step")) and is_number(row.get("iter", 0))
+        if is_numbered and isinstance(row.get("mode", ""), str):
             rows.append(row)
         else:
             unreadable += 1
@@ -195,18 +172,8 @@ def _read_rows(files: ForeignFiles) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_row(row: Any) -> bool:
-    """Return whether a line has a position: its step, and if it has them, its iteration and mode."""
-    return (
-        isinstance(row, dict)
-        and is_number(row.get("step"))
-        and is_number(row.get("iter", 0))
-        and isinstance(row.get("mode", ""), str)
-    )
-
-
 def _list_images(files: ForeignFiles, config: Mapping[str, Any]) -> dict[str, list[tuple[int, pathlib.Path]]]:
-    """Return the images in the directories to which the backends of the config write them."""
+    """Return the images in the directories to which the config's backends write them."""
     vis_dir = files.root / "vis_data"
     backends = get_dict(config, "visualizer").get("vis_backends")
     listed = backends if isinstance(backends, list | tuple) else ()

@@ -1,4 +1,4 @@
-"""Serve a report that follows its runs."""
+"""Server for a report that follows the runs."""
 
 import contextlib
 import http.server
@@ -15,18 +15,10 @@ from jengine.logging import escape_control
 def make_server(
     collect: Callable[[], dict[str, Any]], host: str, port: int, refresh: float
 ) -> http.server.ThreadingHTTPServer:
-    """Return a server of the report at `/` and its data at `/data.json`; `serve_forever` runs it.
+    """Return a server for the report at `/` and the data, from `collect`, at `/data.json`; `serve_forever` runs it.
 
-    It answers only requests whose Host is an address or a name of this machine.
-
-    Args:
-      collect: returns the current data.
-      host: the address to listen on.
-      port: its port; 0 for any free one.
-      refresh: seconds between two requests of an open page for new data.
-
-    Raises:
-      OSError: the address is in use.
+    It answers only requests whose Host is an address or a name of this machine. A port of 0 is any free one; an open
+    page requests new data after `refresh` seconds.
     """
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -63,10 +55,8 @@ def make_server(
 
 
 def _is_own_name(name: str, host: str) -> bool:
-    """Return whether the Host of a request is this server's: its name, that of the machine, or any numeric address.
-
-    A page of another site can make its own name resolve to this server (DNS rebinding), and would then read the report.
-    """
+    """Return whether a request's Host is this server: the host, the machine name, or any numeric address."""
+    # A page from another site can make a name resolve to this server (DNS rebinding), and would then read the report.
     with contextlib.suppress(ValueError):  # an invalid address or port
         hostname = urllib.parse.urlsplit(f"//{name}").hostname or ""
         if hostname in ("localhost", host.lower(), socket.gethostname().lower()):

@@ -1,4 +1,4 @@
-"""Provide iMIX's hooks, levels, writers, optimizers, schedules and config style."""
+"""iMIX's hooks, levels, writers, optimizers, schedules and config style."""
 
 from jengine.contrib.imix.checkpoint import CheckPointHook as CheckPointHook
 from jengine.contrib.imix.constructors import BertOptimizerConstructor as BertOptimizerConstructor

@@ -1,5 +1,6 @@
-"""Save checkpoints by epoch and by iteration, under iMIX's names."""
+"""iMIX's checkpoints by epoch and by iteration, under iMIX's names."""
 
+import dataclasses
 from typing import Any
 
 from jengine.annotations import Count
@@ -9,54 +10,50 @@ from jengine.registry import HOOKS
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class CheckPointHook(HookBase):
-    """Save checkpoints of the full training state.
+    """Hook that saves checkpoints with the full training state.
 
-    Names count epochs and iterations from 0: `<prefix>_epoch<e>_model` at the end of an epoch;
-    `<prefix>_epoch<e>_iter<n>_model` after n iterations of an epoch; `<prefix>_iter<i>_model` in a training by
-    iterations; and `<prefix>_model_final` at the end of training.
+    Names count epochs and iterations from 0: `<prefix>_epoch<e>_model` at the end of an epoch,
+    `<prefix>_epoch<e>_iter<n>_model` after n iterations in an epoch, `<prefix>_iter<i>_model` when training by
+    iterations, and `<prefix>_model_final` at the end of training.
+
+    >>> CheckPointHook(epoch_period=2, max_num_checkpoints=3).epoch_period
+    2
 
     Args:
-      prefix: the start of the names; by default `<model>_<dataset>`, the names of their classes.
+      prefix: start of the names; by default `<model>_<dataset>`, the two class names.
       iter_period: iterations between two checkpoints, counted from the start of each epoch; None to save none.
       epoch_period: epochs between two checkpoints.
-      max_num_checkpoints: number of recent checkpoints to keep, in addition to `<prefix>_model_final`; None for all.
-
-    Raises:
-      ConfigError: a number below 1.
+      max_num_checkpoints: number of recent checkpoints to keep besides `<prefix>_model_final`; None for all.
     """
 
-    def __init__(
-        self,
-        prefix: str | None = None,
-        iter_period: Count | None = None,
-        epoch_period: Count = 1,
-        max_num_checkpoints: Count | None = None,
-    ) -> None:
-        self.prefix = prefix
-        self.iter_period = iter_period
-        self.epoch_period = epoch_period
-        self.max_num_checkpoints = max_num_checkpoints
+    prefix: str | None = None
+    iter_period: Count | None = None
+    epoch_period: Count = 1
+    max_num_checkpoints: Count | None = None
+
+    def __post_init__(self) -> None:
         self._kept: list[str] = []
         self._evicting: list[str] = []
-        self._latest: tuple[int, str] | None = None  # completed iterations and name of the latest checkpoint
+        self._latest: tuple[int, str] | None = None  # completed iterations, and the name of the latest checkpoint
 
     def name_at(self, iteration: int) -> str | None:
         """Return the name of the latest checkpoint if it was saved after `iteration` iterations, else None."""
         return self._latest[1] if self._latest is not None and self._latest[0] == iteration else None
 
     def before_train(self) -> None:
-        """Set the default prefix, and delete the checkpoints that an interrupted run did not get to delete."""
+        """Set the default prefix, and delete the checkpoints that an interrupted run should have deleted."""
         trainer = self.trainer
         if self.prefix is None:
             model = getattr(trainer.model, "module", trainer.model)
             dataset = getattr(trainer.train_loop.dataloader, "dataset", trainer.train_loop.dataloader)
-            self.prefix = f"{_get_name(model)}_{_get_name(dataset)}"
-        trainer.checkpointer.evict(trainer.work_dir, self._evicting)
+            self.prefix = "_".join(getattr(value, "__name__", type(value).__name__) for value in (model, dataset))
+        trainer.checkpointer.evict(trainer.work_dir, self._evicting)  # the names come from the resumed checkpoint
         self._evicting = []
 
     def after_train_iter(self) -> None:
-        """Save every `iter_period` iterations, except at the end of an epoch or of training, which are saved anyway."""
+        """Save every `iter_period` iterations; the ends of epochs and of training are saved anyway."""
         trainer = self.trainer
         if self.iter_period is None or self.is_last_train_iter(trainer):
             return
@@ -66,8 +63,7 @@ class CheckPointHook(HookBase):
         elif self.every_n_inner_iters(self.inner_iter, self.iter_period) and not self.end_of_epoch(
             trainer.train_loop.dataloader, self.inner_iter
         ):
-            name = f"epoch{trainer.epoch}_iter{self.inner_iter + 1}_model"
-            self._save(name, trainer.epoch, trainer.iter + 1)
+            self._save(f"epoch{trainer.epoch}_iter{self.inner_iter + 1}_model", trainer.epoch, trainer.iter + 1)
 
     def after_train_epoch(self) -> None:
         """Save every `epoch_period` epochs."""
@@ -93,13 +89,10 @@ class CheckPointHook(HookBase):
             kept = [*(other for other in self._kept if other != name), name]
             num_evicted = len(kept) - (self.max_num_checkpoints or len(kept))
             self._evicting, self._kept = kept[:num_evicted], kept[num_evicted:]
+        # Set before saving, so that the checkpoint has the names to keep if the run ends while they are deleted.
         self._latest = iteration, name
         trainer.logger.info(f"Saving checkpoint {name}")
-        trainer.save_checkpoint(
-            filename=name,
-            meta={"epoch": epoch, "iter": iteration},
-            evict=self._evicting,
-        )
+        trainer.save_checkpoint(filename=name, meta={"epoch": epoch, "iter": iteration}, evict=self._evicting)
         self._evicting = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,7 +105,3 @@ class CheckPointHook(HookBase):
         if state_dict["saved"] is not None:
             iteration, name = state_dict["saved"]
             self._latest = iteration, name
-
-
-def _get_name(value: Any) -> str:
-    return getattr(value, "__name__", type(value).__name__)

@@ -1,7 +1,7 @@
-"""Define iMIX's optimizer constructors, which set learning rates and decays for its vision-and-language models.
+"""iMIX's optimizer constructors, which set learning rates and decays for vision-and-language models.
 
-The rules are those of `imix/solver/default_constructor.py` in https://github.com/inspur-hsslab/iMIX (v0.1.1). They
-match the names of PyTorch's BERT, to which Flax parameters are mapped by their torch alias; a module is also a
+The rules are those in `imix/solver/default_constructor.py` of https://github.com/inspur-hsslab/iMIX (v0.1.1). They
+match the names in PyTorch's BERT, to which Flax parameters are mapped by their torch alias; a module is also a
 `LayerNorm` by its class, or by Flax's default name (`LayerNorm_0`).
 
 Differences from iMIX: `paramwise_cfg` works with DefaultOptimizerConstructor; DevlbertOptimizerConstructor exempts
@@ -14,7 +14,7 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from jengine import paths
@@ -33,7 +33,7 @@ _FROM_SCRATCH_LR = 1e-4  # of Vilbert and Devlbert, for parameters that were not
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
-    """Apply iMIX's rules for names and module types.
+    """Constructor with iMIX's rules for names and module types.
 
     Norms are group and layer norms, but not batch norms. At most one decay rule applies to a parameter: that of norms,
     else that of depthwise convolutions, else that of biases.
@@ -56,12 +56,12 @@ class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
         if hasattr(self.optimizer_cfg, "items"):
             cfg = dict(self.optimizer_cfg.items())
             self.own_settings = {name: cfg.pop(name) for name in self.optimizer_keys if name in cfg}
-            self.optimizer_cfg = cfg
+            self.optimizer_cfg = cfg  # the optimizer itself must not see iMIX's settings
         if self.own_settings.get("training_encoder_lr_multiply", 1) != 1:
             logger.warning("training_encoder_lr_multiply has no effect, as in iMIX; use paramwise_cfg.custom_keys")
 
     def typed_settings(self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool) -> dict[str, Any]:
-        """Return the settings of a parameter from all rules except custom_keys; empty if none applies."""
+        """Return a parameter's settings from all rules except custom_keys; empty if none applies."""
         cfg = self.paramwise_cfg
         is_norm = _is_group_or_layer_norm(module)
         settings: dict[str, Any] = {}
@@ -83,249 +83,226 @@ class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
 
 
 class _NamePatternConstructor(DefaultOptimizerConstructor):
-    """Set the learning rate and decay of every parameter by its name, as defined by subclasses."""
+    """Base class for constructors that set the learning rate and decay of every parameter by name."""
 
     no_decay: ClassVar[tuple[str, ...]] = _NO_DECAY
-    required: ClassVar[tuple[str, ...]] = ()
+    optional: ClassVar[tuple[str, ...]] = ()  # of `paramwise_keys`
+    language_weights: frozenset[str] | None = None
 
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
         super().__init__(optim_wrapper_cfg, paramwise_cfg)
-        for name in self.required:
-            if name not in self.paramwise_cfg:
+        for name in self.paramwise_keys:
+            if name not in self.paramwise_cfg and name not in self.optional:
                 raise ConfigError(
                     f"`paramwise_cfg` of {type(self).__name__} must have {name}, got {sorted(self.paramwise_cfg)}"
                 )
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Check and read the settings."""
 
     def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
-        """Build the wrapper; see DefaultOptimWrapperConstructor."""
         params, types = get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr(type(self).__name__)
-        members = _list_parameters(module_tree(params, types))
-        self.check_names([parameter.path for parameter, _ in members])
-        groups = [{"params": [p], **self.settings(p.path, self.is_exempt(p, module))} for p, module in members]
-        return self.wrap(params, self.sort_groups(merge_equal(groups)))
+        members = list(_iterate_parameters(module_tree(params, types)))
+        self._check_names([parameter.path for parameter, _ in members])
+        groups = [{"params": [p], **self._group_settings(p.path, self._is_exempt(p, module))} for p, module in members]
+        return self.wrap(params, self._sort_groups(merge_equal(groups)))
 
-    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that matched.
-
-        Args:
-          path: the path of the parameter.
-          exempt: whether the parameter is exempt from weight decay.
-        """
+    def _group_settings(self, path: str, exempt: bool) -> dict[str, Any]:
+        """Return lr, weight_decay and the patterns that matched, for a parameter that may be exempt from decay."""
         raise NotImplementedError
 
-    def check_names(self, names: list[str]) -> None:
-        """Check that the settings match parameters."""
+    def _read_language_weights(self) -> None:
+        file = self.paramwise_cfg["language_weights_file"]
+        names = json.loads(pathlib.Path(file).expanduser().read_text())
+        if not isinstance(names, list | dict) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(
+                f"`paramwise_cfg.language_weights_file` must hold a JSON list of names, got {os.fspath(file)!r}"
+            )
+        self.language_weights = frozenset(names)
 
-    def sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the groups in iMIX's order."""
+    def _is_language(self, path: str) -> bool:
+        """Return whether a parameter is a language weight, by its PyTorch name inside any outer module."""
+        parts = paths.torch_alias(path).split(".")
+        return any(".".join(parts[start:]) in (self.language_weights or ()) for start in range(len(parts)))
+
+    def _check_names(self, names: list[str]) -> None:
+        if self.language_weights is not None and not any(map(self._is_language, names)):
+            listed, expected = next(iter(sorted(self.language_weights)), "nothing"), next(iter(names), "none")
+            raise ConfigError(
+                f"`paramwise_cfg.language_weights_file` must list parameters of the model such as {expected!r}, "
+                f"got {os.fspath(self.paramwise_cfg['language_weights_file'])!r} with {listed!r}, ..."
+            )
+
+    def _sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return groups
 
-    def is_exempt(self, parameter: Parameter, module: Module) -> bool:
+    def _is_exempt(self, parameter: Parameter, module: Module) -> bool:
         """Return whether a parameter matches `no_decay`."""
-        name = paths.torch_alias(re.sub(r"LayerNorm_\d+", "LayerNorm", parameter.path))
-        names = (
-            [name, f"LayerNorm.{name.rpartition('.')[2]}"] if (module.type or "").startswith("LayerNorm") else [name]
-        )
+        names = [paths.torch_alias(re.sub(r"LayerNorm_\d+", "LayerNorm", parameter.path))]
+        if (module.type or "").startswith("LayerNorm"):
+            names.append(f"LayerNorm.{names[0].rpartition('.')[2]}")  # a LayerNorm by class, under another name
         return any(part in name for part in self.no_decay for name in names)
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class BertOptimizerConstructor(_NamePatternConstructor):
-    """Train language weights with `lr` and all others with `image_lr`; the decay is 0.01, 0 for biases and LayerNorms.
+    """Constructor with `lr` for language weights and `image_lr` for others; decay 0.01, 0 for biases and LayerNorms.
 
     Args:
       optim_wrapper_cfg: see DefaultOptimWrapperConstructor; the optimizer also has `image_lr`.
-      paramwise_cfg: `language_weights_file`, a JSON list of the PyTorch names of the language weights.
-
-    Raises:
-      ConfigError: one of the two is missing; when called, no parameter has one of the listed names.
+      paramwise_cfg: `language_weights_file`, a JSON list with the language weights' PyTorch names.
     """
 
     paramwise_keys: tuple[str, ...] = ("language_weights_file",)
-    required: ClassVar[tuple[str, ...]] = ("language_weights_file",)
     optimizer_keys: ClassVar[tuple[str, ...]] = ("training_encoder_lr_multiply", "image_lr")
 
-    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
-        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+    def _prepare(self) -> None:
         if "image_lr" not in self.own_settings:
             raise ConfigError(
                 "`optimizer.image_lr` must be given, the learning rate of all but the language weights, got none"
             )
         check_value("optimizer.image_lr", "lr", self.own_settings["image_lr"], 1.0)
         _warn_of_fixed_decay(self.base_wd)
-        self.language_weights = _read_names(self.paramwise_cfg["language_weights_file"])
+        self._read_language_weights()
 
-    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that matched."""
-        is_language = _is_listed(path, self.language_weights)
+    def _group_settings(self, path: str, exempt: bool) -> dict[str, Any]:
+        is_language = self._is_language(path)
         return {
             "lr": self.base_lr if is_language else self.own_settings["image_lr"],
             "weight_decay": 0.0 if exempt else _WEIGHT_DECAY,
             "patterns": ("language weights" if is_language else "image_lr",),
         }
 
-    def check_names(self, names: list[str]) -> None:
-        """Check that some parameters are language weights."""
-        _check_listed(names, self.language_weights, self.paramwise_cfg["language_weights_file"])
-
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class VilbertOptimizerConstructor(_NamePatternConstructor):
-    """Train the heads with 1e-4 and the rest with `lr`; the decay is 0.01, 0 for biases and LayerNorms.
+    """Constructor with 1e-4 for the heads and `lr` for the rest; decay 0.01, 0 for biases and LayerNorms.
 
     With `vision_scratch`, only language weights have `lr` and all others 1e-4.
 
     Args:
-      optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
       paramwise_cfg: `vision_scratch`, whether the vision stream is trained from scratch; `language_weights_file`, a
-        JSON list of the names of the language weights, which is read if `vision_scratch` is True.
-
-    Raises:
-      ConfigError: one of the two is missing; when called with vision_scratch, no parameter has one of the listed names.
+        JSON list with the language weights' PyTorch names, which is read if `vision_scratch` is True.
     """
 
     paramwise_keys: tuple[str, ...] = ("language_weights_file", "vision_scratch")
-    required: ClassVar[tuple[str, ...]] = ("language_weights_file", "vision_scratch")
     head: ClassVar[str] = "vil_"
 
-    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
-        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+    def _prepare(self) -> None:
         check_value("paramwise_cfg.vision_scratch", "", self.paramwise_cfg["vision_scratch"], True)
         _warn_of_fixed_decay(self.base_wd)
-        self.language_weights: frozenset[str] | None = None
         if self.paramwise_cfg["vision_scratch"]:
-            self.language_weights = _read_names(self.paramwise_cfg["language_weights_file"])
+            self._read_language_weights()
 
-    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that matched."""
+    def _group_settings(self, path: str, exempt: bool) -> dict[str, Any]:
         if self.head in path:
             lr, pattern = _FROM_SCRATCH_LR, self.head
-        elif self.language_weights is None or _is_listed(path, self.language_weights):
+        elif self.language_weights is None or self._is_language(path):
             lr, pattern = self.base_lr, "pre-trained"
         else:
             lr, pattern = _FROM_SCRATCH_LR, "vision_scratch"
         return {"lr": lr, "weight_decay": 0.0 if exempt else _WEIGHT_DECAY, "patterns": (pattern,)}
 
-    def check_names(self, names: list[str]) -> None:
-        """Check that some parameters are language weights, if vision_scratch uses them."""
-        if self.language_weights is not None:
-            _check_listed(names, self.language_weights, self.paramwise_cfg["language_weights_file"])
-
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class DevlbertOptimizerConstructor(VilbertOptimizerConstructor):
-    """Train as VilbertOptimizerConstructor does, with `vil_prediction` as the only head.
+    """VilbertOptimizerConstructor with `vil_prediction` as the only head.
 
     Args:
-      optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
       paramwise_cfg: see VilbertOptimizerConstructor; `strict_upstream=True` decays only biases and LayerNorms, as in
         iMIX.
     """
 
     paramwise_keys: tuple[str, ...] = ("language_weights_file", "vision_scratch", "strict_upstream")
+    optional = ("strict_upstream",)
     head = "vil_prediction"
 
-    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that matched."""
-        return super().settings(path, exempt != bool(self.paramwise_cfg.get("strict_upstream")))
+    def _group_settings(self, path: str, exempt: bool) -> dict[str, Any]:
+        return super()._group_settings(path, exempt != bool(self.paramwise_cfg.get("strict_upstream")))
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class OscarOptimizerConstructor(_NamePatternConstructor):
-    """Decay everything but biases and the scales of LayerNorms.
+    """Constructor with decay for everything but biases and LayerNorm scales.
 
     Args:
-      optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
       paramwise_cfg: `weight_decay`.
-
-    Raises:
-      ConfigError: `weight_decay` is missing or negative.
     """
 
     paramwise_keys: tuple[str, ...] = ("weight_decay",)
-    required: ClassVar[tuple[str, ...]] = ("weight_decay",)
     no_decay: ClassVar[tuple[str, ...]] = ("bias", "LayerNorm.weight")
 
-    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
-        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+    def _prepare(self) -> None:
         self.weight_decay = self.paramwise_cfg["weight_decay"]
         check_value("paramwise_cfg.weight_decay", "weight_decay", self.weight_decay, 1.0)
 
-    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that matched."""
+    def _group_settings(self, path: str, exempt: bool) -> dict[str, Any]:
         decay = 0.0 if exempt else self.weight_decay
         return {"lr": self.base_lr, "weight_decay": decay, "patterns": ("no decay",) if exempt else ()}
 
-    def sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the group with decay before the group without."""
+    def _sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        # The group with decay comes before the group without.
         return sorted(groups, key=lambda group: "no decay" in group["patterns"])
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class OscarPreTrainOptimizerConstructor(OscarOptimizerConstructor):
-    """Decay everything but biases and LayerNorms; see OscarOptimizerConstructor."""
+    """OscarOptimizerConstructor that exempts whole LayerNorms from decay."""
 
     no_decay: ClassVar[tuple[str, ...]] = _NO_DECAY
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
-class UniterOptimizerConstructor(OscarOptimizerConstructor):
-    """Decay everything but biases and LayerNorms; see OscarOptimizerConstructor."""
-
-    no_decay: ClassVar[tuple[str, ...]] = _NO_DECAY
+class UniterOptimizerConstructor(OscarPreTrainOptimizerConstructor):
+    """OscarOptimizerConstructor that exempts whole LayerNorms from decay."""
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class UniterVQAOptimizerConstructor(UniterOptimizerConstructor):
-    """Train the head with `lr_mul` times the learning rate; decay as UniterOptimizerConstructor does.
+    """UniterOptimizerConstructor with `lr_mul` times the learning rate for the head.
 
     Args:
-      optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
-      paramwise_cfg: `weight_decay`, `lr_mul` and `key_named_param`, a part of the names of the head's parameters.
-
-    Raises:
-      ConfigError: one is missing or illegal; when called, no parameter has `key_named_param` in its name.
+      paramwise_cfg: `weight_decay`, `lr_mul` and `key_named_param`, a part of the head's parameter names.
     """
 
     paramwise_keys: tuple[str, ...] = ("weight_decay", "lr_mul", "key_named_param")
-    required: ClassVar[tuple[str, ...]] = ("weight_decay", "lr_mul", "key_named_param")
 
-    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
-        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+    def _prepare(self) -> None:
+        super()._prepare()
         self.lr_mul, self.head = self.paramwise_cfg["lr_mul"], self.paramwise_cfg["key_named_param"]
         check_value("paramwise_cfg.lr_mul", "lr_mult", self.lr_mul, 1.0)
         if not isinstance(self.head, str) or not self.head:
             raise ConfigError(f"`paramwise_cfg.key_named_param` must be a part of a name, got {self.head!r}")
 
-    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that matched."""
-        settings = super().settings(path, exempt)
+    def _group_settings(self, path: str, exempt: bool) -> dict[str, Any]:
+        settings = super()._group_settings(path, exempt)
         if not self._is_head(path):
             return settings
         return {**settings, "lr": self.base_lr * self.lr_mul, "patterns": (self.head, *settings["patterns"])}
 
-    def check_names(self, names: list[str]) -> None:
-        """Check that the model has the head."""
+    def _check_names(self, names: list[str]) -> None:
         if not any(map(self._is_head, names)):
             raise ConfigError(
                 f"`paramwise_cfg.key_named_param` must be a part of a parameter's name, got {self.head!r}"
                 f"{paths.closest_paths(self.head, names)}"
             )
 
-    def sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the groups of the head before the others, each with decay before without."""
-        return sorted(super().sort_groups(groups), key=lambda group: self.head not in group["patterns"])
+    def _sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        # The head's groups come before the others.
+        return sorted(super()._sort_groups(groups), key=lambda group: self.head not in group["patterns"])
 
     def _is_head(self, path: str) -> bool:
         return any(self.head in alias for alias in paths.path_aliases(path))
 
 
-def _list_parameters(module: Module) -> list[tuple[Parameter, Module]]:
-    """Return all parameters with their modules, in the order of the model."""
-    own = [(parameter, module) for parameter in module.parameters.values()]
-    return own + [member for child in module.children.values() for member in _list_parameters(child)]
+def _iterate_parameters(module: Module) -> Iterator[tuple[Parameter, Module]]:
+    """Yield each parameter with the module that owns it, in model order."""
+    yield from ((parameter, module) for parameter in module.parameters.values())
+    for child in module.children.values():
+        yield from _iterate_parameters(child)
 
 
 def _is_group_or_layer_norm(module: Module) -> bool:
@@ -333,29 +310,6 @@ def _is_group_or_layer_norm(module: Module) -> bool:
         return module.type.startswith(("GroupNorm", "LayerNorm"))
     name = module.path.rpartition(".")[2].lower()
     return module.is_norm() and "batchnorm" not in name and not re.search(r"(?<![a-z])bn(?![a-z])", name)
-
-
-def _read_names(file: str | os.PathLike[str]) -> frozenset[str]:
-    names = json.loads(pathlib.Path(file).expanduser().read_text())
-    if not isinstance(names, list | dict) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"`paramwise_cfg.language_weights_file` must hold a JSON list of names, got {os.fspath(file)!r}"
-        )
-    return frozenset(names)
-
-
-def _is_listed(path: str, names: frozenset[str]) -> bool:
-    parts = paths.torch_alias(path).split(".")
-    return any(".".join(parts[start:]) in names for start in range(len(parts)))
-
-
-def _check_listed(model_paths: list[str], names: frozenset[str], file: Any) -> None:
-    if not any(_is_listed(path, names) for path in model_paths):
-        listed, expected = next(iter(sorted(names)), "nothing"), next(iter(model_paths), "none")
-        raise ConfigError(
-            f"`paramwise_cfg.language_weights_file` must list parameters of the model such as {expected!r}, "
-            f"got {os.fspath(file)!r} with {listed!r}, ..."
-        )
 
 
 def _warn_of_fixed_decay(weight_decay: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Provide iMIX's hooks for debugging: one locates NaNs, one profiles iterations."""
+"""iMIX's debugging hooks: one locates NaNs, one profiles iterations."""
 
 import contextlib
 import os
@@ -13,10 +13,13 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class AutogradAnomalyDetectHook(HookBase):
-    """Set JAX's NaN checks during training, and restore their previous setting at the end.
+    """Hook that sets JAX's NaN checks during training, and restores the previous setting at the end.
 
-    A step that produces a NaN ends training with a FloatingPointError that names the operation. The checks make the
-    host wait for every step, and the state of the failed step is lost: only the latest checkpoint remains.
+    A step that produces a NaN ends training with a FloatingPointError that names the operation. With the checks the
+    host waits for every step, and the state after the failed step is lost: only the latest checkpoint remains.
+
+    >>> AutogradAnomalyDetectHook(mode=True, infs=True).mode
+    True
 
     Args:
       mode: whether to check for NaNs. False disables checks that were enabled before.
@@ -29,11 +32,9 @@ class AutogradAnomalyDetectHook(HookBase):
         self._checks = contextlib.ExitStack()
 
     def before_train(self) -> None:
-        """Set the checks for this thread.
-
-        The process-wide setting does not work: once JAX has traced an operation that disables the checks internally,
-        such as logsumexp, the process-wide setting no longer affects the compiled calls of that thread.
-        """
+        """Set the checks for this thread."""
+        # Not for the process: once JAX has traced an operation that disables the checks internally, such as
+        # logsumexp, the process-wide setting no longer affects the compiled calls of that thread.
         self._checks.enter_context(jax.debug_nans(self.mode))
         self._checks.enter_context(jax.debug_infs(self.mode and self.infs))
 
@@ -44,14 +45,16 @@ class AutogradAnomalyDetectHook(HookBase):
 
 @HOOKS.register_module()
 class AutogradProfilerHook(HookBase):
-    """Write a trace of the host and all devices for each iteration that a predicate selects.
+    """Hook that traces the host and all devices in each iteration that a predicate selects.
 
-    A trace is a directory `profiler-trace-iter<n>` in `output_dir`, with n counted from 0. TensorBoard's profile plugin
-    and Perfetto can open it. The host waits for a traced iteration before it ends the trace.
+    A trace is a directory `profiler-trace-iter<n>` in `output_dir`, with n counted from 0, for TensorBoard's profile
+    plugin and Perfetto. The host waits for a traced iteration before it ends the trace.
+
+    >>> hook = AutogradProfilerHook(lambda trainer: trainer.iter == 10, "traces")
 
     Args:
-      enable_predicate: a function of the trainer that returns whether to trace the iteration that starts.
-      output_dir: the directory of the traces.
+      enable_predicate: function that takes the trainer and returns whether to trace the iteration that starts.
+      output_dir: directory for the traces.
       use_cuda: without effect, for compatibility with iMIX; JAX traces all devices.
     """
 
@@ -72,13 +75,10 @@ class AutogradProfilerHook(HookBase):
         """Stop the trace after the device has completed the iteration."""
         if self._tracing:
             jax.block_until_ready((self.outputs, self.trainer.state))
-            self._stop()
+            self.after_train()
 
     def after_train(self) -> None:
-        """Stop the trace of an iteration that failed."""
+        """Stop the trace, also that of an iteration that failed."""
         if self._tracing:
-            self._stop()
-
-    def _stop(self) -> None:
-        self._tracing = False
-        jax.profiler.stop_trace()
+            self._tracing = False
+            jax.profiler.stop_trace()

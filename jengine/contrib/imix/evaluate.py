@@ -1,5 +1,7 @@
-"""Validate periodically, write the results to a file, and keep the best checkpoint."""
+"""Periodic validation: the results go to a file, and the best checkpoint is kept."""
 
+import contextlib
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ from jengine.annotations import Count
 from jengine.checkpoint import infer_rule, publish
 from jengine.contrib.imix.checkpoint import CheckPointHook
 from jengine.contrib.imix.hook_base import HookBase
-from jengine.contrib.imix.json_lines import JsonLines
+from jengine.contrib.imix.writers import JsonLines
 from jengine.errors import ConfigError, UnknownNameError, closest
 from jengine.registry import HOOKS
 
@@ -20,10 +22,11 @@ BEST_MODEL = "model_best"
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class EvaluateHook(HookBase):
-    """Validate at the end of each epoch and every `eval_iter_period` iterations.
+    """Hook that validates at the end of each epoch and every `eval_iter_period` iterations.
 
-    Each result is written to TensorBoard, if the run uses it, and to a line of `eval_json_file` with `iter` and, in a
+    Each result is written to TensorBoard, if the run uses it, and to a line in `eval_json_file` with `iter` and, when
     training by epochs, `epoch`, both counted from 0. The best result is saved as the full checkpoint `best_result` in
     the work dir; after training, `model_best` is a copy with the weights alone. Results are compared by the first
     metric that differs; for metrics such as `loss`, less is better.
@@ -31,39 +34,30 @@ class EvaluateHook(HookBase):
     The run must have a validation, and its train loop must not validate by itself (`val_begin` after the end);
     `from_imix` sets both.
 
+    >>> EvaluateHook(eval_iter_period=500, metrics=["ndcg"]).is_run_eval
+    True
+
     Args:
       eval_iter_period: iterations between two validations, counted from the start of each epoch; None to validate only
-        at the end of epochs. If it does not divide the `iter_period` of the CheckPointHook, that period is used, with a
+        at the end of epochs. If it does not divide the CheckPointHook's `iter_period`, that period is used, with a
         warning.
       is_run_eval: whether to validate.
-      eval_json_file: the file of results; relative to the work dir.
-      metrics: the metrics to write and compare: their names, or the part of their names after the last `/`; None for
+      eval_json_file: results file; relative to the work dir.
+      metrics: the metrics to write and compare: their names, or what follows the last `/` in their names; None for
         all. `from_imix` selects `ndcg` for VisDial.
-
-    Raises:
-      ConfigError: a period below 1. KeyError: from the hook, a validation lacks one of the `metrics`.
     """
 
-    def __init__(
-        self,
-        eval_iter_period: Count | None = None,
-        is_run_eval: bool = True,
-        eval_json_file: str | os.PathLike[str] = "eval_result.json",
-        metrics: Sequence[str] | None = None,
-    ) -> None:
-        self.eval_iter_period = eval_iter_period
-        self.is_run_eval = is_run_eval
-        self.eval_json_file = eval_json_file
-        self.metrics = metrics
+    eval_iter_period: Count | None = None
+    is_run_eval: bool = True
+    eval_json_file: str | os.PathLike[str] = "eval_result.json"
+    metrics: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
         self._best: dict[str, float] = {}
         self._file: JsonLines | None = None
 
     def before_train(self) -> None:
-        """Open the file of results, and adapt the period to that of the checkpoints.
-
-        Raises:
-          ConfigError: the run has no validation.
-        """
+        """Open the results file, and adapt the period to that of the checkpoints."""
         trainer = self.trainer
         if not self.is_run_eval:
             return
@@ -87,7 +81,7 @@ class EvaluateHook(HookBase):
         """Validate if it is due; `after_train_epoch` validates after the last iteration of an epoch."""
         trainer = self.trainer
         ends_epoch = trainer.train_loop.by_epoch and self.end_of_epoch(trainer.train_loop.dataloader, self.inner_iter)
-        if not ends_epoch and self._is_due(trainer.iter + 1):
+        if not ends_epoch and self._is_due(trainer.iter + 1):  # the epoch's end follows in `after_train_epoch`
             self._evaluate(epoch=trainer.epoch, iteration=trainer.iter + 1)
 
     def after_train_epoch(self) -> None:
@@ -95,7 +89,6 @@ class EvaluateHook(HookBase):
         self._evaluate(epoch=self.trainer.epoch + 1, iteration=self.trainer.iter)
 
     def _is_due(self, iteration: int) -> bool:
-        """Return whether to validate after `iteration` iterations."""
         trainer, period = self.trainer, self.eval_iter_period
         if trainer.train_loop.by_epoch:
             inner = iteration - trainer.train_loop.epoch_start
@@ -109,14 +102,13 @@ class EvaluateHook(HookBase):
             self._file = None
         if self._best:
             result = ", ".join(f"{name}: {value:.4f}" for name, value in self._best.items())
-            self.trainer.checkpointer.wait()
+            self.trainer.checkpointer.wait()  # `publish` copies what an asynchronous save may still write
             path = os.path.join(self.trainer.work_dir, BEST)
             if jax.process_index() == 0 and os.path.isdir(path):
                 publish(path, ("state_dict", "meta"), BEST_MODEL)
             self.trainer.logger.info(f"The best result ({result}) is saved to {BEST}, its weights to {BEST_MODEL}.")
 
     def _evaluate(self, *, epoch: int, iteration: int) -> None:
-        """Validate after `epoch` epochs and `iteration` iterations."""
         if not self.is_run_eval:
             return
         trainer = self.trainer
@@ -134,7 +126,7 @@ class EvaluateHook(HookBase):
         if metrics and (not self._best or is_better(metrics, self._best)):
             self._best = metrics
             meta = {"epoch": epoch, "iter": iteration}
-            trainer.save_checkpoint(filename=BEST, meta=meta, latest=False)
+            trainer.save_checkpoint(filename=BEST, meta=meta, latest=False)  # not to resume from
 
     def _find_checkpoint_hook(self) -> CheckPointHook | None:
         return next((hook for hook in self.trainer.hooks if isinstance(hook, CheckPointHook)), None)
@@ -149,12 +141,16 @@ class EvaluateHook(HookBase):
 
 
 def select_metrics(result: dict[str, Any], names: Sequence[str] | None) -> dict[str, float]:
-    """Return the numbers of a validation result that `names` selects; see the `metrics` of EvaluateHook.
+    """Return the numbers in a validation result that `names` selects; see the `metrics` of EvaluateHook.
 
-    Raises:
-      KeyError: a name selects no metric.
+    >>> select_metrics({"vqa/accuracy": 0.5, "loss": 2, "note": "text"}, ["accuracy"])
+    {'vqa/accuracy': 0.5}
     """
-    numbers = {name: float(value) for name, value in result.items() if _is_number(value)}
+    numbers = {
+        name: float(value)
+        for name, value in result.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
     if names is None:
         return numbers
     selected = {name: value for name, value in numbers.items() if {name, name.rsplit("/", 1)[-1]} & set(names)}
@@ -167,23 +163,20 @@ def select_metrics(result: dict[str, Any], names: Sequence[str] | None) -> dict[
 
 
 def is_better(metrics: dict[str, float], best: dict[str, float]) -> bool:
-    """Return whether a result is better than the best, by the first metric that differs; a NaN is never better."""
+    """Return whether a result is better than the best, by the first metric that differs; a NaN is never better.
+
+    >>> is_better({"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.5, "loss": 2.0})
+    True
+    """
     for name, value in metrics.items():
         other = best.get(name, math.nan)
-        if math.isnan(value) or value == other:
-            if math.isnan(value) and not math.isnan(other):
-                return False
-            continue
-        return math.isnan(other) or (value < other if _less_is_better(name) else value > other)
+        if math.isnan(value) or math.isnan(other):
+            if math.isnan(value) and math.isnan(other):
+                continue
+            return math.isnan(other)
+        if value != other:
+            with contextlib.suppress(ValueError):  # a name without a known rule: more is better
+                if infer_rule(name) == "less":
+                    return value < other
+            return value > other
     return False
-
-
-def _less_is_better(name: str) -> bool:
-    try:
-        return infer_rule(name) == "less"
-    except ValueError:
-        return False
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Convert a config in iMIX's style to the arguments of a Runner."""
+"""Conversion from a config in iMIX's style to Runner arguments."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from jengine.errors import ArgumentError, ConfigError, config_path
 
 
 class _Sections(NamedTuple):
-    """Declare the keys of a config and their types."""
+    """Config keys and types."""
 
     model: Any
     work_dir: str | os.PathLike[str]
@@ -51,8 +51,14 @@ _REPLACED = ("timer", "logger", "param_scheduler", "checkpoint")
 def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a config in iMIX's style to the arguments of a Runner.
 
-    iMIX's hooks replace the default hooks for timing, logging, schedules and checkpoints. An optimizer wrapper with the
-    settings of `OptimizerHook` makes the updates. Model, data and metrics are jengine's, under iMIX's keys.
+    iMIX's hooks replace the default hooks for timing, logging, schedules and checkpoints. An optimizer wrapper with
+    `OptimizerHook`'s settings makes the updates. Model, data and metrics are jengine's, under iMIX's keys.
+
+    >>> data = dict(samples_per_gpu=8, data=dict(type="my_data.Questions"))
+    >>> cfg = from_imix(dict(model=dict(type="my_model.Vqa"), work_dir="runs/vqa", train_data=data, max_iter=1000,
+    ...                      optimizer=dict(type="BertAdam", lr=1e-3)))
+    >>> cfg["train_cfg"]
+    {'by_epoch': False, 'max_iters': 1000, 'val_begin': 1001}
 
     Args:
       cfg: `model`, `work_dir`, `optimizer`; `train_data` and `test_data`, each `dict(samples_per_gpu=, data=dict(...),
@@ -63,7 +69,7 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
         `load_from`, `resume_from`, `resume_policy` (the Runner's), `seed`. It is not modified.
 
     Returns:
-      The arguments as a plain dict, for `Runner.from_cfg` or as the result of a config file.
+      A plain dict for `Runner.from_cfg`, or for a config file to return.
 
     Raises:
       ConfigError: a key is unknown or missing, or the length is given in both epochs and iterations.
@@ -78,43 +84,49 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
     for name, known in _SECTION_KEYS.items():
         with config_path(name):
             check_keys(dict(cfg.get(name) or {}), known)
-    has_test = cfg.get("test_data") is not None and cfg.get("is_run_eval", True)
-    optimizer = _optimizer_hook(cfg)
-    schedules = {name: _schedule(name, cfg) for name in ("lr_config", "momentum_config")}
+    sections = _Sections(**cfg)
+    hooks = sections.custom_hooks
+    if hooks is not None and not isinstance(hooks, list | tuple):
+        raise ArgumentError(f"`custom_hooks` must be a list of hooks, got {type(hooks).__name__}")
+    optimizer, wrapper_options = _optimizer_hook(sections)
+    lr, momentum = (_schedule(name, cfg.get(name)) for name in ("lr_config", "momentum_config"))
     arguments: dict[str, Any] = dict(
-        model=cfg["model"],
-        work_dir=cfg["work_dir"],
-        train_dataloader=_dataloader("train_data", cfg["train_data"]),
-        train_cfg=_train_cfg(cfg),
-        optim_wrapper={**_build_hook(optimizer).wrapper_options(), **_split_optimizer(cfg["optimizer"])},
-        param_scheduler=[schedule for schedule in schedules.values() if schedule is not None],
+        model=sections.model,
+        work_dir=sections.work_dir,
+        train_dataloader=_dataloader("train_data", sections.train_data),
+        train_cfg=_train_cfg(sections),
+        optim_wrapper={**wrapper_options, **_split_optimizer(sections.optimizer)},
+        param_scheduler=[schedule for schedule in (lr, momentum) if schedule],
         default_hooks=dict.fromkeys(_REPLACED),
-        custom_hooks=[optimizer, *_hooks(cfg, schedules, has_test), *_custom_hooks(cfg)],
-        load_from=cfg.get("load_from"),
-        resume=cfg.get("resume_from") or False,
-        resume_policy=cfg.get("resume_policy"),
-        randomness=dict(seed=cfg.get("seed", 0)),
+        custom_hooks=[optimizer, *_hooks(sections, lr, momentum), *(hooks or [])],
+        load_from=sections.load_from,
+        resume=sections.resume_from or False,
+        resume_policy=sections.resume_policy,
+        randomness=dict(seed=sections.seed),
     )
-    return {**arguments, **_evaluation(cfg["test_data"])} if has_test else arguments
+    if sections.test_data is None or not sections.is_run_eval:
+        return arguments
+    metrics = dict(sections.test_data.get("post_processor") or {}).get("metrics")
+    if not metrics:
+        raise ConfigError("`test_data` must have post_processor=dict(metrics=[...]), got no metrics")
+    loader = _dataloader("test_data", sections.test_data)
+    for mode in ("val", "test"):  # both on the test data
+        arguments |= {f"{mode}_dataloader": dict(loader), f"{mode}_cfg": {}, f"{mode}_evaluator": metrics}
+    return arguments
 
 
-def _switches(
-    is_run_eval: bool = True, is_lr_accumulation: bool = True, fp16: bool | Mapping[str, Any] | None = None
-) -> None:
-    """Annotate the keys that are read here."""
-
-
-def _optimizer_hook(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of the hook that describes the updates."""
-    options = {
-        "grad_clip": dict(cfg.get("optimizer_config") or {}).get("grad_clip"),
-        "gradient_accumulation_steps": cfg.get("gradient_accumulation_steps", 1),
+def _optimizer_hook(cfg: _Sections) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the config of the hook that describes the updates, and the arguments for the optimizer wrapper."""
+    options: dict[str, Any] = {
+        "grad_clip": dict(cfg.optimizer_config or {}).get("grad_clip"),
+        "gradient_accumulation_steps": cfg.gradient_accumulation_steps,
     }
-    fp16 = cfg.get("fp16")
-    if fp16 is None or fp16 is False:
-        return {"type": "OptimizerHook", **options}
-    scaler = dict(fp16.items()) if hasattr(fp16, "items") else None
-    return {"type": "Fp16OptimizerHook", **options, "grad_scaler_config": scaler}
+    hook: type[OptimizerHook] = OptimizerHook
+    if cfg.fp16 is not None and cfg.fp16 is not False:
+        options["grad_scaler_config"] = None if cfg.fp16 is True else dict(cfg.fp16.items())
+        hook = Fp16OptimizerHook
+    with config_path("optimizer_config"):
+        return {"type": hook.__name__, **options}, hook(**options).wrapper_options()
 
 
 def _split_optimizer(optimizer: Any) -> dict[str, Any]:
@@ -128,65 +140,45 @@ def _split_optimizer(optimizer: Any) -> dict[str, Any]:
     return {**rules, "optimizer": arguments}
 
 
-def _build_hook(cfg: Mapping[str, Any]) -> OptimizerHook:
-    types = {"OptimizerHook": OptimizerHook, "Fp16OptimizerHook": Fp16OptimizerHook}
-    with config_path("optimizer_config"):
-        return types[cfg["type"]](**{name: value for name, value in cfg.items() if name != "type"})
-
-
-def _schedule(name: str, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the config of a scheduler; None if the config has no such schedule."""
-    schedule = dict(cfg.get(name) or {})
-    if not schedule:
-        return None
-    if schedule.get("policy") is None:
+def _schedule(name: str, cfg: Mapping[str, Any] | None) -> dict[str, Any]:
+    schedule = dict(cfg or {})
+    if schedule and schedule.get("policy") is None:
         raise ConfigError(f"`{name}` must have a `policy`, the type of its scheduler, got {sorted(schedule)}")
-    return {"type": schedule.pop("policy"), **schedule}
+    return {"type": schedule.pop("policy"), **schedule} if schedule else {}
 
 
-def _hooks(cfg: Mapping[str, Any], schedules: Mapping[str, Any], has_test: bool) -> list[dict[str, Any]]:
+def _hooks(cfg: _Sections, lr: Mapping[str, Any], momentum: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return iMIX's default hooks after the optimizer hook, in iMIX's order."""
-    log = {"period": 50, **dict(cfg.get("log_config") or {})}
-    lr_config = schedules["lr_config"] or {}
-    warmup = lr_config.get("warmup_iters", lr_config.get("warmup_iterations", 0))
-    momentum = ["MomentumSchedulerHook"] if schedules["momentum_config"] else []
+    log = {"period": 50, **dict(cfg.log_config or {})}
+    warmup = lr.get("warmup_iters", lr.get("warmup_iterations", 0))
     hooks: list[dict[str, Any]] = [
         *(
-            dict(type=hook, is_lr_accumulation=cfg.get("is_lr_accumulation", True))
-            for hook in ["LRSchedulerHook", *momentum]
+            dict(type=hook, is_lr_accumulation=cfg.is_lr_accumulation)
+            for hook in ("LRSchedulerHook", *(["MomentumSchedulerHook"] if momentum else []))
         ),
         dict(type="IterationTimerHook", warmup_iter=warmup),
         dict(type="PeriodicLogger", loggers=log.get("hooks"), log_config_period=log["period"]),
-        {"type": "CheckPointHook", **dict(cfg.get("checkpoint_config") or {})},
+        {"type": "CheckPointHook", **dict(cfg.checkpoint_config or {})},
     ]
-    if has_test:
-        evaluate = dict(type="EvaluateHook", eval_iter_period=cfg.get("eval_iter_period"))
-        is_visdial = "VisDial" in str(dict(cfg["test_data"].get("data") or {}).get("type"))
-        hooks.append({**evaluate, "metrics": ["ndcg"]} if is_visdial else evaluate)
+    if cfg.test_data is not None and cfg.is_run_eval:
+        is_visdial = "VisDial" in str(dict(cfg.test_data.get("data") or {}).get("type"))
+        metrics = {"metrics": ["ndcg"]} if is_visdial else {}
+        hooks.append({"type": "EvaluateHook", "eval_iter_period": cfg.eval_iter_period, **metrics})
     return hooks
 
 
-def _custom_hooks(cfg: Mapping[str, Any]) -> list[Any]:
-    hooks = cfg.get("custom_hooks")
-    if hooks is not None and not isinstance(hooks, list | tuple):
-        raise ArgumentError(f"`custom_hooks` must be a list of hooks, got {type(hooks).__name__}")
-    return list(hooks or [])
-
-
-def _train_cfg(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the length of training. `val_begin` is after the end, because EvaluateHook runs the validations."""
-    epochs: Any = cfg.get("total_epochs")
-    iterations: Any = cfg.get("max_iter")
+def _train_cfg(cfg: _Sections) -> dict[str, Any]:
+    epochs, iterations = cfg.total_epochs, cfg.max_iter
     if (epochs is None) == (iterations is None):
         raise ConfigError(
             f"exactly one of `total_epochs` and `max_iter` must be given, got {epochs!r} and {iterations!r}"
         )
-    by_iter = iterations is not None
-    if cfg.get("by_iter", by_iter) is not by_iter:
-        raise ConfigError(f"`by_iter` must be True with max_iter, False with total_epochs, got {cfg['by_iter']!r}")
+    if cfg.by_iter not in (None, iterations is not None):
+        raise ConfigError(f"`by_iter` must be True with max_iter, False with total_epochs, got {cfg.by_iter!r}")
+    # `val_begin` is after the end, because EvaluateHook runs the validations.
     if iterations is not None:
         return dict(by_epoch=False, max_iters=iterations, val_begin=iterations + 1)
-    return dict(by_epoch=True, max_epochs=epochs, val_begin=epochs + 1)
+    return dict(by_epoch=True, max_epochs=epochs, val_begin=(epochs or 0) + 1)
 
 
 def _dataloader(name: str, cfg: Any) -> dict[str, Any]:
@@ -200,15 +192,3 @@ def _dataloader(name: str, cfg: Any) -> dict[str, Any]:
     return dict(
         batch_size=data["samples_per_gpu"], num_workers=data.get("workers_per_gpu", 0), dataset=data["data"], **sampler
     )
-
-
-def _evaluation(test_data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for validation and test, both on the test data."""
-    metrics = dict(test_data.get("post_processor") or {}).get("metrics")
-    if not metrics:
-        raise ConfigError("`test_data` must have post_processor=dict(metrics=[...]), got no metrics")
-    loader = _dataloader("test_data", test_data)
-    return dict(
-        val_dataloader=loader, val_cfg={}, val_evaluator=metrics,
-        test_dataloader=dict(loader), test_cfg={}, test_evaluator=metrics,
-    )  # fmt: skip

@@ -1,9 +1,9 @@
-"""Define iMIX's hook: six methods without arguments that access the run as `self.trainer`."""
+"""iMIX's hook: six methods without arguments that access the run as `self.trainer`."""
 
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jengine.contrib.imix.log_buffer import LogBuffer
@@ -17,67 +17,44 @@ if TYPE_CHECKING:
 else:
     _Base = Hook
 
-STAGES = (
-    "before_train",
-    "before_train_epoch",
-    "before_train_iter",
-    "after_train_iter",
-    "after_train_epoch",
-    "after_train",
-)
+STAGES = tuple(f"{when}_train{what}" for when in ("before", "after") for what in ("", "_epoch", "_iter"))
 
 
 class Trainer:
-    """Give a hook the attributes of the Runner, also under iMIX's names, without keeping the run alive.
+    """Weak proxy for a Runner, with its attributes also under iMIX's names: a hook does not keep the run alive.
 
     Setting an attribute sets that of the Runner. After the end of the Runner each access raises ReferenceError.
     """
 
     __slots__ = ("_runner",)
+    _names: ClassVar[Mapping[str, str]] = {"_hooks": "hooks", "max_iter": "max_iters", "max_epoch": "max_epochs"}
 
     def __init__(self, runner: Runner) -> None:
-        object.__setattr__(self, "_runner", weakref.proxy(runner))
-
-    @property
-    def _hooks(self) -> Sequence[Any]:
-        """The hooks in the order in which they run, `hooks` of the Runner."""
-        return self._runner.hooks
-
-    @property
-    def max_iter(self) -> int | float:
-        """The number of training iterations, `max_iters` of the Runner."""
-        return self._runner.max_iters
-
-    @property
-    def max_epoch(self) -> int:
-        """The number of epochs, `max_epochs` of the Runner."""
-        return self._runner.max_epochs
-
-    @property
-    def by_epoch(self) -> bool:
-        """True for a training by epochs."""
-        return self._runner.train_loop.by_epoch
+        object.__setattr__(self, "_runner", weakref.proxy(runner))  # as `__setattr__` sets on the Runner
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
+        return getattr(self._runner.train_loop if name == "by_epoch" else self._runner, self._names.get(name, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._runner, name, value)
 
 
 class HookBase(_Base):
-    """Define the six stages of iMIX's hooks: `before_` and `after_` of `train`, `train_epoch` and `train_iter`.
+    """Base class for hooks with iMIX's six stages: `before_` and `after_` of `train`, `train_epoch` and `train_iter`.
 
-    The methods take no arguments. `self.trainer` is a `Trainer`, a weak proxy of the Runner, so a hook does not keep
-    the run alive; other hooks are in `self.trainer.hooks`. In the two iteration methods `self.inner_iter` is the index
-    of the iteration in its epoch, and in the second `self.outputs` are the outputs of the step, device arrays by name.
-    A training by iterations has no epochs, so their methods are not called. `after_train` is also called if training
-    has failed.
+    The methods take no arguments. `self.trainer` is a `Trainer`; other hooks are in `self.trainer.hooks`. In the two
+    iteration methods `self.inner_iter` is the iteration index in the epoch, and in the second `self.outputs` are the
+    step outputs, device arrays by name. Training by iterations has no epochs, so the epoch methods are not called.
+    `after_train` is also called if training has failed.
 
     All other stages and the traced methods are those of `Hook`.
 
+    >>> class PrintHook(HookBase):
+    ...     def after_train(self):
+    ...         print("trained for", self.trainer.max_iter, "iterations")
+
     Attributes:
-      level: the position among other hooks, see `PriorityStatus`; `level` in a config overrides it.
+      level: position among other hooks, see `PriorityStatus`; `level` in a config overrides it.
       log_buffer: validation results, images and histograms to write; None unless the hook has writers.
     """
 
@@ -108,26 +85,26 @@ class HookBase(_Base):
         self.priority = to_priority(self._level)
 
     def bind(self, runner: Runner) -> None:
-        """Set `self.trainer` to a weak proxy of the run."""
+        """Set `self.trainer` to a weak proxy for the run."""
         self.trainer = Trainer(runner)
 
     def put_image(self, name: str, data: Any) -> None:
-        """Write an image of this iteration; ignored if no writer of the run accepts images.
+        """Write an image in this iteration; ignored if no writer in the run accepts images.
 
         Args:
-          name: the tag of the image.
+          name: image tag.
           data: uint8[H, W, C], or floats from 0 to 1; C is 1, 3 or 4. The host does not wait for a device array.
         """
         for buffer in self.log_buffers():
             buffer.put_image(name, data, self.trainer.iter)
 
     def put_histogram(self, name: str, data: Any) -> None:
-        """Write a histogram of the elements of an array of real numbers; see `put_image`."""
+        """Write a histogram of an array of real numbers; see `put_image`."""
         for buffer in self.log_buffers():
             buffer.put_histogram(name, data, self.trainer.iter)
 
     def log_buffers(self) -> list[LogBuffer]:
-        """Return the log buffer of each PeriodicLogger of the run."""
+        """Return the log buffer of each PeriodicLogger in the run."""
         hooks = [hook for hook in self.trainer.hooks if isinstance(hook, HookBase)]
         return [hook.log_buffer for hook in hooks if hook.log_buffer is not None]
 
@@ -157,11 +134,10 @@ def _add_runner_arguments(cls: type, stage: str, method: Callable[[Any], None]) 
         data_batch: Any = None,
         outputs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Set the attributes of the hook and call the method."""
-        if runner is None:
+        if runner is None:  # called by a subclass, as `super().before_train()`
             return method(self)
         if stage.endswith("_epoch") and not runner.train_loop.by_epoch:
-            return None
+            return None  # training by iterations has no epochs, as in iMIX
         self.bind(runner)
         if batch_idx is not None:
             self.inner_iter, self.outputs = batch_idx, outputs
@@ -171,11 +147,7 @@ def _add_runner_arguments(cls: type, stage: str, method: Callable[[Any], None]) 
 
 
 def register_hooks(runner: Runner, hooks: Iterable[HookBase | None]) -> None:
-    """Add built hooks to a run and set their `trainer`; None is skipped.
-
-    Raises:
-      ArgumentError: one of them is not a HookBase.
-    """
+    """Add built hooks to a run and set `trainer` of each; None is skipped."""
     for hook in hooks:
         if hook is None:
             continue

@@ -1,4 +1,4 @@
-"""Measure the time of iterations and epochs, and log a summary at the end."""
+"""Times of iterations and epochs, with a summary at the end."""
 
 import datetime
 import time
@@ -11,14 +11,17 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class IterationTimerHook(HookBase):
-    """Record `data_time` and `iter_time` of each iteration and `epoch_time`, in seconds, and log a summary.
+    """Hook that records `data_time` and `iter_time` of each iteration and `epoch_time`, and logs a summary.
 
-    The device runs asynchronously: a single `iter_time` is the time of the host; the mean over several iterations is
-    the time of a step (see IterTimerHook). The summary of a resumed run counts its own iterations only.
+    All times are in seconds. The device runs asynchronously: a single `iter_time` is the host's time, but the mean over
+    several iterations is the step time (see IterTimerHook). After a resume the summary covers the new iterations only.
+
+    >>> IterationTimerHook(warmup_iter=10).warmup_iter
+    10
 
     Args:
-      warmup_iter: number of iterations to exclude from the summary of the speed, together with their time.
-      clock: a function that returns the time in seconds.
+      warmup_iter: number of iterations to exclude from the speed summary, together with their time.
+      clock: function that returns the time in seconds.
     """
 
     def __init__(self, warmup_iter: Index = 0, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -33,7 +36,7 @@ class IterationTimerHook(HookBase):
         self._iters_done = self._epochs_done = 0
 
     def before_train_epoch(self) -> None:
-        """Start the clock of the epoch."""
+        """Start the clock for the epoch."""
         self._epoch_start = self._iter_end = self._clock()
 
     def before_train_iter(self) -> None:
@@ -42,7 +45,7 @@ class IterationTimerHook(HookBase):
         self.trainer.message_hub.update_scalar("train/data_time", self._iter_start - self._iter_end)
 
     def after_train_iter(self) -> None:
-        """Record the time of the iteration."""
+        """Record the iteration time."""
         self._iter_end = self._clock()
         self.trainer.message_hub.update_scalar("train/iter_time", self._iter_end - self._iter_start)
         self._iters_done += 1
@@ -50,7 +53,7 @@ class IterationTimerHook(HookBase):
             self._warmup_end = self._iter_end
 
     def after_train_epoch(self) -> None:
-        """Record the time of the epoch."""
+        """Record the epoch time."""
         epoch_time = self._clock() - self._epoch_start
         self._epochs_done += 1
         self.trainer.message_hub.update_scalar("train/epoch_time", epoch_time)

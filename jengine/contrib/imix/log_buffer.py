@@ -1,4 +1,4 @@
-"""Buffer the events of a run for the writers: validation results, images and histograms."""
+"""Event buffer between hooks and writers: validation results, images and histograms."""
 
 import functools
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ BINS = 800
 
 
 class Result(NamedTuple):
-    """Hold the metrics of a validation after an iteration."""
+    """Validation metrics after an iteration."""
 
     metrics: Mapping[str, float]
     step: int
 
 
 class Image(NamedTuple):
-    """Hold an image of an iteration."""
+    """Image in an iteration."""
 
     name: str
     data: Any  # uint8[H, W, C], or f[H, W, C] from 0 to 1; C is 1, 3 or 4
@@ -27,7 +27,7 @@ class Image(NamedTuple):
 
 
 class Bins(NamedTuple):
-    """Hold the histogram of an array in an iteration."""
+    """Histogram of an array in an iteration."""
 
     name: str
     counts: Any  # f32[800]
@@ -38,7 +38,7 @@ class Bins(NamedTuple):
 
 
 class LogBuffer:
-    """Hold the events that hooks have added since the last write; training metrics are in the message hub.
+    """Events that hooks have added since the last write; training metrics are in the message hub.
 
     The host does not wait for the device: histograms are computed there and transferred when they are written. With
     several processes all of them add the same events, and the first one keeps them.
@@ -59,24 +59,12 @@ class LogBuffer:
             self.results.append(Result(dict(metrics), step))
 
     def put_image(self, name: str, data: Any, step: int) -> None:
-        """Add an image.
-
-        Args:
-          name: the tag of the image.
-          data: uint8[H, W, C], or floats from 0 to 1; C is 1, 3 or 4.
-          step: the iteration.
-        """
+        """Add an image: uint8[H, W, C], or floats from 0 to 1; C is 1, 3 or 4."""
         if self.keep and jax.process_index() == 0:
             self.images.append(Image(name, jnp.copy(data) if isinstance(data, jax.Array) else np.copy(data), step))
 
     def put_histogram(self, name: str, data: Any, step: int) -> None:
-        """Add a histogram of the finite elements of an array.
-
-        Args:
-          name: the tag of the histogram.
-          data: real numbers, of any shape.
-          step: the iteration.
-        """
+        """Add a histogram of the finite elements in an array of real numbers."""
         if self.keep:
             histogram = _compute_histogram(jnp.asarray(data))  # on all processes: `data` may be a global array
             if jax.process_index() == 0:
@@ -91,7 +79,11 @@ class LogBuffer:
 
 
 def to_uint8(data: np.ndarray) -> np.ndarray:
-    """Convert an image of floats from 0 to 1 to uint8; return an image of integers unchanged."""
+    """Convert an image with floats from 0 to 1 to uint8; return an integer image unchanged.
+
+    >>> to_uint8(np.array([0.0, 0.5, 1.0])).tolist()
+    [0, 128, 255]
+    """
     if not jnp.issubdtype(data.dtype, jnp.floating):
         return data
     return np.round(np.clip(data.astype(np.float32), 0, 1) * 255).astype(np.uint8)
@@ -105,6 +97,6 @@ def _compute_histogram(data: jax.Array, bins: int = BINS) -> tuple[jax.Array, ja
     any_finite = is_finite.any()
     low = jnp.where(any_finite, jnp.min(values, where=is_finite, initial=jnp.inf), 0.0)
     high = jnp.where(any_finite, jnp.max(values, where=is_finite, initial=-jnp.inf), 1.0)
-    safe = jnp.where(is_finite, values, low)
+    safe = jnp.where(is_finite, values, low)  # weighted with 0 below, so that the shape is fixed
     counts, edges = jnp.histogram(safe, bins, range=(low, high), weights=is_finite.astype(jnp.float32))
     return counts, edges, values.mean(where=is_finite), values.std(where=is_finite)

@@ -1,4 +1,4 @@
-"""Step the schedulers, and record the learning rate and the momentum of each iteration."""
+"""Hooks that step the schedulers and record the learning rate and the momentum of each iteration."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,14 @@ _MOMENTUM = "momentum"
 
 @HOOKS.register_module()
 class LRSchedulerHook(HookBase):
-    """Step the schedulers of the run and record the learning rate of the iteration as `lr`.
+    """Hook that steps the schedulers and records the learning rate of the iteration as `lr`.
 
-    This hook replaces ParamSchedulerHook. If the run has a MomentumSchedulerHook, that hook steps the schedulers of the
-    momentum. Schedulers by iteration step after each iteration, or after each update of the parameters; schedulers by
-    epoch step after each epoch; schedulers that follow a metric receive it after a validation.
+    This hook replaces ParamSchedulerHook. If the run has a MomentumSchedulerHook, that hook steps the momentum
+    schedulers. Schedulers by iteration step after each iteration, or after each parameter update; schedulers by epoch
+    step after each epoch; schedulers that follow a metric receive it after a validation.
+
+    >>> LRSchedulerHook(is_lr_accumulation=False).level.name
+    'HIGH'
 
     Args:
       is_lr_accumulation: with gradient accumulation, step after each update instead of after each iteration.
@@ -41,7 +44,7 @@ class LRSchedulerHook(HookBase):
     def after_train_iter(self) -> None:
         """Record the current value, then step the schedulers."""
         trainer = self.trainer
-        trainer.message_hub.update_scalar(*self._get_value())
+        trainer.message_hub.update_scalar(*self._get_value())  # before the step: the value that this iteration used
         counts = trainer.optim_wrapper.accumulative_counts if self.is_lr_accumulation else 1
         if (trainer.iter + 1) % counts == 0:
             self._step(by_epoch=False)
@@ -54,7 +57,7 @@ class LRSchedulerHook(HookBase):
         """Pass the metrics to the schedulers that follow one."""
         for scheduler in self._schedulers(runner):
             if scheduler.by_epoch and scheduler.need_val_args:
-                step: Callable[..., None] = scheduler.step
+                step: Callable[..., None] = scheduler.step  # only schedulers with `need_val_args` take metrics
                 step(metrics)
 
     def _step(self, *, by_epoch: bool) -> None:
@@ -63,11 +66,9 @@ class LRSchedulerHook(HookBase):
                 scheduler.step()
 
     def _get_value(self) -> tuple[str, float]:
-        """Return the name of the scalar and its value in this iteration."""
         return "train/lr", self.trainer.optim_wrapper.param_groups[self._group]["lr"]
 
     def _schedulers(self, runner: Runner) -> Iterator[ParamScheduler]:
-        """Yield the schedulers that this hook steps."""
         has_momentum_hook = any(isinstance(hook, MomentumSchedulerHook) for hook in runner.hooks)
         for scheduler in flatten_schedulers(runner.param_schedulers):
             if not has_momentum_hook or (scheduler.param_name == _MOMENTUM) is self.steps_momentum:
@@ -76,12 +77,9 @@ class LRSchedulerHook(HookBase):
 
 @HOOKS.register_module()
 class MomentumSchedulerHook(LRSchedulerHook):
-    """Step the schedulers of the momentum and record the momentum of the iteration as `momentum`.
+    """Hook that steps the momentum schedulers, as LRSchedulerHook, and records the iteration's `momentum`.
 
-    For an optimizer with `betas`, the momentum is the first of these. Schedulers step as in LRSchedulerHook.
-
-    Args:
-      is_lr_accumulation: with gradient accumulation, step after each update instead of after each iteration.
+    For an optimizer with `betas`, the momentum is the first of these.
     """
 
     default_level = PriorityStatus.NORMAL
@@ -92,17 +90,14 @@ class MomentumSchedulerHook(LRSchedulerHook):
 
 
 def select_group(sizes: Sequence[int], rates: Sequence[float]) -> int:
-    """Select the parameter group whose learning rate represents all groups.
+    """Return the index of the parameter group whose learning rate represents all groups.
 
-    Args:
-      sizes: the number of parameters of each group.
-      rates: the learning rate of each group.
+    It is the largest group, or if all have a single parameter, the first one with the most common rate.
 
-    Returns:
-      The index of the largest group; if all have a single parameter, of the first group with the most common rate.
+    >>> select_group([1, 5, 2], [0.1, 0.2, 0.1]), select_group([1, 1, 1], [0.1, 0.2, 0.2])
+    (1, 1)
     """
-    largest = max(sizes)
-    if largest > 1:
-        return list(sizes).index(largest)
+    if max(sizes) > 1:
+        return list(sizes).index(max(sizes))
     ((most_common, _),) = Counter(rates).most_common(1)
     return list(rates).index(most_common)

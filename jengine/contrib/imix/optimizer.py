@@ -1,4 +1,4 @@
-"""Describe updates by iMIX's hooks, whose settings become those of the optimizer wrapper in the compiled step."""
+"""iMIX's optimizer hooks, whose settings become those of the optimizer wrapper in the compiled step."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -11,25 +11,23 @@ from jengine.optim.amp import AmpOptimWrapper
 from jengine.optim.transforms.clip import parse_clip_grad
 from jengine.registry import HOOKS
 
-_MODES = ("all",)
-
 
 @HOOKS.register_module()
 class OptimizerHook(HookBase):
-    """Describe an update: the number of iterations to accumulate gradients, and how to clip them.
+    """Hook that describes an update: for how many iterations to accumulate gradients, and how to clip them.
 
     Backward pass, clipping and update are parts of the compiled step, so this hook does nothing during training, and
-    all hooks see the updated parameters. `wrapper_options` returns the arguments of the matching optimizer wrapper,
+    all hooks see the updated parameters. `wrapper_options` returns the arguments for the matching optimizer wrapper,
     which `from_imix` builds. Unlike in iMIX, gradients are clipped once per update, after accumulation, and the
     remaining iterations at the end make another update. The norm before clipping is logged as `grad_norm`.
+
+    >>> OptimizerHook(dict(max_grad_l2_norm=1.0), gradient_accumulation_steps=4).wrapper_options()
+    {'type': 'OptimWrapper', 'accumulative_counts': 4, 'clip_grad': {'max_norm': 1.0}}
 
     Args:
       grad_clip: `dict(max_norm=, norm_type=2)`; or `dict(max_grad_l2_norm=, clip_norm_mode='all', use_scale=)`, whose
         `use_scale` has no effect, because gradients are unscaled before they are clipped. None for no clipping.
       gradient_accumulation_steps: iterations per update, which uses their mean gradient.
-
-    Raises:
-      TypeError, ValueError: an illegal `grad_clip`.
     """
 
     default_level = PriorityStatus.HIGH
@@ -40,19 +38,12 @@ class OptimizerHook(HookBase):
         self.gradient_accumulation_steps = gradient_accumulation_steps
 
     def wrapper_options(self) -> dict[str, Any]:
-        """Return the config of the optimizer wrapper without its `optimizer`."""
-        options: dict[str, Any] = {
-            "type": self.wrapper_type,
-            "accumulative_counts": self.gradient_accumulation_steps,
-        }
+        """Return the optimizer wrapper config without the `optimizer`."""
+        options: dict[str, Any] = {"type": self.wrapper_type, "accumulative_counts": self.gradient_accumulation_steps}
         return options if self.grad_clip is None else {**options, "clip_grad": self.grad_clip}
 
     def before_train(self) -> None:
-        """Check that the optimizer wrapper of the run has the settings of the hook.
-
-        Raises:
-          ConfigError: its settings differ.
-        """
+        """Check that the optimizer wrapper of the run has the hook settings."""
         wrapper = self.trainer.optim_wrapper
         expected = self.gradient_accumulation_steps, parse_clip_grad(self.grad_clip)
         actual = wrapper.accumulative_counts, wrapper.clip_grad
@@ -67,17 +58,14 @@ class OptimizerHook(HookBase):
 
 @HOOKS.register_module()
 class Fp16OptimizerHook(OptimizerHook):
-    """Describe an update in half precision with a loss scale; see `OptimizerHook`.
+    """Hook that describes an update in half precision with a loss scale; see `OptimizerHook`.
 
     The network computes in float16; parameters, losses and optimizer state stay in float32. An update with non-finite
     gradients is skipped, and the loss scale is reduced. With accumulation, gradients are unscaled and clipped once per
     update.
 
     Args:
-      grad_clip: as in OptimizerHook.
-      grad_scaler_config: `init_scale`, `growth_factor`, `backoff_factor` and `growth_interval` of the loss scale;
-        optional.
-      gradient_accumulation_steps: as in OptimizerHook.
+      grad_scaler_config: `init_scale`, `growth_factor`, `backoff_factor` and `growth_interval`; optional.
       dtype: 'float16' or 'bfloat16'.
     """
 
@@ -95,15 +83,11 @@ class Fp16OptimizerHook(OptimizerHook):
         self.dtype = dtype
 
     def wrapper_options(self) -> dict[str, Any]:
-        """Return the config of the optimizer wrapper without its `optimizer`."""
+        """Return the optimizer wrapper config without the `optimizer`."""
         return {**super().wrapper_options(), "loss_scale": self.grad_scaler_config or "dynamic", "dtype": self.dtype}
 
     def before_train(self) -> None:
-        """Check that the optimizer wrapper of the run scales the loss and has the settings of the hook.
-
-        Raises:
-          ConfigError: it does not scale the loss, or its settings differ.
-        """
+        """Check that the optimizer wrapper of the run scales the loss and has the hook settings."""
         super().before_train()
         wrapper = self.trainer.optim_wrapper
         if not isinstance(wrapper, AmpOptimWrapper) or wrapper.loss_scale is None:
@@ -120,7 +104,7 @@ def _convert_grad_clip(grad_clip: Mapping[str, Any] | None) -> dict[str, Any] | 
     clip = dict(grad_clip.items())
     if "max_grad_l2_norm" in clip:
         mode = clip.pop("clip_norm_mode", "all")
-        if mode not in _MODES:
+        if mode != "all":
             raise ConfigError(f"`grad_clip.clip_norm_mode` must be 'all', the global norm, got {mode!r}")
         clip.pop("use_scale", None)
         norm = clip.pop("max_grad_l2_norm")

@@ -1,4 +1,4 @@
-"""Define iMIX's optimizers for BERT-like models: Adam without bias correction, and the AdamW of Transformers."""
+"""iMIX's optimizers for BERT-like models: Adam without bias correction, and the AdamW from Transformers."""
 
 import functools
 from collections.abc import Sequence
@@ -36,24 +36,21 @@ def BertAdam(
 ) -> Optimizer:
     """Build Adam without bias correction, with decoupled weight decay and an optional schedule.
 
+    >>> optimizer = BertAdam(lr=1e-4, warmup=0.1, t_total=1000, schedule="warmup_cosine")
+
     Args:
-      lr: the learning rate, which the schedule multiplies.
-      warmup: the fraction of the updates that warms up, in [0, 1), or -1 for no warm-up.
-      t_total: updates of the whole run; -1 for no schedule.
+      lr: learning rate, which the schedule multiplies.
+      warmup: warm-up fraction of the updates, in [0, 1), or -1 for no warm-up.
+      t_total: updates in the whole run; -1 for no schedule.
       schedule: 'warmup_linear', 'warmup_cosine' or 'warmup_constant'.
-      b1: decay rate of the mean of gradients.
-      b2: decay rate of the mean of squared gradients.
+      b1, b2: decay rates for the means of gradients and squared gradients.
       e: added to the root.
       weight_decay: decoupled weight decay, multiplied by the learning rate.
       max_grad_norm: without effect, as in iMIX; clip with the optimizer wrapper.
-
-    Raises:
-      ConfigError: a setting outside its range, or an unknown schedule.
     """
     if schedule not in _SCHEDULES:
         raise ConfigError(f"BertAdam: `schedule` must be known, got {schedule!r}{closest(schedule, _SCHEDULES)}")
-    settings = _settings(lr, (b1, b2), e, weight_decay)
-    settings |= {"warmup": warmup, "t_total": t_total, "schedule": schedule}
+    settings = _settings(lr, (b1, b2), e, weight_decay, warmup=warmup, t_total=t_total, schedule=schedule)
     return Optimizer("BertAdam", settings, _make_bert_adam, _NUMBERS)
 
 
@@ -69,16 +66,12 @@ def BertAdam1(
 
     Args:
       lr: learning rate.
-      betas: decay rates of the averages of the gradient and of its square.
-      eps: added to the denominator.
-      weight_decay: coefficient of the weight decay.
-      max_grad_norm: largest norm of the gradient of a tensor.
-
-    Raises:
-      ConfigError: a setting outside its range.
+      betas: decay rates for the means of gradients and squared gradients.
+      eps: added to the root.
+      weight_decay: decoupled weight decay, multiplied by the learning rate.
+      max_grad_norm: largest gradient norm for a tensor.
     """
-    settings = _settings(lr, betas, eps, weight_decay)
-    settings |= {"max_grad_norm": max_grad_norm}
+    settings = _settings(lr, betas, eps, weight_decay, max_grad_norm=max_grad_norm)
     return Optimizer("BertAdam1", settings, _make_bert_adam1, _NUMBERS, whole_tensor=True)
 
 
@@ -95,21 +88,18 @@ def TansformerAdamW(
     Unlike `AdamW`, it adds `eps` before the bias correction and decays the updated parameters.
 
     Args:
-      lr: the learning rate.
-      betas: decay rates of the means of gradients and squared gradients.
+      lr: learning rate.
+      betas: decay rates for the means of gradients and squared gradients.
       eps: added to the root.
       weight_decay: decoupled weight decay, multiplied by the learning rate.
       correct_bias: whether to apply the bias correction.
-
-    Raises:
-      ConfigError: a setting outside its range.
     """
-    settings = _settings(lr, betas, eps, weight_decay)
-    return Optimizer("TansformerAdamW", {**settings, "correct_bias": correct_bias}, _make_transformers_adamw, _NUMBERS)
+    settings = _settings(lr, betas, eps, weight_decay, correct_bias=correct_bias)
+    return Optimizer("TansformerAdamW", settings, _make_transformers_adamw, _NUMBERS)
 
 
-def _settings(lr: float, betas: Sequence[float], eps: float, weight_decay: float) -> dict[str, Any]:
-    return {"lr": lr, "betas": tuple(map(float, betas)), "eps": eps, "weight_decay": weight_decay}
+def _settings(lr: float, betas: Sequence[float], eps: float, weight_decay: float, **own: Any) -> dict[str, Any]:
+    return {"lr": lr, "betas": tuple(map(float, betas)), "eps": eps, "weight_decay": weight_decay, **own}
 
 
 def _make_bert_adam(
@@ -123,10 +113,12 @@ def _make_bert_adam(
 
 
 def _make_bert_adam1(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: float) -> Parts:
-    return [
-        ("clip_each_by_norm", clip_each_by_norm(max_grad_norm)),
-        *_make_uncorrected_adam(lr, betas, eps, weight_decay),
-    ]
+    def clip(g: jax.Array) -> jax.Array:
+        return g * jnp.minimum(max_grad_norm / (common.norm(g) + 1e-6), 1.0)
+
+    # Each tensor by the norm; optax clips the root mean square of a tensor.
+    clip_each = optax.stateless(lambda grads, params: jax.tree.map(clip, grads))
+    return [("clip_each_by_norm", clip_each), *_make_uncorrected_adam(lr, betas, eps, weight_decay)]
 
 
 def _make_transformers_adamw(lr: Any, betas: Any, eps: Any, weight_decay: Any, correct_bias: bool) -> Parts:
@@ -146,20 +138,13 @@ def _make_uncorrected_adam(lr: Any, betas: Any, eps: Any, weight_decay: Any) -> 
 
 
 def scale_by_transformers_adam(b1: Any, b2: Any, eps: Any, correct_bias: bool) -> optax.GradientTransformation:
-    """Rescale gradients by Adam; unlike `optax.scale_by_adam`, eps is added before the optional bias correction.
-
-    Args:
-      b1: decay rate of the mean of gradients.
-      b2: decay rate of the mean of squared gradients.
-      eps: added to the root.
-      correct_bias: whether to apply the bias correction.
-    """
+    """Rescale gradients by Adam; unlike `optax.scale_by_adam`, eps is added before the optional bias correction."""
 
     def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
         count = state.count + 1
         mu = common.moving_average(state.mu, b1, grads)
         nu = common.moving_average_of_squares(state.nu, b2, grads)
-        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
+        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)  # eps before the bias correction
         if correct_bias:
             factor = jnp.sqrt(common.bias_correction(b2, count)) / common.bias_correction(b1, count)
             updates = jax.tree.map(lambda u: factor * u, updates)
@@ -171,9 +156,7 @@ def scale_by_transformers_adam(b1: Any, b2: Any, eps: Any, correct_bias: bool) -
 def decay_updated_params(learning_rate: Any, weight_decay: Any) -> optax.GradientTransformation:
     """Decay the updated parameters; `optax.add_decayed_weights` decays the parameters before the update.
 
-    Args:
-      learning_rate: a number, or a tree of numbers like the parameters.
-      weight_decay: a number, or a tree of numbers like the parameters.
+    Both arguments are numbers, or trees of numbers like the parameters.
     """
 
     def update(updates: Tree, params: Tree) -> Tree:
@@ -184,17 +167,8 @@ def decay_updated_params(learning_rate: Any, weight_decay: Any) -> optax.Gradien
     return optax.stateless(update)
 
 
-def clip_each_by_norm(max_norm: float) -> optax.GradientTransformation:
-    """Clip the gradient of each tensor to the norm `max_norm`; optax clips the root mean square of a tensor."""
-
-    def clip(g: jax.Array) -> jax.Array:
-        return g * jnp.minimum(max_norm / (common.norm(g) + 1e-6), 1.0)
-
-    return optax.stateless(lambda grads, params: jax.tree.map(clip, grads))
-
-
 def _compute_factor(steps: jax.Array, warmup: float, t_total: int, schedule: str) -> jax.Array:
-    """Return the factor of the schedule after `steps` updates; with a warm-up, it is 0 for the first update."""
+    """Return the schedule factor after `steps` updates; with a warm-up, it is 0 for the first update."""
     fraction = steps.astype(jnp.float32) / t_total
     if schedule == "warmup_linear":
         factor = jnp.maximum((fraction - 1) / (warmup - 1), 0.0)

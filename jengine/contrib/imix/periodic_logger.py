@@ -1,4 +1,4 @@
-"""Provide iMIX's hooks for logging: one passes the run to its writers, one logs a text at each stage."""
+"""iMIX's logging hooks: one passes the run to writers, one logs a text at each stage."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,22 +15,18 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class PeriodicLogger(HookBase):
-    """Pass the run to its writers every `log_config_period` iterations, on the first process only.
+    """Hook that passes the run to writers every `log_config_period` iterations, on the first process only.
 
     Training by epochs counts from the start of each epoch, and TensorBoard also gets the values at the end of each
     epoch; training by iterations also writes the last iteration. Metrics leave the device only when a line is written,
-    together with the results of EvaluateHook and the images and histograms of hooks (`HookBase.put_image`,
+    together with EvaluateHook's results and the images and histograms from hooks (`HookBase.put_image`,
     `put_histogram`).
 
+    >>> hook = PeriodicLogger(loggers=[dict(type="CommonMetricLoggerHook")], log_config_period=10)
+
     Args:
-      loggers: the writers or their configs; `CommonMetricLoggerHook` and `JSONLoggerHook` by default.
+      loggers: writers or writer configs; `CommonMetricLoggerHook` and `JSONLoggerHook` by default.
       log_config_period: iterations between two lines.
-
-    Attributes:
-      log_buffer: validation results, images and histograms to write.
-
-    Raises:
-      TypeError, ConfigError: the period is not a positive integer, or a logger is not a writer.
     """
 
     log_buffer: LogBuffer
@@ -86,7 +82,7 @@ class PeriodicLogger(HookBase):
 
 @HOOKS.register_module()
 class TextLoggerHook(HookBase):
-    """Log a text before training, after each iteration and after training, to debug the order of hooks.
+    """Hook that logs a text before training, after each iteration and after training, to debug the hook order.
 
     Args:
       text: the text.

@@ -1,7 +1,7 @@
-"""Define and register iMIX's learning rate schedules; their steps are iterations.
+"""iMIX's learning rate schedules, whose steps are iterations.
 
-Each rule computes a factor of the initial value. iMIX's own rules and BERT's come first, then the rules of Hugging Face
-Transformers that iMIX wraps, then the settings of the plateau schedule. The end of the module registers the schedulers.
+Each rule computes a factor of the initial value: first iMIX's own rules and BERT's, then the rules of Hugging Face
+Transformers that iMIX wraps, then the plateau settings. The module ends with the registration.
 """
 
 import bisect
@@ -19,17 +19,15 @@ from jengine.optim.schedules.variants import make_scheduler
 
 
 @dataclasses.dataclass(frozen=True)
-class FactorRule(Rule):
-    """Set the value to `factor(t)` times the initial value."""
+class _FactorRule(Rule):
+    """Rule that sets the value to `factor(t)` times the initial value at step `t`, counted from `begin`."""
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
 
     def factor(self, t: int) -> float:
-        """Return the factor of the initial value at step `t`, counted from `begin`."""
-        raise NotImplementedError
+        return 1.0
 
     def bind(self, num_steps: int) -> StepFunction:
-        """Return the factor, independent of the previous value."""
         return lambda t: (0.0, 0.0, self.factor(t))
 
 
@@ -45,20 +43,15 @@ def _warmup(method: str, t: int, length: int, start: float) -> float:
     return start if method == "constant" else _ramp(t, length, start)
 
 
-def _check_method(method: str, known: Sequence[str]) -> None:
-    if method not in known:
-        raise ConfigError(f"`warmup_method` must be one of {', '.join(known)}, got {method!r}{closest(method, known)}")
-
-
 @dataclasses.dataclass(frozen=True)
-class WarmupMultiStepRule(FactorRule):
-    """Warm up, and multiply by `gamma` at each milestone.
+class _WarmupMultiStepRule(_FactorRule):
+    """Warm-up, and a multiplication by `gamma` at each milestone.
 
     Attributes:
-      milestones: the steps that change the value.
-      gamma: factor of each change.
+      milestones: steps at which the value changes.
+      gamma: factor applied at each milestone.
       warmup_factor: factor of the initial value at the start.
-      warmup_iters: number of steps of the warm-up.
+      warmup_iters: number of warm-up steps.
       warmup_method: whether the warm-up keeps `warmup_factor` or increases it to 1.
     """
 
@@ -72,19 +65,18 @@ class WarmupMultiStepRule(FactorRule):
         object.__setattr__(self, "milestones", sorted_milestones("milestones", self.milestones))
 
     def factor(self, t: int) -> float:
-        """Return the warm-up factor times `gamma` for each milestone passed."""
         warmup = _warmup(self.warmup_method, t, self.warmup_iters, self.warmup_factor)
         return warmup * self.gamma ** bisect.bisect_right(self.milestones, t)
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmupCosineRule(FactorRule):
-    """Warm up, and anneal along half a cosine over `max_iters`.
+class _WarmupCosineRule(_FactorRule):
+    """Warm-up, and annealing along half a cosine over `max_iters`.
 
     Attributes:
-      max_iters: number of steps to the end of the half cosine.
+      max_iters: step at which the half cosine ends.
       warmup_factor: factor of the initial value at the start.
-      warmup_iters: number of steps of the warm-up.
+      warmup_iters: number of warm-up steps.
       warmup_method: whether the warm-up keeps `warmup_factor` or increases it to 1.
     """
 
@@ -94,19 +86,18 @@ class WarmupCosineRule(FactorRule):
     warmup_method: Literal["constant", "linear"] = "linear"
 
     def factor(self, t: int) -> float:
-        """Return the warm-up factor times the cosine."""
         warmup = _warmup(self.warmup_method, t, self.warmup_iters, self.warmup_factor)
         return warmup * 0.5 * (1.0 + math.cos(math.pi * t / self.max_iters))
 
 
 @dataclasses.dataclass(frozen=True)
-class PythiaRule(FactorRule):
-    """Warm up linearly until step `warmup_iterations` inclusive, then multiply by `lr_ratio` at each of `lr_steps`.
+class _PythiaRule(_FactorRule):
+    """Linear warm-up until step `warmup_iterations` inclusive, then a multiplication by `lr_ratio` at each `lr_steps`.
 
     Attributes:
-      lr_steps: the steps that change the value.
-      lr_ratio: factor of each change.
-      warmup_iterations: last step of the warm-up.
+      lr_steps: steps at which the value changes.
+      lr_ratio: factor applied at each of them.
+      warmup_iterations: last warm-up step.
       warmup_factor: factor of the initial value at the start.
       use_warmup: whether there is a warm-up.
     """
@@ -121,15 +112,14 @@ class PythiaRule(FactorRule):
         object.__setattr__(self, "lr_steps", sorted_milestones("lr_steps", self.lr_steps))
 
     def factor(self, t: int) -> float:
-        """Return the warm-up factor, then `lr_ratio` for each step passed."""
         if self.use_warmup and self.warmup_iterations > 0 and t <= self.warmup_iterations:
             return _ramp(t, self.warmup_iterations, self.warmup_factor)
         return self.lr_ratio ** bisect.bisect_right(self.lr_steps, t)
 
 
 @dataclasses.dataclass(frozen=True)
-class PythiaMultiStepRule(PythiaRule):
-    """Compute `PythiaRule`, and check that the warm-up ends before the first of `lr_steps`."""
+class _PythiaMultiStepRule(_PythiaRule):
+    """Schedule of `PythiaScheduler` whose warm-up must end before the first of `lr_steps`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,14 +131,14 @@ class PythiaMultiStepRule(PythiaRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmupLinearNonZeroRule(FactorRule):
-    """Warm up and decay linearly, never below `min_lr`, including step 0. `use_warmup` has no effect, as in iMIX.
+class _WarmupLinearNonZeroRule(_FactorRule):
+    """Linear warm-up and decay, never below `min_lr`, including step 0.
 
     Attributes:
-      t_total: number of steps until the value is 0.
-      warmup_iterations: number of steps of the warm-up.
-      use_warmup: has no effect.
-      min_lr: lower bound of the value.
+      t_total: step at which the value would be 0.
+      warmup_iterations: number of warm-up steps.
+      use_warmup: has no effect, as in iMIX.
+      min_lr: lower bound.
     """
 
     t_total: Count
@@ -157,13 +147,11 @@ class WarmupLinearNonZeroRule(FactorRule):
     min_lr: NonNegative = 1e-5
 
     def factor(self, t: int) -> float:
-        """Return the factor before it is limited by `min_lr`."""
         if t < self.warmup_iterations:
             return _ramp(t, self.warmup_iterations)
         return max(0.0, (self.t_total - t) / max(1, self.t_total - self.warmup_iterations))
 
     def min_value(self) -> float:
-        """Return `min_lr`."""
         return self.min_lr
 
 
@@ -175,13 +163,13 @@ _BERT_METHODS: dict[str, Callable[[float, float], float]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class BertWarmupLinearRule(FactorRule):
-    """Compute BERT's schedule from the completed fraction of the run; `warmup` is the fraction that warms up.
+class _BertWarmupLinearRule(_FactorRule):
+    """BERT's schedule over the completed fraction of the run.
 
     Without a warm-up (-1) the linear method starts at half the initial value, as in BERT's code.
 
     Attributes:
-      max_iters: number of steps of the run; -1 keeps the initial value.
+      max_iters: number of steps in the run; -1 keeps the initial value.
       warmup: fraction of the run that warms up; -1 for none.
       warmup_method: decay after the warm-up: 'warmup_linear', 'warmup_cosine' or 'warmup_constant'.
     """
@@ -191,10 +179,13 @@ class BertWarmupLinearRule(FactorRule):
     warmup_method: str = "warmup_linear"
 
     def __post_init__(self) -> None:
-        _check_method(self.warmup_method, tuple(_BERT_METHODS))
+        if self.warmup_method not in _BERT_METHODS:
+            raise ConfigError(
+                f"`warmup_method` must be one of {', '.join(_BERT_METHODS)}, got {self.warmup_method!r}"
+                f"{closest(self.warmup_method, _BERT_METHODS)}"
+            )
 
     def factor(self, t: int) -> float:
-        """Return the factor at this fraction of the run; 1 if `max_iters` is -1."""
         if self.max_iters == -1:
             return 1.0
         x = t / self.max_iters
@@ -202,64 +193,47 @@ class BertWarmupLinearRule(FactorRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class UnchangedRule(FactorRule):
-    """Keep the initial value."""
-
-    def factor(self, t: int) -> float:
-        """Return 1."""
-        return 1.0
+class _UnchangedRule(_FactorRule):
+    """Constant initial value."""
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmupRule(FactorRule):
-    """Warm up linearly from 0, then keep the initial value.
+class _WarmupRule(_FactorRule):
+    """Linear warm-up from 0, then the initial value.
 
     Attributes:
-      num_warmup_steps: number of steps of the warm-up.
+      num_warmup_steps: number of warm-up steps.
     """
 
     num_warmup_steps: Index
 
     def factor(self, t: int) -> float:
-        """Return the linear warm-up, then 1."""
         return _ramp(t, self.num_warmup_steps) if t < self.num_warmup_steps else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
-class _WarmupDecayRule(FactorRule):
-    """Warm up linearly from 0, then follow `decay` over the remaining steps.
+class _WarmupLinearRule(_WarmupRule):
+    """Linear warm-up from 0, then a linear decay to 0.
 
     Attributes:
-      num_warmup_steps: number of steps of the warm-up.
-      num_training_steps: number of steps of the run.
+      num_training_steps: number of steps in the run.
     """
 
-    num_warmup_steps: Index
     num_training_steps: Count
 
     def decay(self, fraction: float) -> float:
         """Return the factor at a fraction of the steps after the warm-up."""
-        raise NotImplementedError
+        return max(0.0, 1.0 - fraction)
 
     def factor(self, t: int) -> float:
-        """Return the linear warm-up, then the decay."""
         if t < self.num_warmup_steps:
-            return _ramp(t, self.num_warmup_steps)
+            return super().factor(t)
         return self.decay((t - self.num_warmup_steps) / max(1, self.num_training_steps - self.num_warmup_steps))
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmupLinearRule(_WarmupDecayRule):
-    """Warm up linearly from 0, then decay linearly to 0."""
-
-    def decay(self, fraction: float) -> float:
-        """Return the remaining fraction."""
-        return max(0.0, 1.0 - fraction)
-
-
-@dataclasses.dataclass(frozen=True)
-class WarmupHalfCosineRule(_WarmupDecayRule):
-    """Warm up linearly from 0, then follow `num_cycles` cycles of a cosine.
+class _WarmupHalfCosineRule(_WarmupLinearRule):
+    """Linear warm-up from 0, then `num_cycles` cycles of a cosine.
 
     Attributes:
       num_cycles: number of cycles; 0.5 decays to 0 once.
@@ -268,13 +242,12 @@ class WarmupHalfCosineRule(_WarmupDecayRule):
     num_cycles: Finite = 0.5
 
     def decay(self, fraction: float) -> float:
-        """Return the cosine."""
         return max(0.0, 0.5 * (1.0 + math.cos(math.pi * 2.0 * self.num_cycles * fraction)))
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmupCosineRestartsRule(_WarmupDecayRule):
-    """Warm up linearly from 0, then follow `num_cycles` half cosines, each starting at the initial value.
+class _WarmupCosineRestartsRule(_WarmupLinearRule):
+    """Linear warm-up from 0, then `num_cycles` half cosines, each starting at the initial value.
 
     Attributes:
       num_cycles: number of half cosines.
@@ -283,15 +256,14 @@ class WarmupCosineRestartsRule(_WarmupDecayRule):
     num_cycles: Count = 1
 
     def decay(self, fraction: float) -> float:
-        """Return the half cosine of the cycle; 0 after the end of the run."""
         if fraction >= 1.0:
             return 0.0
         return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((self.num_cycles * fraction) % 1.0))))
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmupPolynomialRule(_WarmupDecayRule):
-    """Warm up linearly from 0, then decay as a power of the remaining steps to `lr_end`, scaled for each group.
+class _WarmupPolynomialRule(_WarmupLinearRule):
+    """Linear warm-up from 0, then a decay as a power of the remaining steps to `lr_end`, scaled for each group.
 
     Attributes:
       lr_end: value at the end of the run, for the optimizer's own learning rate.
@@ -302,12 +274,9 @@ class WarmupPolynomialRule(_WarmupDecayRule):
     power: NonNegative = 1.0
 
     def decay(self, fraction: float) -> float:
-        """Return the power of the remaining fraction."""
         return max(0.0, 1.0 - fraction) ** self.power
 
     def bind(self, num_steps: int) -> StepFunction:
-        """Return the warm-up, then the interpolation between the initial value and `lr_end`."""
-
         def change(t: int) -> Affine:
             factor = self.factor(t)
             return (0.0, 0.0 if t < self.num_warmup_steps else 1.0 - factor, factor)
@@ -315,21 +284,20 @@ class WarmupPolynomialRule(_WarmupDecayRule):
         return change
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
-        """Return `lr_end`, scaled by the ratio of the group's initial value to the optimizer's own."""
         if self.lr_end >= reference:
             raise ConfigError(f"`lr_end` must be smaller than the initial value {reference}, got {self.lr_end}")
         return [self.lr_end * initial / reference for initial in initial_values]
 
 
 @dataclasses.dataclass(frozen=True)
-class ImixPlateauSettings(PlateauSettings):
-    """Hold `PlateauSettings` with iMIX's name for the comparison: `mode` is 'min' or 'max'.
+class _PlateauSettings(PlateauSettings):
+    """Multiply the value by `factor` when a validation metric stops improving.
 
     Attributes:
       mode: 'min' if a smaller metric is better, 'max' if a larger one.
     """
 
-    rule: Literal["less", "greater"] = dataclasses.field(default="less", init=False)
+    rule: Literal["less", "greater"] = dataclasses.field(default="less", init=False)  # set from iMIX's `mode`
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
@@ -340,16 +308,18 @@ def _make_scheduler(name: str, family: type[Any]) -> type[ParamScheduler]:
     return make_scheduler(name, family, "lr", by_epoch=False)
 
 
-WarmupMultiStepLR = _make_scheduler("WarmupMultiStepLR", WarmupMultiStepRule)
-WarmupCosineLR = _make_scheduler("WarmupCosineLR", WarmupCosineRule)
-PythiaScheduler = _make_scheduler("PythiaScheduler", PythiaRule)
-MultiStepScheduler = _make_scheduler("MultiStepScheduler", PythiaMultiStepRule)
-WarmupLinearScheduleNonZero = _make_scheduler("WarmupLinearScheduleNonZero", WarmupLinearNonZeroRule)
-BertWarmupLinearLR = _make_scheduler("BertWarmupLinearLR", BertWarmupLinearRule)
-ConstantSchedule = _make_scheduler("ConstantSchedule", UnchangedRule)
-WarmupConstantSchedule = _make_scheduler("WarmupConstantSchedule", WarmupRule)
-WarmupLinearSchedule = _make_scheduler("WarmupLinearSchedule", WarmupLinearRule)
-WarmupCosineSchedule = _make_scheduler("WarmupCosineSchedule", WarmupHalfCosineRule)
-WarmupCosineWithHardRestartsSchedule = _make_scheduler("WarmupCosineWithHardRestartsSchedule", WarmupCosineRestartsRule)
-WarmupPolynomialSchedule = _make_scheduler("WarmupPolynomialSchedule", WarmupPolynomialRule)
-ReduceOnPlateauSchedule = make_scheduler("ReduceOnPlateauSchedule", ImixPlateauSettings, "lr", PlateauScheduler)
+WarmupMultiStepLR = _make_scheduler("WarmupMultiStepLR", _WarmupMultiStepRule)
+WarmupCosineLR = _make_scheduler("WarmupCosineLR", _WarmupCosineRule)
+PythiaScheduler = _make_scheduler("PythiaScheduler", _PythiaRule)
+MultiStepScheduler = _make_scheduler("MultiStepScheduler", _PythiaMultiStepRule)
+WarmupLinearScheduleNonZero = _make_scheduler("WarmupLinearScheduleNonZero", _WarmupLinearNonZeroRule)
+BertWarmupLinearLR = _make_scheduler("BertWarmupLinearLR", _BertWarmupLinearRule)
+ConstantSchedule = _make_scheduler("ConstantSchedule", _UnchangedRule)
+WarmupConstantSchedule = _make_scheduler("WarmupConstantSchedule", _WarmupRule)
+WarmupLinearSchedule = _make_scheduler("WarmupLinearSchedule", _WarmupLinearRule)
+WarmupCosineSchedule = _make_scheduler("WarmupCosineSchedule", _WarmupHalfCosineRule)
+WarmupCosineWithHardRestartsSchedule = _make_scheduler(
+    "WarmupCosineWithHardRestartsSchedule", _WarmupCosineRestartsRule
+)
+WarmupPolynomialSchedule = _make_scheduler("WarmupPolynomialSchedule", _WarmupPolynomialRule)
+ReduceOnPlateauSchedule = make_scheduler("ReduceOnPlateauSchedule", _PlateauSettings, "lr", PlateauScheduler)

@@ -1,15 +1,17 @@
-"""Define the writers of PeriodicLogger: for the terminal, a file of JSON lines, and TensorBoard."""
+"""Writers for PeriodicLogger: terminal, JSON lines file and TensorBoard."""
 
 import datetime
+import json
 import math
 import os
+import pathlib
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TextIO
 
 import jax
 
-from jengine.contrib.imix.json_lines import JsonLines
 from jengine.contrib.imix.log_buffer import Bins, Image, Result, to_uint8
 from jengine.hooks.runner_protocol import Runner
 from jengine.logging import HistoryBuffer
@@ -18,13 +20,12 @@ from jengine.registry import Registry
 WRITERS = Registry("writer", "jengine.contrib.imix", used_in="the `loggers` of a PeriodicLogger")
 
 _PREFIX = "train/"
-_TOTAL = "total_loss"  # iMIX's name of the sum of the losses
 _UNSMOOTHED = frozenset({"lr", "loss_scale", "skipped_steps"})  # metrics whose latest value is written
 _ETA_WINDOW = 1000
 
 
 class LogBufferWriter:
-    """Write the metrics of a run, read from the message hub of the trainer.
+    """Base class for writers, which read the run's metrics from the trainer's message hub.
 
     Attributes:
       writes_events: whether the writer defines `write_events`.
@@ -33,10 +34,10 @@ class LogBufferWriter:
     writes_events: ClassVar[bool] = False
 
     def begin(self, trainer: Runner) -> None:
-        """Prepare for a training that starts at `trainer.iter`."""
+        """Prepare for training from `trainer.iter`."""
 
     def write(self, trainer: Runner) -> None:
-        """Write the metrics of the current iteration."""
+        """Write the current metrics."""
         raise NotImplementedError(f"{type(self).__name__} must define `write(trainer)`")
 
     def write_events(self, results: Sequence[Result], images: Sequence[Image], histograms: Sequence[Bins]) -> None:
@@ -47,13 +48,10 @@ class LogBufferWriter:
 
 
 def get_histories(trainer: Runner) -> dict[str, HistoryBuffer]:
-    """Return the histories of the training metrics by name; the sum of the losses is `total_loss`."""
-    histories = {
-        key.removeprefix(_PREFIX): history
-        for key, history in trainer.message_hub.log_scalars.items()
-        if key.startswith(_PREFIX)
-    }
-    return {_TOTAL if name == "loss" else name: history for name, history in histories.items()}
+    """Return the training metric histories by name; the sum of the losses is `total_loss`, as in iMIX."""
+    scalars = trainer.message_hub.log_scalars.items()
+    histories = {key.removeprefix(_PREFIX): history for key, history in scalars if key.startswith(_PREFIX)}
+    return {"total_loss" if name == "loss" else name: history for name, history in histories.items()}
 
 
 def smooth_metrics(trainer: Runner, window_size: int) -> dict[str, float]:
@@ -66,26 +64,21 @@ def smooth_metrics(trainer: Runner, window_size: int) -> dict[str, float]:
 
 def median(history: HistoryBuffer, window_size: int) -> float:
     """Return the median of the latest `window_size` values."""
-    values = sorted(history.data[0][-window_size:].tolist())
-    middle = len(values) // 2
-    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+    return statistics.median(history.data[0][-window_size:].tolist())
 
 
 @WRITERS.register_module()
 class CommonMetricLoggerHook(LogBufferWriter):
-    """Log a line with the progress, losses, learning rate, times, memory, and the remaining time.
+    """Writer of log lines with the progress, losses, learning rate, times, memory, and remaining time.
 
     Args:
-      max_iter: iterations of the whole run; those of the Runner by default.
-      max_epoch: epochs of the whole run; those of the Runner by default.
-      clock: a function that returns the time in seconds, for an estimate without an IterationTimerHook.
+      max_iter: iterations in the whole run; by default the Runner's.
+      max_epoch: epochs in the whole run; by default the Runner's.
+      clock: function that returns the time in seconds, for an estimate without an IterationTimerHook.
     """
 
     def __init__(
-        self,
-        max_iter: int | None = None,
-        max_epoch: int | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        self, max_iter: int | None = None, max_epoch: int | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.max_iter = max_iter
         self.max_epoch = max_epoch
@@ -122,7 +115,7 @@ class CommonMetricLoggerHook(LogBufferWriter):
         trainer.logger.info(" \t ".join(parts))
 
     def _estimate_eta(self, histories: dict[str, HistoryBuffer], iteration: int, max_iter: float) -> float | None:
-        """Return the remaining seconds, from the median iteration time or else the clock since the last line."""
+        """Return the remaining seconds, from the median iteration time, or else the time since the last line."""
         if "iter_time" in histories:
             return median(histories["iter_time"], _ETA_WINDOW) * (max_iter - iteration)
         last, self._last = self._last, (iteration, self._clock())
@@ -131,14 +124,64 @@ class CommonMetricLoggerHook(LogBufferWriter):
         return (self._last[1] - last[1]) / (iteration - last[0]) * (max_iter - iteration)
 
 
+class JsonLines:
+    """Writer for a JSON lines file, which is opened for the first line: a run that is refused does not touch it.
+
+    Args:
+      path: the file; its directory is created if necessary.
+      key: entry with the iteration in each line.
+      start: first iteration of the run. Lines of this and later iterations, which the run will write again, are
+        removed, as well as incomplete lines.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], key: str, start: int) -> None:
+        self._path = pathlib.Path(path)
+        self._key = key
+        self._start = start
+        self._file: TextIO | None = None
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Append a JSON object with sorted keys, and flush it to the disk."""
+        if self._file is None:
+            self._file = self._open()
+        # JSON has neither NaN nor infinity: they become strings that `float()` can parse.
+        plain = {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        self._file.write(json.dumps(plain, sort_keys=True, allow_nan=False) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())  # the line survives a crash of the machine
+
+    def close(self) -> None:
+        """Close the file, if it was opened."""
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self) -> TextIO:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = []
+        if self._start > 0 and self._path.exists():
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                try:
+                    iteration = json.loads(line).get(self._key, 0)
+                except json.JSONDecodeError:
+                    continue
+                if iteration < self._start:
+                    kept.append(f"{line}\n")
+        temporary = self._path.with_name(f"{self._path.name}.new")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.replace(self._path)  # atomic: the old lines are never half written
+        return self._path.open("a", encoding="utf-8")
+
+
 @WRITERS.register_module()
 class JSONLoggerHook(LogBufferWriter):
-    """Append one JSON object per line, with sorted keys, and flush each line to the disk.
+    """Writer of JSON lines with sorted keys, each flushed to the disk.
 
     A line has `iteration`, counted from 0, with epochs also `epoch` and `inner-iteration`, and the training metrics:
-    their medians over the latest `window_size` values, but the latest learning rate. JSON has no NaN and no infinity:
-    they are strings that `float()` can parse. A new run overwrites the file; a resumed run continues it from its first
-    iteration.
+    medians over the latest `window_size` values, but the latest learning rate. JSON has no NaN and no infinity: they
+    are strings that `float()` can parse. A new run overwrites the file; a resumed run continues it where it starts.
 
     Args:
       json_file: the file; `training_status.json` in the work dir by default.
@@ -151,7 +194,7 @@ class JSONLoggerHook(LogBufferWriter):
         self._file: JsonLines | None = None
 
     def begin(self, trainer: Runner) -> None:
-        """Open the file, without the lines of iterations that the run repeats."""
+        """Open the file, and drop the lines that the run will write again."""
         self.close()
         self._file = JsonLines(
             self.json_file or os.path.join(trainer.work_dir, "training_status.json"), "iteration", trainer.iter
@@ -176,12 +219,12 @@ class JSONLoggerHook(LogBufferWriter):
 
 @WRITERS.register_module()
 class TensorboardLoggerHook(LogBufferWriter):
-    """Write training metrics, results of EvaluateHook, images and histograms to a TensorBoard event file.
+    """Writer of training metrics, EvaluateHook results, images and histograms to a TensorBoard event file.
 
-    Steps are iterations, counted from 0. Names of results start with `val/`.
+    Steps are iterations, counted from 0. Result names start with `val/`.
 
     Args:
-      log_dir: the event file is written to its subdirectory `runs`; the work dir by default.
+      log_dir: parent of the directory `runs` for the event file; the work dir by default.
       window_size: number of values for the medians.
     """
 
@@ -193,12 +236,12 @@ class TensorboardLoggerHook(LogBufferWriter):
         self._backend: Any = None
 
     def begin(self, trainer: Runner) -> None:
-        """Create the event file; TensorBoard discards earlier values of the iterations that the run repeats."""
+        """Create the event file; TensorBoard discards earlier values for iterations that the run repeats."""
         from jengine.visualization import TensorboardVisBackend
 
         self._backend = TensorboardVisBackend(os.path.join(self.log_dir or trainer.work_dir, "runs"))
         if trainer.iter > 0:
-            self._backend.load_state_dict({}, trainer.iter - 1)
+            self._backend.load_state_dict({}, trainer.iter - 1)  # TensorBoard drops later events of the earlier run
 
     def write(self, trainer: Runner) -> None:
         """Write the training metrics."""
@@ -207,7 +250,7 @@ class TensorboardLoggerHook(LogBufferWriter):
         self._backend.add_scalars(smooth_metrics(trainer, self.window_size), step=trainer.iter)
 
     def write_events(self, results: Sequence[Result], images: Sequence[Image], histograms: Sequence[Bins]) -> None:
-        """Write the events, each at its own iteration."""
+        """Write each event at its own iteration."""
         from jengine.visualization.convert import Histogram
 
         for result in results:
@@ -216,8 +259,8 @@ class TensorboardLoggerHook(LogBufferWriter):
         for image in images:
             self._backend.add_image(image.name, to_uint8(image.data), image.step)
         for bins in histograms:
-            histogram = Histogram(bins.counts, bins.edges, float(bins.mean), float(bins.std))
-            self._backend.add_histogram(bins.name, histogram, bins.step)
+            name, counts, edges, mean, std, step = bins
+            self._backend.add_histogram(name, Histogram(counts, edges, float(mean), float(std)), step)
 
     def close(self) -> None:
         """Close the event file."""
@@ -226,6 +269,6 @@ class TensorboardLoggerHook(LogBufferWriter):
 
 
 def _get_peak_memory() -> int | None:
-    """Return the peak memory of the first device in bytes; None if the backend does not report it, as on a CPU."""
+    """Return the first device's peak memory in bytes; None if the backend does not report it, as on a CPU."""
     stats = jax.local_devices()[0].memory_stats()
     return None if not stats else stats.get("peak_bytes_in_use")

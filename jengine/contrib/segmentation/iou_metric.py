@@ -1,4 +1,4 @@
-"""Compute the metrics of semantic segmentation from one confusion matrix."""
+"""Semantic segmentation metrics from one confusion matrix."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from jengine.selection import Selector, select_array
 
 
 class Confusion(NamedTuple):
-    """Count pixels by true class (row) and predicted class (column; the last for invalid classes), up to 2**64 each."""
+    """Pixel counts by true class (row) and predicted class (column; the last for invalid classes), up to 2**64 each."""
 
     low: jax.Array  # uint32[C, C + 1], low words
     high: jax.Array  # uint32[C, C + 1], high words
@@ -23,23 +23,26 @@ class Confusion(NamedTuple):
 
 @METRICS.register_module()
 class IoUMetric(BaseMetric):
-    """Compute pixel accuracy `aAcc`, mean intersection over union `mIoU` and mean class accuracy `mAcc`, as fractions.
+    """Pixel accuracy `aAcc`, mean intersection over union `mIoU` and mean class accuracy `mAcc`, as fractions.
 
-    Counts are integers on the device, so that results do not depend on the batch size. Padded examples, pixels of
+    Counts are integers on the device, so that results do not depend on the batch size. Padded examples, pixels with
     `ignore_index` and pixels with invalid labels are ignored; in a run, a batch with invalid labels is an error. `mIoU`
     leaves out classes that occur in neither labels nor predictions, `mAcc` classes that do not occur in the labels. A
-    table of the classes is logged.
+    table with one row per class is logged.
+
+    >>> metric = IoUMetric(num_classes=2)
+    >>> labels = jnp.array([[[0, 0], [1, 1]]])
+    >>> state = metric.update(metric.init(), labels.at[0, 0, 1].set(1), {"label": labels})
+    >>> metric.compute(jax.device_get(state))["aAcc"]
+    0.75
 
     Args:
       num_classes: number of classes; by default the number of `classes` in the dataset's metainfo.
-      ignore_index: label of pixels to ignore.
-      label: entry of the batch with the true classes, int[B, H, W]: its name, index or dotted path.
-      prediction: entry of the predictions, logits float[B, H, W, C] or class indices int[B, H, W]; None if the
-        predictions are an array.
-      prefix: prefix of the names of the results; none by default.
-
-    Raises:
-      ValueError: fewer than two classes.
+      ignore_index: label for pixels to ignore.
+      label: batch entry with the true classes, int[B, H, W]: a name, index or dotted path.
+      prediction: prediction entry, logits float[B, H, W, C] or class indices int[B, H, W]; None if the predictions are
+        an array.
+      prefix: prefix for the result names; none by default.
     """
 
     def __init__(
@@ -64,20 +67,12 @@ class IoUMetric(BaseMetric):
         return ("aAcc", "mIoU", "mAcc")
 
     def init(self) -> Confusion:
-        """Return a confusion matrix of zeros.
-
-        Raises:
-          ValueError: neither the argument nor the dataset defines the number of classes.
-        """
+        """Return an empty confusion matrix."""
         shape = (self._get_num_classes(), self._get_num_classes() + 1)
         return Confusion(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
 
     def update(self, state: Confusion, predictions: Any, batch: Any) -> Confusion:
-        """Add the pixels of a batch, without its padding.
-
-        Raises:
-          KeyError: no such entry in the batch or the predictions. ValueError: shapes that do not match.
-        """
+        """Add the pixels in a batch, without the padding."""
         labels = select_array(batch, self.label, "IoUMetric.label", "batch")
         predictions = select_array(predictions, self.prediction, "IoUMetric.prediction", "predictions")
         num_classes = self._get_num_classes()
@@ -93,7 +88,7 @@ class IoUMetric(BaseMetric):
         cell = jnp.where(is_counted, labels * (num_classes + 1) + column, num_cells)  # the extra cell is dropped
         added = jnp.zeros(num_cells + 1, jnp.uint32).at[cell.reshape(-1)].add(1)[:-1].reshape(shape)
         low = state.low + added
-        return Confusion(low, state.high + (low < added).astype(jnp.uint32))
+        return Confusion(low, state.high + (low < added).astype(jnp.uint32))  # a carry: the low word has wrapped around
 
     def compute(self, state: Confusion) -> dict[str, float]:
         """Return the three fractions; NaN where no pixel was counted."""
@@ -102,18 +97,11 @@ class IoUMetric(BaseMetric):
         true, predicted = matrix.sum(axis=1), matrix[:, :-1].sum(axis=0)
         iou = _divide(correct, true + predicted - correct)
         accuracy = _divide(correct, true)
-        self._log_classes(iou, accuracy)
-        return {
-            "aAcc": float(_divide(correct.sum(), true.sum())),
-            "mIoU": _nanmean(iou),
-            "mAcc": _nanmean(accuracy),
-        }
-
-    def _log_classes(self, iou: np.ndarray, accuracy: np.ndarray) -> None:
         classes = self.dataset_meta.get("classes", ())
         names = classes if len(classes) == len(iou) else range(len(iou))
         rows = [(str(name), f"{i:.4f}", f"{a:.4f}") for name, i, a in zip(names, iou, accuracy, strict=True)]
         print_log("\n" + format_table(("class", "IoU", "Acc"), rows), logger="current")
+        return {"aAcc": float(_divide(correct.sum(), true.sum())), "mIoU": _nanmean(iou), "mAcc": _nanmean(accuracy)}
 
     def _get_num_classes(self) -> int:
         num_classes = self.num_classes or len(self.dataset_meta.get("classes", ()))
@@ -125,7 +113,7 @@ class IoUMetric(BaseMetric):
 
 
 def _class_indices(predictions: jax.Array, labels: jax.Array, num_classes: int) -> jax.Array:
-    """Return the predicted classes, of the shape of the labels, from logits or class indices."""
+    """Return the predicted classes, with the shape of the labels, from logits or class indices."""
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(f"IoUMetric: labels must be integers, got {labels.dtype}")
     if predictions.shape == (*labels.shape, num_classes):

@@ -1,5 +1,6 @@
-"""Draw predictions of a validation or test next to the ground truth."""
+"""Drawing of validation and test predictions next to the ground truth."""
 
+import dataclasses
 import math
 import os
 import warnings
@@ -22,65 +23,54 @@ from jengine.visualization.draw import resize_nearest
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class SegVisualizationHook(Hook):
-    """Draw the segmentations of every `interval`-th batch of a validation or a test with a LocalVisualizer.
+    """Hook that draws the segmentations in every `interval`-th validation or test batch with a LocalVisualizer.
 
-    If the dataset's metainfo has `img_path`, the file of each sample, images are called `val_<file>` or `test_<file>`
-    and read from these files, without the changes of preprocessing. Otherwise the image of the batch is drawn, called
-    by the index of the sample. The index is the batch's entry `sample_idx`, int[B]; without it samples are counted,
-    which is correct for a single process and data that are not shuffled. Padding is not drawn. With several processes,
-    only the examples of the first one are drawn.
+    If the dataset's metainfo has `img_path`, one file per sample, images are called `val_<file>` or `test_<file>` and
+    read from these files, without the preprocessing. Otherwise the batch image is drawn, called by the sample index.
+    The index is the batch entry `sample_idx`, int[B]; without it samples are counted, which is correct for a single
+    process and data that are not shuffled. Padding is not drawn. With several processes, only the first one's examples
+    are drawn.
+
+    >>> hook = SegVisualizationHook(draw=True, interval=10)
 
     Args:
       draw: whether to draw at all; False disables the hook.
       interval: number of batches, from the start of each validation or test, between two drawn batches.
-      show: open windows instead of writing images. This removes all backends of the visualizer: scalars are not
-        written either.
+      show: open windows instead of writing images. This removes all visualizer backends: scalars are not written
+        either.
       wait_time: seconds to wait after opening each window.
       file_client_args, backend_args: None or `dict(backend='disk')`: files are read from file systems only.
-      image: entry of the batch with the images, [B, H, W, C], uint8 or float from 0 to 1: its name, index or dotted
-        path.
-      label: entry of the batch with the true classes, int[B, H, W]; without it only predictions are drawn.
-      prediction: entry of the predictions, logits float[B, H, W, C] or class indices int[B, H, W]; None if the
-        predictions are an array.
-
-    Raises:
-      TypeError, ValueError: an interval that is not a positive integer; another storage backend.
+      image: batch entry with the images, [B, H, W, C], uint8 or float from 0 to 1: a name, index or dotted path.
+      label: batch entry with the true classes, int[B, H, W]; without it only predictions are drawn.
+      prediction: prediction entry, logits float[B, H, W, C] or class indices int[B, H, W]; None if the predictions are
+        an array.
     """
 
     priority = "NORMAL"
 
-    def __init__(
-        self,
-        draw: bool = False,
-        interval: Count = 50,
-        show: bool = False,
-        wait_time: NonNegative = 0.0,
-        file_client_args: Mapping[str, Any] | None = None,
-        backend_args: Mapping[str, Any] | None = None,
-        image: Selector = "image",
-        label: Selector = "label",
-        prediction: Selector | None = None,
-    ) -> None:
-        if isinstance(interval, bool) or not isinstance(interval, int):
-            raise TypeError(f"SegVisualizationHook: `interval` must be an integer, got {interval!r}")
-        if interval < 1:
-            raise ConfigError(f"SegVisualizationHook: `interval` must be at least 1, got {interval}")
-        for argument, value in (("file_client_args", file_client_args), ("backend_args", backend_args)):
+    draw: bool = False
+    interval: Count = 50
+    show: bool = False
+    wait_time: NonNegative = 0.0
+    file_client_args: Mapping[str, Any] | None = None
+    backend_args: Mapping[str, Any] | None = None
+    image: Selector = "image"
+    label: Selector = "label"
+    prediction: Selector | None = None
+
+    def __post_init__(self) -> None:
+        for argument in ("file_client_args", "backend_args"):
+            value = getattr(self, argument)
             if value is not None and dict(value) != {"backend": "disk"}:
                 raise ConfigError(f"SegVisualizationHook: `{argument}` must be dict(backend='disk'), got {value!r}")
-        if not draw:
+        if not self.draw:
             warnings.warn("SegVisualizationHook has draw=False: nothing will be drawn", UserWarning, stacklevel=2)
-        if show:
+        if self.show:
             text = "SegVisualizationHook has show=True: images are shown, and the visualizer does not write anything"
             warnings.warn(text, UserWarning, stacklevel=2)
-        self.draw = self.draws_samples = draw
-        self.interval = interval
-        self.show = show
-        self.wait_time = wait_time
-        self.image = image
-        self.label = label
-        self.prediction = prediction
+        self.draws_samples = self.draw
 
     def before_run(self, runner: Runner) -> None:
         """Remove the visualizer's backends for `show`."""
@@ -94,13 +84,9 @@ class SegVisualizationHook(Hook):
     def _after_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "val"
     ) -> None:
-        if not self.draw or mode == "train":
+        """Draw the examples in a batch except the padding; all arrays come to the host in one transfer."""
+        if not self.draw or mode == "train" or not self.every_n_inner_iters(batch_idx, self.interval):
             return
-        if self.every_n_inner_iters(batch_idx, self.interval):
-            self._draw(runner, batch_idx, data_batch, outputs, mode)
-
-    def _draw(self, runner: Runner, batch_idx: int, data_batch: Any, outputs: Any, mode: str) -> None:
-        """Draw the examples of a batch except its padding; all arrays come to the host in one transfer."""
         predictions = select_array(outputs, self.prediction, "SegVisualizationHook.prediction", "predictions")
         loop = runner.val_loop if mode == "val" else runner.test_loop
         meta = loop.dataloader.metainfo or {}
@@ -109,7 +95,7 @@ class SegVisualizationHook(Hook):
             images = select(data_batch, self.image, "SegVisualizationHook.image", "batch")
         arrays = images, find(data_batch, self.label), find(data_batch, "sample_idx"), get_mask(data_batch), predictions
         images, labels, indices, mask, predictions = jax.device_get(process_local_batch(arrays, data_batch))
-        if jax.process_index() != 0:
+        if jax.process_index() != 0:  # after the collective transfer, in which all must take part
             return
         if jnp.issubdtype(predictions.dtype, jnp.floating):
             predictions = predictions.argmax(axis=-1)
@@ -130,7 +116,6 @@ class SegVisualizationHook(Hook):
 
 
 def _read_file(path: str | os.PathLike[str]) -> tuple[str, np.ndarray]:
-    """Return the name of an image file and its pixels, uint8[H, W, 3]."""
     with require_extra("draw", "reading images requires Pillow"):
         from PIL import Image
     with Image.open(path) as image:

@@ -1,4 +1,4 @@
-"""Support self-supervised learning as MMSelfSup does: its hooks, and pure functions to build such models from."""
+"""Self-supervised learning in MMSelfSup's manner: hooks, and pure functions to build such models from."""
 
 from jengine.contrib.selfsup.clustering import PIC as PIC
 from jengine.contrib.selfsup.clustering import Kmeans as Kmeans

@@ -1,4 +1,4 @@
-"""Cluster features on the host, and derive class weights and log lines from the clusters."""
+"""Clustering of features on the host, with class weights and log lines from the clusters."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from jengine.registry import check_arguments
 
 @dataclasses.dataclass(frozen=True)
 class Kmeans:
-    """Run scikit-learn's k-means on whitened, L2-normalized features.
+    """scikit-learn's k-means on whitened, L2-normalized features.
 
     Source: Caron et al., Deep Clustering for Unsupervised Learning of Visual Features, 2018, arXiv:1807.05520.
 
@@ -30,19 +30,7 @@ class Kmeans:
     max_iter: int = 20
 
     def __call__(self, features: np.ndarray, seed: int) -> np.ndarray:
-        """Return the cluster of each sample.
-
-        Args:
-          features: float[N, D].
-          seed: seed of the initial centroids.
-
-        Returns:
-          int64[N], 0 to k - 1.
-
-        Raises:
-          ValueError: fewer samples than clusters, or fewer features than principal components.
-          ImportError: scikit-learn is not installed.
-        """
+        """Return the cluster of each sample, int64[N] from 0 to k - 1, for features float[N, D]."""
         with require_extra("examples", "Kmeans requires scikit-learn"):
             from sklearn.cluster import KMeans
         if len(features) < self.k:
@@ -54,21 +42,21 @@ class Kmeans:
 
 @dataclasses.dataclass(frozen=True)
 class PIC:
-    """Run power iteration clustering on the graph of nearest neighbors of whitened, L2-normalized features.
+    """Power iteration clustering on the nearest neighbor graph of whitened, L2-normalized features.
 
     Power iterations on the affinities give each sample a centrality. Each sample points to the neighbor to which the
-    centrality, weighted by the affinity, increases most; the samples whose pointers end at the same sample are a
-    cluster. The number of clusters is a result. Clusters are numbered by size, the largest is 0; samples of clusters
-    beyond `k` join that one of the `k` whose mean is closest.
+    centrality, weighted by the affinity, increases most; samples whose pointers end at the same sample are a cluster.
+    The number of clusters is a result. Clusters are numbered by size, the largest is 0; samples in clusters beyond `k`
+    join the closest of the `k`, by the means.
 
-    Source: Lin and Cohen, Power Iteration Clustering, 2010; as a graph of neighbors, in Caron et al., Deep Clustering
-    for Unsupervised Learning of Visual Features, 2018, arXiv:1807.05520.
+    Source: Lin and Cohen, Power Iteration Clustering, 2010; with a neighbor graph, in Caron et al., Deep Clustering for
+    Unsupervised Learning of Visual Features, 2018, arXiv:1807.05520.
 
     Args:
-      k: largest number of clusters, the number of classes of the head.
+      k: largest number of clusters, the head's number of classes.
       pca_dim: as in Kmeans.
       sigma: bandwidth of the affinities, `exp(-squared_distance / sigma**2)`.
-      nnn: number of nearest neighbors of a sample.
+      nnn: number of nearest neighbors per sample.
       alpha: share of the affinities in a power iteration; the rest is uniform.
       distribute_singletons: a cluster of one sample joins the cluster of its closest neighbor that is in a larger one.
     """
@@ -81,19 +69,7 @@ class PIC:
     distribute_singletons: bool = True
 
     def __call__(self, features: np.ndarray, seed: int) -> np.ndarray:
-        """Return the cluster of each sample.
-
-        Args:
-          features: float[N, D].
-          seed: seed of the reduction.
-
-        Returns:
-          int64[N], 0 to at most k - 1.
-
-        Raises:
-          ValueError: fewer than `nnn` other samples, or fewer features than principal components.
-          ImportError: scikit-learn is not installed.
-        """
+        """Return the cluster of each sample, int64[N] from 0 to at most k - 1, for features float[N, D]."""
         with require_extra("examples", "PIC requires scikit-learn"):
             from sklearn.neighbors import NearestNeighbors
         if len(features) <= self.nnn:
@@ -107,7 +83,7 @@ class PIC:
         return _number_by_size(roots, features, self.k)
 
     def _find_roots(self, neighbors: np.ndarray, affinities: np.ndarray) -> np.ndarray:
-        """Return the sample of highest centrality in the cluster of each sample, int64[N]."""
+        """Return for each sample the most central sample in the same cluster, int64[N]."""
         from scipy.sparse import csr_array
 
         num_samples = len(neighbors)
@@ -135,10 +111,10 @@ _CLUSTERINGS: dict[str, type[Kmeans] | type[PIC]] = {"Kmeans": Kmeans, "PIC": PI
 
 
 def build_clustering(cfg: Mapping[str, Any]) -> Kmeans | PIC:
-    """Build a clustering from its config, `dict(type='Kmeans', k=...)` or `dict(type='PIC', k=...)`.
+    """Build a clustering from a config, `dict(type='Kmeans', k=...)` or `dict(type='PIC', k=...)`.
 
-    Raises:
-      ConfigError: an unknown type. TypeError: unknown or missing arguments.
+    >>> build_clustering(dict(type="Kmeans", k=10, pca_dim=-1))
+    Kmeans(k=10, pca_dim=-1, max_iter=20)
     """
     arguments = {**cfg}
     name = arguments.pop("type", "Kmeans")
@@ -151,8 +127,11 @@ def build_clustering(cfg: Mapping[str, Any]) -> Kmeans | PIC:
 def class_weights(counts: Any, power: float) -> jax.Array:
     """Return class weights that decrease with the class size: `(1 / count) ** power`, normalized. Works under `jit`.
 
+    >>> class_weights([1, 3], power=1).tolist()
+    [0.75, 0.25]
+
     Args:
-      counts: int[K], number of samples of each class. An empty class gets nearly all the weight.
+      counts: int[K], number of samples in each class. An empty class gets nearly all the weight.
       power: 0 gives equal weights; 1 gives each class the same total weight.
 
     Returns:
@@ -163,10 +142,10 @@ def class_weights(counts: Any, power: float) -> jax.Array:
 
 
 def describe_clusters(counts: np.ndarray) -> str:
-    """Return MMSelfSup's log line: the number of empty clusters, and the smallest and largest size.
+    """Return MMSelfSup's log line about the cluster sizes int[K].
 
-    Args:
-      counts: int[K], number of samples of each cluster.
+    >>> describe_clusters(np.array([0, 2, 5]))
+    'empty_num: 1\\tmin_cluster: 0\\tmax_cluster:5'
     """
     return f"empty_num: {(counts == 0).sum()}\tmin_cluster: {counts.min()}\tmax_cluster:{counts.max()}"
 
@@ -187,7 +166,7 @@ def _whiten(features: np.ndarray, pca_dim: int, seed: int, owner: str) -> np.nda
 
 
 def _distribute_singletons(clusters: np.ndarray, neighbors: np.ndarray) -> np.ndarray:
-    """Move each sample that is alone to the cluster of its closest neighbor that is not, if there is one."""
+    """Move each sample that is alone to the cluster with the closest neighbor that is not, if there is one."""
     sizes = np.bincount(clusters, minlength=len(clusters))
     is_alone = sizes[clusters] == 1
     can_join = ~is_alone[neighbors]

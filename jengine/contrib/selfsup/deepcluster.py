@@ -1,5 +1,6 @@
-"""Cluster the features of the training data, and train on the clusters as labels."""
+"""Training on clusters of the features as labels."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,12 +14,12 @@ from jengine.contrib.selfsup.clustering import build_clustering, class_weights, 
 from jengine.contrib.selfsup.features import Extractor
 from jengine.contrib.selfsup.memory_bank import fill_bank
 from jengine.contrib.selfsup.model_entries import (
-    device_put_like,
     drop_replica_axis,
     find_memory_bank,
     find_state_entry,
     replace_memory_bank,
     replace_state_entry,
+    save_array,
 )
 from jengine.data import select_arrays
 from jengine.errors import ArgumentError, closest, config_path
@@ -31,17 +32,21 @@ PyTree = Any
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class DeepClusterHook(Hook):
-    """Label the training data by clustering its features, before training and every `interval` epochs.
+    """Hook that labels the training data by clustering features, before training and every `interval` epochs.
 
-    Each clustering computes the features of all samples in inference mode (the entry `features` of the model's
+    Each clustering computes the features of all samples in inference mode (the entry `features` in the model's
     predictions) and runs k-means on the host. The labels go to the dataset (`assign_labels`, see `PseudoLabelDataset`)
-    and to `cluster_epoch_{n}.npy` in the work dir, where n is the number of completed epochs. The head and its
-    optimizer state are reinitialized, because clusters of different clusterings do not correspond. All of this
-    depends on the state and the seed only; a resumed run reads its labels from the file.
+    and to `cluster_epoch_{n}.npy` in the work dir, where n is the number of completed epochs. The head and the head's
+    optimizer state are reinitialized, because clusters from different clusterings do not correspond. All of this
+    depends on the state and the seed only; a resumed run reads the labels from the file.
+
+    >>> hook = DeepClusterHook(dict(batch_size=256, dataset=dict(type="MyData")), dict(type="Kmeans", k=100),
+    ...                        unif_sampling=True, reweight=False, reweight_pow=0.5)
 
     Args:
-      extract_dataloader: config of a loader over all training samples in order, or the loader.
+      extract_dataloader: loader over all training samples in order, or a config for one.
       clustering: `dict(type='Kmeans', k=..., pca_dim=...)`, or of type 'PIC'.
       unif_sampling: visit all clusters equally often in the next epoch; needs
         `sampler=dict(type='DeepClusterSampler')`.
@@ -50,38 +55,28 @@ class DeepClusterHook(Hook):
       init_memory: fill the model's `MemoryBank`, for `ODCHook`.
       initial: cluster before training.
       interval: number of epochs between clusterings.
-      seed: seed of the clusterings; None for the seed of the run.
-      head: name of the head's module in the parameter paths.
+      seed: clustering seed; None for the run's seed.
+      head: name of the head module in the parameter paths.
 
     Raises:
-      ArgumentError: at the beginning of the run, if the dataset, the sampler, the model's state or its parameters lack
+      ArgumentError: at the beginning of the run, if the dataset, the sampler, the model's state or the parameters lack
         what the arguments require.
     """
 
-    def __init__(
-        self,
-        extract_dataloader: Any,
-        clustering: Mapping[str, Any],
-        unif_sampling: bool,
-        reweight: bool,
-        reweight_pow: NonNegative,
-        init_memory: bool = False,
-        initial: bool = True,
-        interval: Count = 1,
-        seed: int | None = None,
-        head: str = "head",
-    ) -> None:
-        self.extract_dataloader = extract_dataloader
+    extract_dataloader: Any
+    clustering: Mapping[str, Any]
+    unif_sampling: bool
+    reweight: bool
+    reweight_pow: NonNegative
+    init_memory: bool = False
+    initial: bool = True
+    interval: Count = 1
+    seed: int | None = None
+    head: str = "head"
+
+    def __post_init__(self) -> None:
         with config_path("clustering"):
-            self.clustering = build_clustering(clustering)
-        self.unif_sampling = unif_sampling
-        self.reweight = reweight
-        self.reweight_pow = reweight_pow
-        self.init_memory = init_memory
-        self.initial = initial
-        self.interval = interval
-        self.seed = seed
-        self.head = head
+            self._run_clustering = build_clustering(self.clustering)
         self._clustered: int | None = None  # number of completed epochs at the last clustering
 
     # --- When to cluster. ---
@@ -98,7 +93,7 @@ class DeepClusterHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Cluster, or load the labels that the run was trained on before a restart."""
-        if runner.state.is_abstract:
+        if runner.state.is_abstract:  # `jengine plan` only compiles
             return
         if self._clustered is not None:
             path = self._path(runner, self._clustered)
@@ -106,8 +101,7 @@ class DeepClusterHook(Hook):
                 self._assign_labels(np.load(path), self._clustered)
                 return
             runner.logger.warning(f"DeepClusterHook: {path} with the labels of this run is missing; clustering again.")
-            self._cluster(runner, runner.epoch)
-        elif self.initial:
+        if self._clustered is not None or self.initial:
             self._cluster(runner, runner.epoch)
 
     def after_train_epoch(self, runner: Runner) -> None:
@@ -118,7 +112,6 @@ class DeepClusterHook(Hook):
     # --- Clustering. ---
 
     def _check(self, runner: Runner) -> None:
-        """Check that the loop, the data and the model's state allow clustering."""
         name = type(self).__name__
         if not runner.train_loop.by_epoch:
             raise ArgumentError(f"{name}: `train_cfg.by_epoch` must be True, got False; it clusters between epochs")
@@ -142,40 +135,32 @@ class DeepClusterHook(Hook):
         """Cluster the data, and set up data and state for training on these labels from `epoch` on."""
         features = self._extract_features(runner)
         seed = runner.seed if self.seed is None else self.seed
-        kmeans_seed = np.random.RandomState([seed % 2**32, epoch]).randint(1234)
-        labels = self.clustering(features, int(kmeans_seed))
+        kmeans_seed = np.random.RandomState([seed % 2**32, epoch]).randint(1234)  # by epoch, also after a resume
+        labels = self._run_clustering(features, int(kmeans_seed))
         if runner.is_main_process:
-            _save_labels(self._path(runner, epoch), labels)
+            os.makedirs(runner.work_dir, exist_ok=True)
+            save_array(self._path(runner, epoch), labels)
         self._clustered = epoch
         self._assign_labels(labels, epoch)
-        counts = np.bincount(labels, minlength=self.clustering.k)
+        counts = np.bincount(labels, minlength=self._run_clustering.k)
         runner.logger.info(describe_clusters(counts))
-        state = runner.state.replace(model_state=self._update_model_state(runner, features, labels, counts))
+        name, model_state = type(self).__name__, runner.state.model_state
+        if self.reweight:
+            weights = class_weights(counts, self.reweight_pow)
+            model_state = replace_state_entry(model_state, "loss_weight", weights, name)
+        if self.init_memory:
+            bank = drop_replica_axis(find_memory_bank(model_state, name), runner.strategy)
+            model_state = replace_memory_bank(model_state, fill_bank(bank, features, labels), name)
+        state = runner.state.replace(model_state=model_state)
         rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2), jnp.uint32(epoch))
         runner.state = self._reset_head(state, rng, self._example_batch)
 
     def _assign_labels(self, labels: np.ndarray, epoch: int) -> None:
-        """Assign the labels to the training data, from `epoch` on."""
         self._train_loader.dataset.assign_labels(labels)
         if self.unif_sampling:
-            self._train_loader.sampler.set_uniform_indices(labels, self.clustering.k, epoch=epoch)
+            self._train_loader.sampler.set_uniform_indices(labels, self._run_clustering.k, epoch=epoch)
         if hasattr(self._train_loader, "close"):  # an `IterableLoader` reads nothing ahead
             self._train_loader.close()  # drops batches that were read ahead with the old labels
-
-    def _update_model_state(
-        self, runner: Runner, features: np.ndarray, labels: np.ndarray, counts: np.ndarray
-    ) -> PyTree:
-        """Return the model's state with the class weights and the memory bank of a clustering, where required."""
-        name, model_state = type(self).__name__, runner.state.model_state
-        if self.reweight:
-            old = find_state_entry(model_state, "loss_weight", name)
-            weights = device_put_like(class_weights(counts, self.reweight_pow), old)
-            model_state = replace_state_entry(model_state, "loss_weight", weights)
-        if self.init_memory:
-            bank = find_memory_bank(model_state, name)
-            filled = fill_bank(drop_replica_axis(bank, runner.strategy), features, labels)
-            model_state = replace_memory_bank(model_state, device_put_like(filled, bank))
-        return model_state
 
     @staticmethod
     def _path(runner: Runner, epoch: int) -> str:
@@ -192,29 +177,13 @@ class DeepClusterHook(Hook):
         self._clustered = state_dict.get("clustered")
 
 
-def _save_labels(path: str, labels: np.ndarray) -> None:
-    """Write the labels atomically."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    np.save(f"{path}.tmp.npy", labels)
-    os.replace(f"{path}.tmp.npy", path)
-
-
 def _build_reset(
     model: Any, optim_wrapper: Any, state: TrainState, module: str
 ) -> Callable[[TrainState, jax.Array, PyTree], TrainState]:
     """Build `reset(state, rng, batch) -> state`, which reinitializes the parameters of one module.
 
-    The module's optimizer state is reset too: momentum of the old weights must not move the new ones. All other arrays
-    and all shardings stay the same. The old state is donated.
-
-    Args:
-      model: its `init` creates the new parameters.
-      optim_wrapper: a single optimizer wrapper.
-      state: a state with the structure and shardings of the states to reset.
-      module: a component of parameter paths, such as 'head'.
-
-    Raises:
-      ArgumentError: no parameter path has that component.
+    The module, such as 'head', is a component of parameter paths. The old state is donated; all other arrays and all
+    shardings stay the same.
     """
     layout = optim_wrapper.grouped.layout(state.params)
     flags = [True if module in path.split(".") else None for path in layout.paths]
@@ -225,10 +194,11 @@ def _build_reset(
     def reset_arrays(params: PyTree, opt_state: Any, rng: jax.Array, batch: PyTree) -> tuple[PyTree, Any]:
         leaves = zip(flags, layout.flatten(model.init(rng, batch)[0]), layout.flatten(params), strict=True)
         params = layout.treedef.unflatten([new.astype(old.dtype) if flag else old for flag, new, old in leaves])
+        # The module's optimizer state is new, too: momentum from the old weights must not move the new ones.
         return params, optim_wrapper.grouped.select_state(layout, flags, optim_wrapper.tx.init(params), opt_state)
 
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
-    compiled = jax.jit(reset_arrays, donate_argnums=(0, 1), out_shardings=shardings)
+    compiled = jax.jit(reset_arrays, donate_argnums=(0, 1), out_shardings=shardings)  # as the step expects them
 
     def reset(state: TrainState, rng: jax.Array, batch: PyTree) -> TrainState:
         params, opt_state = compiled(state.params, state.opt_state, rng, batch)

@@ -1,9 +1,9 @@
-"""Turn on the dense loss of DenseCL after a number of iterations."""
+"""DenseCL's dense loss, turned on after a number of iterations."""
 
 from typing import Any
 
 from jengine.annotations import Index
-from jengine.contrib.selfsup.model_entries import find_attribute
+from jengine.errors import ArgumentError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
@@ -11,10 +11,13 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class DenseCLHook(Hook):
-    """Keep `loss_lambda`, the weight of the dense loss, at 0 in the first iterations, when matches are meaningless.
+    """Hook that keeps `loss_lambda`, the dense loss weight, at 0 in the first iterations, when matches are meaningless.
 
-    Its later value is the model's attribute `loss_lambda`. The model's loss reads the current value from
-    `hyperparams['loss_lambda']`, an input of the compiled step, so that the switch does not recompile it.
+    The later value is the model's attribute `loss_lambda`. The model's loss reads the current value from
+    `hyperparams['loss_lambda']`, an input to the compiled step, so that the switch does not recompile it.
+
+    >>> DenseCLHook(start_iters=500).start_iters
+    500
 
     Args:
       start_iters: number of iterations without the dense loss.
@@ -30,12 +33,23 @@ class DenseCLHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Set the first value, so that the step is traced with it, and check the model."""
-        self._set_loss_lambda(runner)
+        self.before_train_iter(runner, 0)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Set the value of this iteration."""
-        self._set_loss_lambda(runner)
-
-    def _set_loss_lambda(self, runner: Runner) -> None:
-        value = find_attribute(runner.model, "loss_lambda", type(self).__name__)
+        """Set the value for this iteration."""
+        value = _find_loss_lambda(runner.model)
         runner.hyperparams["loss_lambda"] = value if runner.iter >= self.start_iters else 0.0
+
+
+def _find_loss_lambda(model: Any) -> float:
+    """Return the attribute of a model, or of a model or module inside it, as under a precision policy."""
+    current, visited = model, []
+    while current is not None:
+        if hasattr(current, "loss_lambda"):
+            return current.loss_lambda
+        visited.append(type(current).__name__)
+        current = getattr(current, "model", None) or getattr(current, "module", None)  # models of any user class
+    raise ArgumentError(
+        f"DenseCLHook: the model must have the attribute 'loss_lambda', got {' around '.join(visited)} without it; set "
+        "`model.loss_lambda`, or define it in a subclass"
+    )

@@ -1,6 +1,6 @@
-"""Extract the features of a whole dataset, and measure how well they separate its classes."""
+"""Features for a whole dataset, and measures for how well they separate the classes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,58 +18,47 @@ PyTree = Any
 _AVERAGE = {"type": "AvgPool2d", "output_size": 1}
 
 
-@checked
-class FeatureExtractor:
-    """Run a model over a loader in inference mode and collect its features on the host.
+def _build_extract(model: Any, is_pooled: bool = False) -> Callable[[PyTree, PyTree, Any], np.ndarray]:
+    """Build `extract(params, model_state, loader)`, which collects the features f32[N, D] on the host.
 
-    The features are the entry `features` f32[B, ...] of the model's predictions, flattened. Every process reads all
-    the data and computes the same features, which needs no communication.
-
-    Args:
-      model: a model whose `predict` returns a dict with `features`.
-      is_pooled: take the mean of features [B, H, W, C] over H and W.
+    The features are the entry `features` f32[B, ...] in the model's predictions, in loader order, flattened and without
+    padding; with `is_pooled`, means of [B, H, W, C] over H and W. Every process reads all the data and computes the
+    same features, which needs no communication.
     """
 
-    def __init__(self, model: Any, is_pooled: bool = False) -> None:
-        def predict(params: PyTree, model_state: PyTree, batch: PyTree) -> jax.Array:
-            features = _predict_features(model, params, model_state, batch)
-            features = features.mean(axis=(1, 2)) if is_pooled and features.ndim == 4 else features
-            return features.reshape(features.shape[0], -1).astype(jnp.float32)
+    @jax.jit
+    def predict(params: PyTree, model_state: PyTree, batch: PyTree) -> jax.Array:
+        predictions = model.predict(params, model_state, batch)
+        if not isinstance(predictions, dict) or "features" not in predictions:
+            actual = sorted(predictions) if isinstance(predictions, dict) else type(predictions).__name__
+            raise ArgumentError(f"{type(model).__name__}.predict must return a dict with 'features', got {actual}")
+        features = predictions["features"]
+        features = features.mean(axis=(1, 2)) if is_pooled and features.ndim == 4 else features
+        return features.reshape(features.shape[0], -1).astype(jnp.float32)
 
-        self._predict = jax.jit(predict)
-
-    def __call__(self, params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
-        """Return the features f32[N, D] of the loader's samples, in order and without padding.
-
-        Args:
-          params: the parameters.
-          model_state: the model's state.
-          loader: yields the batches in order; padded examples are those that are False in a batch's mask.
-
-        Raises:
-          ArgumentError: the predictions have no features.
-        """
+    def extract(params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
         features = []
         for batch in loader:
-            predicted = np.asarray(self._predict(params, model_state, batch))
-            mask = get_mask(batch)
+            predicted, mask = np.asarray(predict(params, model_state, batch)), get_mask(batch)
             features.append(predicted if mask is None else predicted[np.asarray(mask)])
         return np.concatenate(features)
+
+    return extract
 
 
 @checked
 class Extractor:
-    """Extract the features of a dataset with the model of a run.
+    """Feature extraction for a dataset with a run's model.
+
+    >>> from jengine.data import ArrayDataset, DataLoader
+    >>> extract = Extractor(DataLoader(ArrayDataset({"image": np.zeros((4, 8, 8, 1))}), 2))
 
     Args:
-      extract_dataloader: config of a loader over the samples in order, or the loader.
+      extract_dataloader: loader over the samples in order, or a config for one.
       seed, dist_mode: MMSelfSup's arguments, which need no value: the loader does not shuffle, and every process
-        computes the features of all samples.
+        computes all features.
       pool_cfg: None, or `dict(type='AvgPool2d', output_size=1)` for features [B, H, W, C], whose mean over H and W is
         taken; others are flattened.
-
-    Raises:
-      ConfigError: another pooling.
     """
 
     def __init__(
@@ -87,40 +76,38 @@ class Extractor:
         self._model: Any = None
 
     def __call__(self, runner: Runner) -> np.ndarray:
-        """Return the features f32[N, D] of all samples, with the current weights, in inference mode.
-
-        Raises:
-          ValueError: the runner has no state.
-        """
+        """Return the features f32[N, D] of all samples, with the current weights, in inference mode."""
         state, strategy = runner.state, runner.strategy
         if state is None:
             raise ValueError("Extractor: `runner` must have a state, got one without; call runner.train() first")
         if self._model is not runner.model:
             self._model = runner.model
-            self._extract = FeatureExtractor(runner.model, self._is_pooled)
+            self._extract = _build_extract(runner.model, self._is_pooled)
         model_state = drop_replica_axis(strategy.mean_over_replicas(state.model_state), strategy)
         return self._extract(state.params, model_state, self._loader)
 
 
 def extract_features(model: Any, params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
-    """Return the features f32[N, D] of a loader's samples; see `FeatureExtractor`."""
-    return FeatureExtractor(model)(params, model_state, loader)
+    """Return the features f32[N, D] for a loader's samples, in order and without padding.
+
+    Args:
+      model: a model whose `predict` returns a dict with `features` f32[B, ...], which are flattened.
+      params: parameters.
+      model_state: the model's state.
+      loader: yields the batches; padded examples are those that are False in a batch's mask.
+    """
+    return _build_extract(model)(params, model_state, loader)
 
 
 def knn_accuracy(
     features: np.ndarray, labels: np.ndarray, test_features: np.ndarray, test_labels: np.ndarray, k: int = 5
 ) -> float:
-    """Return the accuracy of a majority vote of the k nearest neighbors.
+    """Return the test accuracy of a majority vote among the k nearest neighbors.
 
     Args:
-      features: float[N, D], features of the labeled samples.
-      labels: int[N].
-      test_features: float[M, D].
-      test_labels: int[M].
+      features, test_features: float[N, D] and float[M, D].
+      labels, test_labels: int[N] and int[M].
       k: number of neighbors.
-
-    Raises:
-      ImportError: scikit-learn is not installed.
     """
     with require_extra("examples", "knn_accuracy requires scikit-learn"):
         from sklearn.neighbors import KNeighborsClassifier
@@ -136,13 +123,11 @@ def projection_accuracy(
     k: int = 5,
     repeats: int = 10,
 ) -> float:
-    """Return `knn_accuracy` of random projections, the baseline for learned features of the same size.
+    """Return `knn_accuracy` for random projections, the baseline for learned features of the same size.
 
     Args:
-      samples: float[N, ...], flattened here.
-      labels: int[N].
-      test_samples: float[M, ...].
-      test_labels: int[M].
+      samples, test_samples: float[N, ...] and float[M, ...], flattened here.
+      labels, test_labels: int[N] and int[M].
       size: dimension that samples are projected to, by a matrix of normal numbers.
       k: number of neighbors.
       repeats: number of matrices to average over.
@@ -156,29 +141,17 @@ def projection_accuracy(
 
 
 def compare_features(runner: Runner, train: Any, test: Any) -> tuple[float, float]:
-    """Compare a trained model's features with random projections, by the accuracy of their nearest neighbors.
+    """Compare a trained model's features with random projections, by nearest neighbor accuracy.
 
     Args:
       runner: a runner after training, whose model predicts `features`.
-      train: an `ArrayDataset` of `image` and `label`, the labeled samples.
-      test: another one, whose labels are predicted.
+      train, test: `ArrayDataset`s with `image` and `label`; the labels of the second one are predicted.
 
     Returns:
-      `knn_accuracy` of the features, and `projection_accuracy` of the pixels with the same dimension.
-
-    Raises:
-      ValueError: the runner has no state.
+      `knn_accuracy` for the features, and `projection_accuracy` for the pixels with the same dimension.
     """
     features, test_features = (Extractor(DataLoader(dataset, 256))(runner) for dataset in (train, test))
     labels, test_labels = train.arrays["label"], test.arrays["label"]
     learned = knn_accuracy(features, labels, test_features, test_labels)
     images, test_images = train.arrays["image"], test.arrays["image"]
     return learned, projection_accuracy(images, labels, test_images, test_labels, features.shape[1])
-
-
-def _predict_features(model: Any, params: PyTree, model_state: PyTree, batch: PyTree) -> jax.Array:
-    predictions = model.predict(params, model_state, batch)
-    if not isinstance(predictions, dict) or "features" not in predictions:
-        actual = sorted(predictions) if isinstance(predictions, dict) else type(predictions).__name__
-        raise ArgumentError(f"{type(model).__name__}.predict must return a dict with 'features', got {actual}")
-    return predictions["features"]

@@ -1,4 +1,4 @@
-"""Maintain the memory of ODC, with the feature and label of each sample and the centroids: pure functions.
+"""ODC's memory, with the feature and label of each sample and the centroids: pure functions.
 
 Source: Zhan et al., Online Deep Clustering for Unsupervised Representation Learning, 2020, arXiv:2006.10645.
 """
@@ -14,39 +14,25 @@ from jengine.sharding import gather_replicas
 
 
 class MemoryBank(NamedTuple):
-    """Hold the features and labels of all samples. Belongs in the model's state, under any name."""
+    """Features and labels for all samples. Belongs in the model's state, under any name."""
 
     features: jax.Array  # float32[N, D], L2-normalized
     labels: jax.Array  # int32[N], 0 to K - 1
-    centroids: jax.Array  # float32[K, D], mean feature of each label at the last update
+    centroids: jax.Array  # float32[K, D], mean feature per label at the last update
 
 
 def empty_bank(length: int, feat_dim: int, num_classes: int) -> MemoryBank:
     """Return a bank for the model's `init`, which a clustering fills before training.
 
-    Args:
-      length: N, number of samples of the dataset.
-      feat_dim: D, size of a feature.
-      num_classes: K, number of clusters.
+    >>> empty_bank(length=1000, feat_dim=64, num_classes=10).centroids.shape
+    (10, 64)
     """
-    return MemoryBank(
-        features=jnp.zeros((length, feat_dim), jnp.float32),
-        labels=jnp.zeros((length,), jnp.int32),
-        centroids=jnp.zeros((num_classes, feat_dim), jnp.float32),
-    )
+    features, labels = jnp.zeros((length, feat_dim), jnp.float32), jnp.zeros((length,), jnp.int32)
+    return MemoryBank(features, labels, centroids=jnp.zeros((num_classes, feat_dim), jnp.float32))
 
 
 def fill_bank(bank: MemoryBank, features: Any, labels: Any) -> MemoryBank:
-    """Return a bank with the features and labels of a clustering.
-
-    Args:
-      bank: defines the shapes.
-      features: float[N, D].
-      labels: int[N].
-
-    Raises:
-      ArgumentError: the shapes differ from those of the bank, or a label has no sample.
-    """
+    """Return a bank with the features float[N, D] and labels int[N] from a clustering; `bank` defines the shapes."""
     features, labels = np.asarray(features, np.float32), np.asarray(labels)
     if features.shape != bank.features.shape:
         raise ArgumentError(
@@ -60,27 +46,27 @@ def fill_bank(bank: MemoryBank, features: Any, labels: Any) -> MemoryBank:
 
 
 def count_labels(bank: MemoryBank) -> jax.Array:
-    """Return the number of samples of each label: int32[K]."""
+    """Return the number of samples per label: int32[K]."""
     return jnp.bincount(bank.labels, length=len(bank.centroids)).astype(jnp.int32)
 
 
 def update_samples(
     bank: MemoryBank, index: jax.Array, features: jax.Array, momentum: float = 0.5
 ) -> tuple[MemoryBank, jax.Array]:
-    """Update the features of a batch's samples, and assign them to the nearest centroids.
+    """Update the features for a batch, and assign the samples to the nearest centroids.
 
-    Under `DataParallel` each replica gathers the samples of the others, so that all have the same bank.
+    Under `DataParallel` each replica gathers the other replicas' samples, so that all have the same bank.
 
     Args:
       bank: the bank.
-      index: int32[B], indices of the samples in the dataset.
-      features: float[B, D], their current features; no gradient flows through them.
+      index: int32[B], sample indices in the dataset.
+      features: float[B, D], the current features; no gradient flows through them.
       momentum: weight of the current features.
 
     Returns:
       The bank, and float32[], the fraction of the batch whose label changed.
     """
-    index, features = gather_replicas(index), gather_replicas(jax.lax.stop_gradient(features))
+    index, features = gather_replicas(index), gather_replicas(jax.lax.stop_gradient(features))  # no-ops on one replica
     current = _normalize(features.astype(jnp.float32))
     averaged = _normalize((1 - momentum) * bank.features[index] + momentum * current)
     labels = jnp.argmax(averaged @ bank.centroids.T, axis=1).astype(jnp.int32)
@@ -90,7 +76,7 @@ def update_samples(
 
 
 def update_centroids(bank: MemoryBank) -> MemoryBank:
-    """Set each centroid to the mean of its features; centroids of labels without samples stay."""
+    """Set each centroid to the mean feature of the label; centroids without samples stay."""
     counts = count_labels(bank)
     sums = jax.ops.segment_sum(bank.features, bank.labels, num_segments=len(bank.centroids))
     means = sums / jnp.maximum(counts, 1)[:, None]
@@ -98,15 +84,12 @@ def update_centroids(bank: MemoryBank) -> MemoryBank:
 
 
 def deal_with_small_clusters(bank: MemoryBank, rng: jax.Array, min_cluster: int) -> MemoryBank:
-    """Move the samples of small clusters to the nearest others, then refill each with half of the largest cluster.
+    """Move samples in small clusters to the nearest others, then refill each with half the largest cluster.
 
     Args:
       bank: the bank, with at least `min_cluster` samples per label on average, so that some cluster is large enough.
-      rng: key<fry>[], for the initial means of the splits.
-      min_cluster: minimum size of a cluster.
-
-    Returns:
-      The bank; unchanged without small clusters.
+      rng: key<fry>[], for the initial means in splits.
+      min_cluster: smallest cluster size.
     """
     small = count_labels(bank) < min_cluster
 
@@ -116,7 +99,7 @@ def deal_with_small_clusters(bank: MemoryBank, rng: jax.Array, min_cluster: int)
         )
 
     def redistribute(bank: MemoryBank) -> MemoryBank:
-        similarity = jnp.where(small, -jnp.inf, bank.features @ bank.centroids.T)
+        similarity = jnp.where(small, -jnp.inf, bank.features @ bank.centroids.T)  # no sample joins a small cluster
         nearest = jnp.argmax(similarity, axis=1).astype(jnp.int32)
         emptied = bank._replace(labels=jnp.where(small[bank.labels], nearest, bank.labels))
         return jax.lax.fori_loop(0, len(small), refill, emptied)
@@ -130,7 +113,7 @@ def _split_largest(bank: MemoryBank, label: Any, rng: jax.Array) -> MemoryBank:
     members = bank.labels == largest
     # If all features are equal, one side of 2-means is empty: split at random instead.
     order = jnp.where(members, jax.random.uniform(rng, members.shape), jnp.inf)
-    random_half = members & (jnp.argsort(jnp.argsort(order)) < members.sum() // 2)
+    random_half = members & (jnp.argsort(jnp.argsort(order)) < members.sum() // 2)  # argsort twice: ranks
     second = _nearest_to_second_mean(bank.features, members, jnp.argmin(order))
     half = jnp.where((members & second).any() & (members & ~second).any(), members & second, random_half)
     labels = jnp.where(half, jnp.asarray(label, jnp.int32), bank.labels)

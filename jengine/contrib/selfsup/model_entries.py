@@ -1,9 +1,11 @@
-"""Find the attributes and state entries of a model that a hook requires, and replace them."""
+"""Model attributes and state entries that hooks require: finding and replacing them."""
 
+import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jengine import paths
 from jengine.contrib.selfsup.memory_bank import MemoryBank
@@ -13,40 +15,8 @@ from jengine.sharding import Strategy
 PyTree = Any
 
 
-def find_attribute(model: Any, name: str, hook_name: str) -> Any:
-    """Return the attribute `name` of a model or of a model or module that it wraps.
-
-    Args:
-      model: the outermost model, such as a `LinenModel` under a precision policy.
-      name: name of the attribute.
-      hook_name: the hook that requires it, for the error message.
-
-    Raises:
-      ArgumentError: none of them has the attribute.
-    """
-    current, visited = model, []
-    while current is not None:
-        if hasattr(current, name):
-            return getattr(current, name)
-        visited.append(type(current).__name__)
-        current = getattr(current, "model", None) or getattr(current, "module", None)  # models of any user class
-    raise ArgumentError(
-        f"{hook_name}: the model must have the attribute {name!r}, got {' around '.join(visited)} without it; set "
-        f"`model.{name}`, or define it in a subclass"
-    )
-
-
 def find_state_entry(model_state: PyTree, name: str, hook_name: str) -> Any:
-    """Return the array called `name`, at any depth of the model's state.
-
-    Args:
-      model_state: the model's state.
-      name: last component of its path.
-      hook_name: the hook that requires it, for the error message.
-
-    Raises:
-      ArgumentError: no array has the name, or more than one.
-    """
+    """Return the only array called `name`, at any depth in the model's state; messages name the hook."""
     leaves = paths.flatten(model_state)
     matches = [leaf for path, leaf in leaves.items() if path.split(".")[-1] == name]
     if len(matches) != 1:
@@ -57,21 +27,14 @@ def find_state_entry(model_state: PyTree, name: str, hook_name: str) -> Any:
     return matches[0]
 
 
-def replace_state_entry(model_state: PyTree, name: str, value: jax.Array) -> PyTree:
-    """Return the model's state with the array called `name` replaced; see `find_state_entry`."""
-    return paths.map_with_path(lambda path, leaf: value if path.split(".")[-1] == name else leaf, model_state)
+def replace_state_entry(model_state: PyTree, name: str, value: jax.Array, hook_name: str) -> PyTree:
+    """Return the model's state with another array called `name`, sharded as the old one; see `find_state_entry`."""
+    new = device_put_like(value, find_state_entry(model_state, name, hook_name))
+    return paths.map_with_path(lambda path, leaf: new if path.split(".")[-1] == name else leaf, model_state)
 
 
 def find_memory_bank(model_state: PyTree, hook_name: str) -> MemoryBank:
-    """Return the memory bank, at any depth of the model's state.
-
-    Args:
-      model_state: the model's state.
-      hook_name: the hook that requires it, for the error message.
-
-    Raises:
-      ArgumentError: there is no bank, or more than one.
-    """
+    """Return the only memory bank, at any depth in the model's state; messages name the hook."""
     banks = [leaf for leaf in jax.tree.leaves(model_state, is_leaf=_is_bank) if _is_bank(leaf)]
     if len(banks) != 1:
         raise ArgumentError(
@@ -81,19 +44,26 @@ def find_memory_bank(model_state: PyTree, hook_name: str) -> MemoryBank:
     return banks[0]
 
 
-def replace_memory_bank(model_state: PyTree, bank: MemoryBank) -> PyTree:
-    """Return the model's state with its memory bank replaced; see `find_memory_bank`."""
-    return jax.tree.map(lambda leaf: bank if _is_bank(leaf) else leaf, model_state, is_leaf=_is_bank)
+def replace_memory_bank(model_state: PyTree, bank: MemoryBank, hook_name: str) -> PyTree:
+    """Return the model's state with another memory bank, sharded as the old one; see `find_memory_bank`."""
+    new = device_put_like(bank, find_memory_bank(model_state, hook_name))
+    return jax.tree.map(lambda leaf: new if _is_bank(leaf) else leaf, model_state, is_leaf=_is_bank)
 
 
 def device_put_like(new: PyTree, old: PyTree) -> PyTree:
-    """Put the arrays of `new` on devices with the shardings of the arrays of `old`, whose replicas all get them."""
+    """Put the arrays in `new` on devices with the shardings in `old`; all replicas get them."""
     return jax.tree.map(lambda x, like: jax.device_put(jnp.broadcast_to(x, like.shape), like.sharding), new, old)
 
 
 def drop_replica_axis(tree: PyTree, strategy: Strategy) -> PyTree:
-    """Return entries of the model's state as those of the first replica; `tree` itself without a replica axis."""
+    """Return the first replica's entries in the model's state; `tree` itself without a replica axis."""
     return tree if strategy.replicas is None else jax.tree.map(lambda x: x[0], tree)
+
+
+def save_array(path: str, array: np.ndarray) -> None:
+    """Write an array to a file atomically."""
+    np.save(f"{path}.tmp.npy", array)
+    os.replace(f"{path}.tmp.npy", path)
 
 
 def _is_bank(node: Any) -> bool:

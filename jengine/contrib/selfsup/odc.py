@@ -1,5 +1,6 @@
-"""Maintain the memory of ODC during training: centroids, small clusters and class weights."""
+"""ODC's memory during training: centroids, small clusters and class weights."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Mapping
@@ -12,7 +13,6 @@ from jengine.annotations import Count, Index, NonNegative
 from jengine.contrib.selfsup.clustering import class_weights, describe_clusters
 from jengine.contrib.selfsup.memory_bank import MemoryBank, count_labels, deal_with_small_clusters, update_centroids
 from jengine.contrib.selfsup.model_entries import (
-    device_put_like,
     drop_replica_axis,
     find_memory_bank,
     find_state_entry,
@@ -28,52 +28,50 @@ _SAVE_INTERVAL = 10  # epochs between files of labels, as in MMSelfSup
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class ODCHook(Hook):
-    """Maintain the `MemoryBank` in the model's state after each iteration, by compiled functions on its device.
+    """Hook that maintains the `MemoryBank` in the model's state, by compiled functions on the bank's device.
 
-    The model updates the bank's features and labels in its loss (`update_samples`). The host never waits for the
+    The model updates the bank's features and labels in the loss (`update_samples`). The host never waits for the
     device, except for the log line every `evaluate_interval` iterations. Every ten epochs the labels are written to
     `cluster_epoch_{n}.npy` in the work dir, where n is the number of completed epochs.
 
+    >>> hook = ODCHook(centroids_update_interval=10, deal_with_small_clusters_interval=1, evaluate_interval=50,
+    ...                reweight=True, reweight_pow=0.5)
+
     Args:
-      centroids_update_interval: number of iterations between updates of the centroids.
+      centroids_update_interval: number of iterations between centroid updates.
       deal_with_small_clusters_interval: number of iterations between searches for small clusters.
       evaluate_interval: number of iterations between log lines about the cluster sizes.
       reweight: set the model's state entry `loss_weight` f32[k] after each iteration, to weights that decrease with
         the cluster size.
       reweight_pow: exponent of the weights: 0 for equal weights, 1 for weights inverse to the size.
       dist_mode: must be True; the memory is part of the training state on any number of devices.
-      min_cluster: minimum size of a cluster; smaller clusters are refilled.
+      min_cluster: smallest cluster size; smaller clusters are refilled.
 
     Raises:
       ArgumentError: `dist_mode` is False; at the beginning of the run, if the model's state has no memory bank, one
-        that is too small for its clusters, or no `loss_weight`.
+        that is too small for the clusters, or no `loss_weight`.
     """
 
-    def __init__(
-        self,
-        centroids_update_interval: Count,
-        deal_with_small_clusters_interval: Count,
-        evaluate_interval: Count,
-        reweight: bool,
-        reweight_pow: NonNegative,
-        dist_mode: bool = True,
-        min_cluster: Index = 20,
-    ) -> None:
-        if not dist_mode:
+    centroids_update_interval: Count
+    deal_with_small_clusters_interval: Count
+    evaluate_interval: Count
+    reweight: bool
+    reweight_pow: NonNegative
+    dist_mode: bool = True
+    min_cluster: Index = 20
+
+    def __post_init__(self) -> None:
+        if not self.dist_mode:
             raise ArgumentError(
-                f"ODCHook: `dist_mode` must be True, got {dist_mode}; its memory is part of the training state"
+                f"ODCHook: `dist_mode` must be True, got {self.dist_mode}; its memory is part of the training state"
             )
-        self.centroids_update_interval = centroids_update_interval
-        self.deal_with_small_clusters_interval = deal_with_small_clusters_interval
-        self.evaluate_interval = evaluate_interval
-        self.reweight = reweight
-        self.reweight_pow = reweight_pow
-        self.min_cluster = min_cluster
         # Without donation: a bank's buffers may still be read by the step that uses it.
         self._update_centroids = jax.jit(update_centroids)
-        self._deal_with_small_clusters = jax.jit(functools.partial(deal_with_small_clusters, min_cluster=min_cluster))
-        self._class_weights = jax.jit(lambda bank: class_weights(count_labels(bank), reweight_pow))
+        refill, power = functools.partial(deal_with_small_clusters, min_cluster=self.min_cluster), self.reweight_pow
+        self._deal_with_small_clusters = jax.jit(refill)
+        self._class_weights = jax.jit(lambda bank: class_weights(count_labels(bank), power))
         self._count_labels = jax.jit(count_labels)
 
     def before_run(self, runner: Runner) -> None:
@@ -102,13 +100,16 @@ class ODCHook(Hook):
     ) -> None:
         """Run the tasks whose interval ends with this iteration."""
         if self.every_n_train_iters(runner, self.centroids_update_interval):
-            self.update_centroids(runner)
+            self._set_bank(runner, self._update_centroids(self._bank(runner)))
         if self.every_n_train_iters(runner, self.deal_with_small_clusters_interval):
-            self.deal_with_small_clusters(runner)
+            rng = jax.random.fold_in(runner.state.key, runner.iter)
+            self._set_bank(runner, self._deal_with_small_clusters(self._bank(runner), rng))
         if self.reweight:
-            self.set_reweight(runner)
+            weights, name = self._class_weights(self._bank(runner)), type(self).__name__
+            model_state = replace_state_entry(runner.state.model_state, "loss_weight", weights, name)
+            runner.state = runner.state.replace(model_state=model_state)
         if self.every_n_train_iters(runner, self.evaluate_interval):
-            self.evaluate(runner)
+            runner.logger.info(describe_clusters(np.asarray(self._count_labels(self._bank(runner)))))
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Write the labels every ten epochs."""
@@ -118,32 +119,10 @@ class ODCHook(Hook):
                 path = os.path.join(runner.work_dir, f"cluster_epoch_{runner.epoch + 1}.npy")
                 np.save(path, labels.astype(np.int64))
 
-    def update_centroids(self, runner: Runner) -> None:
-        """Set the centroids to the means of their features."""
-        self._set_bank(runner, self._update_centroids(self._bank(runner)))
-
-    def deal_with_small_clusters(self, runner: Runner) -> None:
-        """Empty small clusters and refill them with halves of large ones."""
-        rng = jax.random.fold_in(runner.state.key, runner.iter)
-        self._set_bank(runner, self._deal_with_small_clusters(self._bank(runner), rng))
-
-    def set_reweight(self, runner: Runner) -> None:
-        """Set the class weights from the cluster sizes."""
-        model_state = runner.state.model_state
-        old = find_state_entry(model_state, "loss_weight", type(self).__name__)
-        weights = device_put_like(self._class_weights(self._bank(runner)), old)
-        runner.state = runner.state.replace(model_state=replace_state_entry(model_state, "loss_weight", weights))
-
-    def evaluate(self, runner: Runner) -> None:
-        """Log the cluster sizes."""
-        runner.logger.info(describe_clusters(np.asarray(self._count_labels(self._bank(runner)))))
-
     def _bank(self, runner: Runner) -> MemoryBank:
-        """Return the bank, which is the same on all replicas."""
         bank = find_memory_bank(runner.state.model_state, type(self).__name__)
         return drop_replica_axis(bank, runner.strategy)
 
     def _set_bank(self, runner: Runner, bank: MemoryBank) -> None:
-        model_state = runner.state.model_state
-        bank = device_put_like(bank, find_memory_bank(model_state, type(self).__name__))
-        runner.state = runner.state.replace(model_state=replace_memory_bank(model_state, bank))
+        model_state = replace_memory_bank(runner.state.model_state, bank, type(self).__name__)
+        runner.state = runner.state.replace(model_state=model_state)

@@ -1,4 +1,4 @@
-"""Train on the labels of a clustering: a dataset that they are assigned to, and a sampler that balances them."""
+"""Cluster labels for training: a dataset that they are assigned to, and a sampler that balances them."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -13,10 +13,16 @@ from jengine.registry import DATA_SAMPLERS, DATASETS
 
 @DATASETS.register_module()
 class PseudoLabelDataset:
-    """Wrap a dataset of dicts, and add `pseudo_label`: int32[] and the sample's index `index`: int32[] to each.
+    """Dataset of dicts that adds `pseudo_label`: int32[] and the sample index `index`: int32[] to another one.
+
+    >>> from jengine.data import ArrayDataset
+    >>> dataset = PseudoLabelDataset(ArrayDataset({"image": np.zeros((2, 8, 8))}))
+    >>> dataset.assign_labels([3, 5])
+    >>> int(dataset[1]["pseudo_label"])
+    5
 
     Args:
-      dataset: the dataset, or its config.
+      dataset: the other dataset, or a config for it.
 
     Attributes:
       pseudo_labels: int32[N], -1 before the first assignment.
@@ -28,11 +34,7 @@ class PseudoLabelDataset:
         self.pseudo_labels = np.full(len(self.dataset), -1, np.int32)
 
     def assign_labels(self, labels: Sequence[int] | np.ndarray) -> None:
-        """Set the labels of all samples: int[N], in the order of the dataset.
-
-        Raises:
-          ArgumentError: the number of labels is not the number of samples.
-        """
+        """Set the labels of all samples: int[N], in dataset order."""
         if len(labels) != len(self):
             raise ArgumentError(f"PseudoLabelDataset: `labels` must have {len(self)} entries, got {len(labels)}")
         self.pseudo_labels = np.asarray(labels).astype(np.int32)
@@ -57,21 +59,18 @@ class PseudoLabelDataset:
 
 @DATA_SAMPLERS.register_module()
 class DeepClusterSampler(DefaultSampler):
-    """Sample like `DefaultSampler`, except in epochs that are to visit all labels equally often.
+    """`DefaultSampler`, with the same arguments, that visits all labels equally often in epochs where it should.
 
-    Takes the arguments of `DefaultSampler`.
+    >>> sampler = DeepClusterSampler(np.zeros(6), shuffle=True, seed=0)
+    >>> sampler.set_uniform_indices(np.array([0, 0, 0, 0, 0, 1]), num_classes=2)
+    >>> bool((sampler.permutation(sampler.epoch) == 5).sum() > 1)
+    True
     """
 
     _uniform: tuple[int, np.ndarray, int] | None = None
 
     def set_uniform_indices(self, labels: np.ndarray, num_classes: int, epoch: int | None = None) -> None:
-        """Visit all labels equally often in one epoch.
-
-        Args:
-          labels: int[N], the labels of all samples.
-          num_classes: number of labels.
-          epoch: the epoch; None for the next one.
-        """
+        """Visit all `num_classes` labels int[N] equally often in one epoch; None for the next one."""
         self._uniform = (self.epoch if epoch is None else epoch, np.asarray(labels), num_classes)
 
     @property
@@ -80,7 +79,7 @@ class DeepClusterSampler(DefaultSampler):
         return False
 
     def permutation(self, epoch: int) -> np.ndarray:
-        """Return the order of `epoch` before it is divided among processes: int64[size]."""
+        """Return the order in `epoch` before it is divided among processes: int64[size]."""
         if self._uniform is None or self._uniform[0] != epoch:
             return super().permutation(epoch)
         _, labels, num_classes = self._uniform
@@ -91,15 +90,7 @@ class DeepClusterSampler(DefaultSampler):
 def uniform_indices(labels: np.ndarray, num_classes: int, rng: np.random.RandomState) -> np.ndarray:
     """Return as many indices as there are samples, with equal shares (up to rounding) for all labels that occur.
 
-    Samples of a small class are drawn repeatedly, samples of a large class at most once.
-
-    Args:
-      labels: int[N].
-      num_classes: number of labels.
-      rng: random state for drawing and shuffling.
-
-    Returns:
-      int64[N], in random order.
+    Samples in a small class are drawn repeatedly, those in a large class at most once. The order int64[N] is random.
     """
     share = len(labels) // num_classes + 1
     indices = []

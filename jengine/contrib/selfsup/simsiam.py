@@ -1,4 +1,4 @@
-"""Keep the learning rate of SimSiam's predictor constant while the other parameters follow their schedule."""
+"""Constant learning rate for SimSiam's predictor, while the other parameters follow a schedule."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +13,17 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class SimSiamHook(Hook):
-    """Set the learning rate of each parameter group whose `fix_lr` is true (Chen and He, 2021, arXiv:2011.10566).
+    """Hook that sets the learning rate of each parameter group with `fix_lr` (Chen and He, 2021, arXiv:2011.10566).
 
     Mark groups in the optimizer wrapper: `custom_keys={'predictor': dict(fix_lr=True)}`. Schedules, by epoch or by
-    iteration, skip marked groups, so that their rate is constant between two calls of this hook.
+    iteration, skip marked groups, so that the rate is constant between two calls of this hook.
+
+    >>> SimSiamHook(fix_pred_lr=True, lr=0.05).adjust_by_epoch
+    True
 
     Args:
       fix_pred_lr: whether to fix the rate. False removes the marks: all groups follow the schedules.
-      lr: learning rate of the marked groups.
+      lr: learning rate for the marked groups.
       adjust_by_epoch: set the rate before each epoch only; False sets it before each iteration too.
 
     Raises:
@@ -43,7 +46,7 @@ class SimSiamHook(Hook):
             for group in groups:
                 group["fix_lr"] = False
             if groups:
-                _restart([*flatten_schedulers(runner.param_schedulers)])
+                _restart(list(flatten_schedulers(runner.param_schedulers)))
         elif not groups:
             raise ArgumentError(
                 "SimSiamHook: a parameter group must have fix_lr=True, got none; mark the predictor in the "
@@ -52,21 +55,16 @@ class SimSiamHook(Hook):
 
     def before_train_epoch(self, runner: Runner) -> None:
         """Set the rate."""
-        self._fix_lr(runner)
+        for group in _fixed_groups(runner) if self.fix_pred_lr else ():
+            group["lr"] = self.lr
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Set the rate, unless `adjust_by_epoch`."""
         if not self.adjust_by_epoch:
-            self._fix_lr(runner)
-
-    def _fix_lr(self, runner: Runner) -> None:
-        if self.fix_pred_lr:
-            for group in _fixed_groups(runner):
-                group["lr"] = self.lr
+            self.before_train_epoch(runner)
 
 
 def _fixed_groups(runner: Runner) -> list[Any]:
-    """Return the parameter groups of all optimizers whose `fix_lr` is true."""
     by_optimizer = runner.optim_wrapper.param_groups
     if not isinstance(by_optimizer, Mapping):
         by_optimizer = {"": by_optimizer}

@@ -1,5 +1,6 @@
-"""Add SwAV's queue of embeddings to the training state, and freeze layers in the first iterations."""
+"""SwAV's queue of embeddings in the training state, and layers that are frozen in the first iterations."""
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from jengine import paths
 from jengine.annotations import Count, Index
 from jengine.contrib.selfsup.losses import SwAVQueue, empty_queue
-from jengine.contrib.selfsup.model_entries import device_put_like
+from jengine.contrib.selfsup.model_entries import device_put_like, save_array
 from jengine.errors import ArgumentError, closest
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -22,53 +23,51 @@ PyTree = Any
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class SwAVHook(Hook):
-    """Give the model a queue of earlier embeddings, and freeze layers in the first iterations.
+    """Hook that gives the model a queue of earlier embeddings, and freezes layers in the first iterations.
 
     The queue is part of the training state from the start; at epoch `epoch_queue_starts` only a flag in it changes.
     The model's loss reads it as `model_state['queue']`, a `SwAVQueue`, and returns the updated queue under the same
     name (see `swav_loss`). Validation runs without it. It is saved in each checkpoint and also, every `interval`
     epochs, in `queue.npy` in the work dir, which a run that is not resumed starts from.
 
-    Parameters and optimizer state of frozen layers do not change at all.
+    Parameters and optimizer state in frozen layers do not change at all.
+
+    >>> hook = SwAVHook(batch_size=32, queue_length=320, feat_dim=16, frozen_layers_cfg={"prototypes": 100})
+    >>> hook.init_traced_state({}, {}).rows.shape
+    (2, 320, 16)
 
     Args:
       batch_size: batch size per process.
-      epoch_queue_starts: the epoch, counted from 0, in which the queue starts to fill.
+      epoch_queue_starts: epoch, counted from 0, in which the queue starts to fill.
       crops_for_assign: the views to compute assignments for, each with a queue.
-      feat_dim: size of an embedding.
+      feat_dim: embedding size.
       queue_length: number of embeddings over all processes, rounded down to whole batches; 0 for no queue.
       interval: number of epochs between writes of the file.
       frozen_layers_cfg: substring of parameter paths -> number of iterations for which they are frozen.
 
     Raises:
-      ArgumentError: at the beginning of the run, if an entry of `frozen_layers_cfg` matches no parameter.
+      ArgumentError: at the beginning of the run, if an entry in `frozen_layers_cfg` matches no parameter.
       ValueError: a queue shorter than a batch, or a stored queue of another shape.
     """
 
     runs_ahead = True
 
-    def __init__(
-        self,
-        batch_size: Count,
-        epoch_queue_starts: Index = 15,
-        crops_for_assign: Sequence[Index] = (0, 1),
-        feat_dim: Count = 128,
-        queue_length: Index = 0,
-        interval: Count = 1,
-        frozen_layers_cfg: Mapping[str, Index] | None = None,
-    ) -> None:
-        if 0 < queue_length < batch_size:
+    batch_size: Count
+    epoch_queue_starts: Index = 15
+    crops_for_assign: Sequence[Index] = (0, 1)
+    feat_dim: Count = 128
+    queue_length: Index = 0
+    interval: Count = 1
+    frozen_layers_cfg: Mapping[str, Index] | None = None
+
+    def __post_init__(self) -> None:
+        if 0 < self.queue_length < self.batch_size:
             raise ValueError(
-                f"SwAVHook: `queue_length` must be 0 or at least a batch, {batch_size}, got {queue_length}"
+                f"SwAVHook: `queue_length` must be 0 or at least a batch, {self.batch_size}, got {self.queue_length}"
             )
-        self.batch_size = batch_size
-        self.epoch_queue_starts = epoch_queue_starts
-        self.crops_for_assign = tuple(crops_for_assign)
-        self.feat_dim = feat_dim
-        self.queue_length = queue_length
-        self.interval = interval
-        self.frozen_layers_cfg = dict(frozen_layers_cfg or {})
+        self._frozen = dict(self.frozen_layers_cfg or {})  # a flag per pattern, `frozen:<pattern>`, read by the step
 
     # --- Inside the compiled step. ---
 
@@ -84,11 +83,7 @@ class SwAVHook(Hook):
         return ctx.replace(model_state={**ctx.model_state, "queue": ctx.hook_state})
 
     def traced_update(self, ctx: StepContext) -> StepContext:
-        """Take the updated queue out of the model state.
-
-        Raises:
-          ArgumentError: the model's loss did not return the queue.
-        """
+        """Take the updated queue out of the model state."""
         if ctx.hook_state is None:
             return ctx
         if "queue" not in ctx.model_state:
@@ -109,7 +104,13 @@ class SwAVHook(Hook):
         """Check that the frozen layers exist, and read the queue that an earlier run wrote."""
         if runner.state is None or runner.optim_wrapper is None:
             return
-        self._check_frozen_layers(runner)
+        param_paths = list(paths.flatten(runner.state.params))
+        for pattern in self._frozen:
+            if not any(pattern in alias for path in param_paths for alias in paths.path_aliases(path)):
+                raise ArgumentError(
+                    f"SwAVHook: `frozen_layers_cfg` must have substrings of parameter paths, got {pattern!r}"
+                    f"{closest(pattern, param_paths)}"
+                )
         queue, path = self._queue(runner), self._path(runner)
         if queue is not None and runner.iter == 0 and os.path.exists(path):
             rows = np.load(path)
@@ -122,8 +123,8 @@ class SwAVHook(Hook):
             self._set_queue(runner, queue._replace(rows=rows, active=jnp.ones((), jnp.bool_)))
 
     def before_train(self, runner: Runner) -> None:
-        """Set the first values of the flags, so that the step is traced with them."""
-        self._set_frozen_flags(runner)
+        """Set the first flags, so that the step is traced with them."""
+        self.before_train_iter(runner, 0)
 
     def before_train_epoch(self, runner: Runner) -> None:
         """Activate the queue from its epoch on; the step determines again whether it is full."""
@@ -134,8 +135,9 @@ class SwAVHook(Hook):
             self._set_queue(runner, queue._replace(active=active, use_queue=jnp.zeros((), jnp.bool_)))
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Set the flags of this iteration."""
-        self._set_frozen_flags(runner)
+        """Set the flags that freeze layers in this iteration."""
+        for pattern, iters in self._frozen.items():
+            runner.hyperparams[f"frozen:{pattern}"] = runner.iter < iters
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Write the queue to its file."""
@@ -143,22 +145,7 @@ class SwAVHook(Hook):
         if queue is None or not runner.is_main_process or not self.every_n_epochs(runner, self.interval):
             return
         if queue.active:
-            path = self._path(runner)
-            np.save(f"{path}.tmp.npy", np.asarray(queue.rows))
-            os.replace(f"{path}.tmp.npy", path)
-
-    def _check_frozen_layers(self, runner: Runner) -> None:
-        param_paths = list(paths.flatten(runner.state.params))
-        for pattern in self.frozen_layers_cfg:
-            if not any(pattern in alias for path in param_paths for alias in paths.path_aliases(path)):
-                raise ArgumentError(
-                    f"SwAVHook: `frozen_layers_cfg` must have substrings of parameter paths, got {pattern!r}"
-                    f"{closest(pattern, param_paths)}"
-                )
-
-    def _set_frozen_flags(self, runner: Runner) -> None:
-        for pattern, iters in self.frozen_layers_cfg.items():
-            runner.hyperparams[f"frozen:{pattern}"] = runner.iter < iters
+            save_array(self._path(runner), np.asarray(queue.rows))
 
     def _queue(self, runner: Runner) -> SwAVQueue | None:
         return runner.state.hook_state.get(type(self).__name__)
@@ -174,5 +161,9 @@ class SwAVHook(Hook):
 
 
 def round_down(length: int, batch_size: int) -> int:
-    """Return the largest multiple of `batch_size` that is at most `length`."""
+    """Return the largest multiple of `batch_size` that is at most `length`.
+
+    >>> round_down(100, 32)
+    96
+    """
     return length - length % batch_size

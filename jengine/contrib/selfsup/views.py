@@ -1,4 +1,4 @@
-"""Create random views of small images inside the compiled step: pure functions of a key."""
+"""Random views of small images inside the compiled step: pure functions of a key."""
 
 import functools
 
@@ -21,13 +21,16 @@ def random_view(
     The geometric changes are one resampling with bilinear interpolation, which fills with 0. With all strengths 0 the
     view is the image.
 
+    >>> random_view(jax.random.key(0), jnp.ones((2, 8, 8, 1))).shape
+    (2, 8, 8, 1)
+
     Args:
       rng: key<fry>[].
       image: float[B, H, W, C].
       shift: maximum shift along each axis, in pixels.
       rotate: maximum rotation, in radians.
-      scale: maximum change of the scale along each axis, and of the shear, as a fraction.
-      contrast: maximum change of the factor on all pixels.
+      scale: maximum change in the scale along each axis, and in the shear, as a fraction.
+      contrast: maximum change in the factor on all pixels.
       noise: standard deviation of the noise on each pixel.
 
     Returns:
@@ -53,7 +56,7 @@ def _uniform(rng: jax.Array, shape: tuple[int, ...], limit: float) -> jax.Array:
 
 
 def _resample(image: jax.Array, matrix: jax.Array, shift: jax.Array) -> jax.Array:
-    """Sample the image f[H, W, C] at `matrix @ position + shift`, with positions relative to its center."""
+    """Sample the image f[H, W, C] at `matrix @ position + shift`, with positions relative to the center."""
     height, width, _ = image.shape
     center = jnp.array([(height - 1) / 2, (width - 1) / 2])
     positions = jnp.stack(jnp.meshgrid(jnp.arange(height), jnp.arange(width), indexing="ij"), -1) - center

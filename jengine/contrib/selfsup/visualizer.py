@@ -1,4 +1,4 @@
-"""Draw the masks and patches of self-supervised learning."""
+"""Drawing of masks and patches from self-supervised learning."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,34 +9,29 @@ import numpy as np
 from jengine.annotations import Count, Fraction
 from jengine.registry import VISUALIZERS
 from jengine.visualization import LocalVisualizer
-from jengine.visualization.draw import (
-    Color,
-    draw_boxes,
-    draw_sem_seg,
-    enlarge,
-    resize_nearest,
-    to_rgb,
-)
+from jengine.visualization.draw import Color, draw_boxes, draw_sem_seg, enlarge, resize_nearest, to_rgb
 
 _RED, _BLACK = (255, 0, 0), (0, 0, 0)
 
 
 @VISUALIZERS.register_module()
 class SelfSupVisualizer(LocalVisualizer):
-    """Draw samples with MMSelfSup's masks and patches, ground truth on the left and prediction on the right.
+    """Visualizer for MMSelfSup's masks and patches, ground truth on the left and prediction on the right.
 
-    In addition to the entries of `LocalVisualizer`, a sample has any of these, each after `gt_` or `pred_`:
+    Besides `LocalVisualizer`'s entries, a sample has any of these, each after `gt_` or `pred_`:
 
     * `mask`, [h, w], is drawn in black over the image where it is not 0. It may have a value for each patch: it is
-      enlarged to the size of the image.
-    * `unpatched_img`, [H, W, C], is drawn in place of the image, which may be a patch of it or the input of a
-      reconstruction.
+      enlarged to the image size.
+    * `unpatched_img`, [H, W, C], is drawn in place of the image, which may be a patch or an input to reconstruct.
     * `patch_box`, float[N, 4] (left, top, right, bottom in pixels), is drawn as red lines.
+
+    >>> sorted(set(SelfSupVisualizer.kinds) - set(LocalVisualizer.kinds))
+    ['mask', 'patch_box', 'unpatched_img']
 
     Args:
       vis_backends, save_dir, name, classes, palette, zoom: as in LocalVisualizer.
-      line_width: width of the lines of boxes in pixels.
-      alpha: opacity of masks and lines, and of the colors of pixel classes.
+      line_width: line width for boxes, in pixels.
+      alpha: opacity for masks and lines, and for pixel class colors.
     """
 
     kinds = (*LocalVisualizer.kinds, "mask", "unpatched_img", "patch_box")
@@ -56,7 +51,7 @@ class SelfSupVisualizer(LocalVisualizer):
         self.line_width = line_width
 
     def draw_side(self, picture: np.ndarray, entries: Mapping[str, Any], with_labels: bool) -> np.ndarray:
-        """Return the picture of the ground truth or of the prediction; arguments as in LocalVisualizer."""
+        """Return the picture for the ground truth or the prediction; arguments as in LocalVisualizer."""
         if "unpatched_img" in entries:
             picture = enlarge(to_rgb(entries["unpatched_img"]), self.zoom)
         picture = super().draw_side(picture, entries, with_labels)
