@@ -16,7 +16,7 @@ from jengine.logging import format_table
 
 
 def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """List the checkpoints of a run."""
+    """List a run's checkpoints."""
     entries = list_checkpoint_entries(args.work_dir)
     training = is_locked(args.work_dir)
     if entries:
@@ -39,7 +39,7 @@ def _make_row(entry: CheckpointEntry, training: bool) -> list[Any]:
 
 
 def show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Show the contents of a checkpoint."""
+    """Show what a checkpoint contains."""
     path = find_checkpoint(args.checkpoint)
     metadata, stored = read_meta(path), list_arrays(path)
     meta = metadata.pop("meta", {})
@@ -75,7 +75,7 @@ def _list_contents(metadata: Mapping[str, Any], meta: Mapping[str, Any]) -> list
 
 
 def rm(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Remove checkpoints of a run."""
+    """Remove checkpoints."""
     removed = remove_checkpoints(args.work_dir, args.names, force=args.force)
     for entry in removed:
         print(f"removed {entry.path}")

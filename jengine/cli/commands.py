@@ -24,7 +24,7 @@ def load(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def config_name(args: argparse.Namespace) -> str:
-    """Return the name of the config file without directory and suffix.
+    """Return the config file name without directory and suffix.
 
     >>> config_name(argparse.Namespace(config="configs/digits_cnn.py"))
     'digits_cnn'
@@ -62,7 +62,7 @@ def list_data(cfg: Mapping[str, Any], modes: Sequence[str]) -> str:
 
 
 def train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Train the model of a config, with a progress line in a terminal."""
+    """Train the model in a config, with a progress line in a terminal."""
     from jengine.hooks import ProgressHook
 
     runner = build_runner(args, overrides, resume=args.resume)
@@ -103,7 +103,7 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 
 def groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Print the table of parameter groups."""
+    """Print the parameter group table."""
     import tempfile
 
     from jengine.runner import Runner

@@ -1,4 +1,4 @@
-"""`jengine convert`: the config of an MMEngine project, written as one for jengine."""
+"""`jengine convert`: an MMEngine project's config, written as one for jengine."""
 
 import argparse
 import pathlib
@@ -26,7 +26,7 @@ Rows = list[tuple[str, str, str]]  # status, path and text
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Convert a config, and print a table of what happened to each key."""
+    """Convert a config, and print what happened to each key as a table."""
     path = pathlib.Path(args.mmengine_config)
     if not path.is_file():
         raise FileNotFoundError(f"the config file {str(path)!r} does not exist")

@@ -93,7 +93,7 @@ class DrawnBatches:
 
 
 def draw_batches(loader: Any, count: int, name: str, max_bytes: int = 2**30) -> DrawnBatches:
-    """Draw the first `count` batches of a pass, with the checks in a run, and keep `max_bytes` besides the first one.
+    """Draw the first `count` batches in a pass, with the checks in a run, and keep `max_bytes` besides the first one.
 
     Errors in the data get notes with the batch and the line of code; messages contain the name, 'train_dataloader'.
     """

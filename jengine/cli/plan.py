@@ -1,4 +1,4 @@
-"""`jengine plan`: the programs of a config, compiled for many devices, with memory, traffic and time."""
+"""`jengine plan`: the programs for a config, compiled for many devices, with memory, traffic and time."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ from jengine.sharding.mesh import find_data_shard
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Print the plan of a config, and return the exit code: 1 if it does not fit into the memory of the chips."""
+    """Print the plan of a config, and return the exit code: 1 if it does not fit into the chips' memory."""
     for name in ("devices", "processes", "slices"):
         if (number := getattr(args, name)) is not None and number < 1:
             raise ConfigError(f"--{name} must be at least 1, got {number}")
@@ -82,7 +82,7 @@ def _parse_chips(args: argparse.Namespace) -> Topology:
 
 
 def parse_mesh(text: str | None) -> dict[str, Any] | None:
-    """Parse the axes of a mesh, with the number of slices in a separate dict.
+    """Parse mesh axes, with the number of slices in a separate dict.
 
     >>> parse_mesh("data=32,fsdp=8,slices.data=2")
     {'data': 32, 'fsdp': 8, 'slices': {'data': 2}}

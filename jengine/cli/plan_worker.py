@@ -1,4 +1,4 @@
-"""Process that compiles the programs of a config for chips that this machine does not have.
+"""Process that compiles a config's programs for chips that this machine does not have.
 
     python -m jengine.cli.plan_worker REQUEST RESULTS
 

@@ -1,4 +1,4 @@
-"""Programs of a config, compiled for the devices of a mesh, and what each costs on a device."""
+"""Programs for a config, compiled for the devices in a mesh, and what each costs on a device."""
 
 import concurrent.futures
 import math
@@ -37,7 +37,7 @@ _FLOAT64 = re.compile(r"\bf64\[")
 
 
 def compile_plan(cfg: Mapping[str, Any], chip: Chip | None = None, training_only: bool = False) -> Plan:
-    """Compile every program of a run and return what each costs on a device, as `jengine plan --json` prints it.
+    """Compile every program in a run and return what each costs on a device, as `jengine plan --json` prints it.
 
     Nothing is allocated on the devices and no weights are read: programs are compiled for shapes.
 

@@ -117,7 +117,7 @@ class Topology(NamedTuple):
 
     @property
     def slice_name(self) -> str:
-        """The chips of one slice, as `parse_topology` accepts them."""
+        """The chips in one slice, as `parse_topology` accepts them."""
         shape = (self.size,) if self.chip.platform == "gpu" else self.shape
         return f"{self.name}:{'x'.join(map(str, shape))}"
 
@@ -157,7 +157,7 @@ class Topology(NamedTuple):
 
 
 def parse_topology(text: str, slices: int = 1) -> Topology:
-    """Parse the chips of a slice, such as `v5e:16x16` TPUs or `h100:8` GPUs.
+    """Parse the chips in a slice, such as `v5e:16x16` TPUs or `h100:8` GPUs.
 
     >>> parse_topology("v5e:4x4", slices=2).size
     32

@@ -1,4 +1,4 @@
-"""Files of a run that may be from anyone: nothing outside the run directory is read, and they may contain anything."""
+"""Run files that may be from anyone: nothing outside the run directory is read, and they may contain anything."""
 
 import json
 import os

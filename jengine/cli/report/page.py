@@ -20,7 +20,7 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def collect_data(work_dirs: Sequence[str], images: int) -> dict[str, Any]:
-    """Read the runs (see `find_runs`) and return the report data, with at most `images` steps of each image."""
+    """Read the runs (see `find_runs`) and return the report data, with at most `images` steps per image."""
     skipped: list[str] = []
     found = (find_runs(pathlib.Path(path).absolute(), skipped) for path in work_dirs)
     log_dirs = list(dict.fromkeys(itertools.chain.from_iterable(found)))

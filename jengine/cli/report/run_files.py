@@ -1,4 +1,4 @@
-"""Files of a run that a report shows, perhaps of a run that is training."""
+"""Run files that a report shows, perhaps while the run is training."""
 
 import dataclasses
 import json

@@ -100,16 +100,13 @@ class ODCHook(Hook):
     ) -> None:
         """Run the tasks whose interval ends with this iteration."""
         if self.every_n_train_iters(runner, self.centroids_update_interval):
-            self._set_bank(runner, self._update_centroids(self._bank(runner)))
+            self.update_centroids(runner)
         if self.every_n_train_iters(runner, self.deal_with_small_clusters_interval):
-            rng = jax.random.fold_in(runner.state.key, runner.iter)
-            self._set_bank(runner, self._deal_with_small_clusters(self._bank(runner), rng))
+            self.deal_with_small_clusters(runner)
         if self.reweight:
-            weights, name = self._class_weights(self._bank(runner)), type(self).__name__
-            model_state = replace_state_entry(runner.state.model_state, "loss_weight", weights, name)
-            runner.state = runner.state.replace(model_state=model_state)
+            self.set_reweight(runner)
         if self.every_n_train_iters(runner, self.evaluate_interval):
-            runner.logger.info(describe_clusters(np.asarray(self._count_labels(self._bank(runner)))))
+            self.evaluate(runner)
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Write the labels every ten epochs."""
@@ -118,6 +115,25 @@ class ODCHook(Hook):
             if runner.is_main_process:
                 path = os.path.join(runner.work_dir, f"cluster_epoch_{runner.epoch + 1}.npy")
                 np.save(path, labels.astype(np.int64))
+
+    def update_centroids(self, runner: Runner) -> None:
+        """Set the centroids to the means of their features."""
+        self._set_bank(runner, self._update_centroids(self._bank(runner)))
+
+    def deal_with_small_clusters(self, runner: Runner) -> None:
+        """Empty small clusters and refill them with halves of large ones."""
+        rng = jax.random.fold_in(runner.state.key, runner.iter)
+        self._set_bank(runner, self._deal_with_small_clusters(self._bank(runner), rng))
+
+    def set_reweight(self, runner: Runner) -> None:
+        """Set the class weights from the cluster sizes."""
+        weights, name = self._class_weights(self._bank(runner)), type(self).__name__
+        model_state = replace_state_entry(runner.state.model_state, "loss_weight", weights, name)
+        runner.state = runner.state.replace(model_state=model_state)
+
+    def evaluate(self, runner: Runner) -> None:
+        """Log the cluster sizes."""
+        runner.logger.info(describe_clusters(np.asarray(self._count_labels(self._bank(runner)))))
 
     def _bank(self, runner: Runner) -> MemoryBank:
         bank = find_memory_bank(runner.state.model_state, type(self).__name__)
