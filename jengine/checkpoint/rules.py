@@ -12,7 +12,7 @@ _SYNTAX = re.compile(r"[\\^$*+?{}\[\]|()]")  # characters that make a pattern a 
 def matches(path: str, *patterns: str) -> bool:
     """Return whether `path` starts with the segments that one of the patterns describes.
 
-    >>> matches("head.fc.bias", "head"), matches("header.bias", "head"), matches("layers.3.bias", r"layers\\.[0-3]")
+    >>> matches("head.fc.bias", "head"), matches("header.bias", "head"), matches("layers.3.bias", r"layers\\.\\d+")
     (True, False, True)
     """
     return any(_compile(pattern).match(path) for pattern in patterns)
