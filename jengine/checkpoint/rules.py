@@ -4,7 +4,7 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 
-from jengine.errors import closest
+from jengine.errors import closest, did_you_mean
 
 _SYNTAX = re.compile(r"[\\^$*+?{}\[\]|()]")  # characters that make a pattern a regular expression; a dot does not
 
@@ -12,7 +12,7 @@ _SYNTAX = re.compile(r"[\\^$*+?{}\[\]|()]")  # characters that make a pattern a 
 def matches(path: str, *patterns: str) -> bool:
     """Return whether `path` starts with the segments that one of the patterns describes.
 
-    >>> matches("head.fc.bias", "head"), matches("header.bias", "head"), matches("layers.3.bias", r"layers\\.[0-3]")
+    >>> matches("head.fc.bias", "head"), matches("header.bias", "head"), matches("layers.3.bias", r"layers\\.\\d+")
     (True, False, True)
     """
     return any(_compile(pattern).match(path) for pattern in patterns)
@@ -65,8 +65,7 @@ def check_patterns(name: str, patterns: Sequence[str], paths: Iterable[str]) -> 
     known = tuple(paths)
     for pattern in patterns:
         if not any(matches(path, pattern) for path in known):
-            hint = closest(pattern, {*known, *list_prefixes(known)})
-            hint = hint if "did you mean" in hint else ""
+            hint = did_you_mean(pattern, {*known, *list_prefixes(known)})
             raise ValueError(f"`{name}` must match parameters of the model, got {pattern!r}, which matches none{hint}")
 
 

@@ -18,10 +18,10 @@ from jengine.config.containers import is_mapping
 from jengine.config.flat import import_custom, load_flat
 from jengine.config.modules import add_config_module, import_listed, importable, is_free
 from jengine.config.overrides import apply_overrides
-from jengine.config.shipped import list_shipped
 from jengine.errors import ConfigError, closest
 
 logger = logging.getLogger("jengine")
+_PACKAGE = pathlib.Path(__file__).parent.parent
 MODULE_PREFIX = "_jengine_config_"  # for config files that share a name with another module: not importable
 
 
@@ -116,6 +116,13 @@ def _explain_dotted_keys() -> Iterator[None]:
             f"a key of a ConfigDict must have no dot, got {key!r}; write custom_keys=[({key!r}, dict(...))], a list of "
             "pairs, or return a plain dict from get_config()"
         ) from None
+
+
+def list_shipped() -> dict[pathlib.Path, pathlib.Path]:
+    """Return the config files that jengine ships by the path that works in every directory, `configs/NAME.py`."""
+    directories = _PACKAGE / "configs", _PACKAGE.parent / "configs"  # of a wheel and of a clone
+    directory = next(filter(pathlib.Path.is_dir, directories), None)
+    return {pathlib.Path("configs", file.name): file for file in sorted(directory.glob("*.py"))} if directory else {}
 
 
 def _files_like(file: pathlib.Path) -> str:

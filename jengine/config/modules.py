@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.config import foreign
-from jengine.errors import ConfigError, UnknownNameError, closest
+from jengine.errors import ConfigError, UnknownNameError, did_you_mean
 
 # The modules imported from each directory with configs, the directory used last at the end: two directories may each
 # have a `base.py`, and a module that registers classes must not run twice.
@@ -81,9 +81,8 @@ def import_attribute(path: str) -> Any:
             if module is not None:
                 return _get_attribute(module, parts[count:])
     stems = {file.stem for file in pathlib.Path(next(reversed(_DIRECTORIES), os.devnull)).glob("*.py")}
-    hint = closest(parts[0], stems) if stems else ""
     searched = " on sys.path" + (f" or in {', '.join(_DIRECTORIES)}" if _DIRECTORIES else "")
-    raise UnknownNameError(f"there is no module {parts[0]!r}{searched}{hint if 'did you mean' in hint else ''}")
+    raise UnknownNameError(f"there is no module {parts[0]!r}{searched}{did_you_mean(parts[0], stems)}")
 
 
 def import_listed(listed: Mapping[str, Sequence[str]], file: pathlib.Path) -> None:
@@ -165,10 +164,7 @@ def _get_attribute(module: types.ModuleType, names: Sequence[str]) -> Any:
         if not hasattr(value, name):
             public = [known for known in vars(module) if not known.startswith("_")]
             file = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
-            hint = closest(name, public)
-            raise UnknownNameError(
-                f"the module {module.__name__!r}{file} has no {name!r}{hint if 'did you mean' in hint else ''}"
-            )
+            raise UnknownNameError(f"the module {module.__name__!r}{file} has no {name!r}{did_you_mean(name, public)}")
         value = getattr(value, name)
     return value
 
