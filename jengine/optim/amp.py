@@ -159,7 +159,7 @@ def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
         settings = LossScale(**arguments)
     else:
         raise TypeError(f"`loss_scale` must be 'dynamic', a float or a dict, got {loss_scale!r}")
-    dynamic_loss_scale(optax.identity(), *settings)  # check the ranges
+    dynamic_loss_scale(optax.identity(), *settings)  # checks the ranges, before any step is traced
     return settings
 
 

@@ -78,7 +78,7 @@ class OptimWrapper:
         self.axis_name = axis_name
         self.accumulative_counts = accumulative_counts
         self.accumulates = accumulative_counts > 1
-        self._accumulation = Accumulation(accumulative_counts)
+        self._accumulation = Accumulation(accumulative_counts)  # on the host, which chooses the compiled step
 
     @functools.cached_property
     def tx(self) -> optax.GradientTransformationExtraArgs:
@@ -177,7 +177,7 @@ class OptimWrapper:
 
         Returns:
           `(params, opt_state, *args, **kwargs) -> (loss or (loss, aux), grads)`. With loss scaling, the gradients are
-          those of the scaled loss, and the loss is not scaled. Gradients of frozen parameters are zeros, not computed.
+          scaled and the loss is not. For frozen parameters they are zeros, not computed.
         """
 
         def value_and_grad(params: Tree, opt_state: OptState, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
@@ -193,12 +193,7 @@ class OptimWrapper:
         return value_and_grad
 
     def accumulate(self, grads: Tree, opt_state: OptState, weight: jax.Array | None = None) -> OptState:
-        """Add the gradients of an iteration to the window, without an update.
-
-        Args:
-          grads: gradients from `value_and_grad`.
-          opt_state: the state.
-          weight: see `update`.
+        """Add gradients to the window, without an update; the arguments are those of `update`.
 
         Raises:
           ValueError: the wrapper does not accumulate gradients.
@@ -288,13 +283,10 @@ class OptimWrapper:
         return self._accumulation.done
 
     def start_step(self, step: int | None = None) -> bool:
-        """Count one iteration before its step runs; read `hyperparams` afterwards to get those of this iteration.
+        """Count one iteration before its step runs; return whether it updates or only accumulates gradients.
 
-        Args:
-          step: number of iterations before this one; None for one more than at the last call.
-
-        Returns:
-          True if the step updates the parameters, False if it only accumulates gradients.
+        You should read `hyperparams` afterwards. `step` is the number of iterations before this one; None for one more
+        than at the last call.
         """
         return self._accumulation.start_step(step)
 
@@ -369,12 +361,9 @@ class OptimWrapper:
         compiled once per `loss_fn`.
 
         Args:
-          loss_fn: see `value_and_grad`.
-          params: the parameters.
-          opt_state: the state.
+          loss_fn, params, opt_state, has_aux: see `value_and_grad`.
           *args: for `loss_fn`, after the parameters; pytrees of arrays.
           hyperparams: replace those in `param_groups` for this iteration.
-          has_aux: see `value_and_grad`.
 
         Returns:
           The new parameters, the new state, and the output of `loss_fn`.

@@ -148,10 +148,9 @@ def scale_by_moments(
     """Build a relative of Adam from the averages of gradients and of their squares.
 
     Args:
-      b1: gradient decay.
-      b2: decay of the squares.
+      b1, b2: decay of gradients and of squares.
       rescale: `(count, grads, mu, nu, *memory) -> (updates, *memory)`.
-      state_type: NamedTuple with the fields count, mu and nu, then those of the memory.
+      state_type: NamedTuple with the fields count, mu and nu, then the memory.
       init_memory: returns the first memory, what the optimizer keeps besides the averages.
     """
 

@@ -43,11 +43,11 @@ class GroupedOptimizer:
         if optimizer.groups is not None:
             self.param_groups = [_build_group(optimizer.defaults, settings) for settings in optimizer.groups]
             self._members = [group.paths for group in self.param_groups]
-        is_single = len(self.param_groups) == 1
+        is_single = len(self.param_groups) == 1  # then the group itself has the optimizer's own settings
         self.base_param_settings = None if is_single else ParamGroup(optimizer.defaults, paths=())
         self._initial = [{name: group[name] for name in optimizer.defaults} for group in self.param_groups]
         self._chain = GroupedChain(optimizer, self._initial)
-        plain = (bool, int, float, str, tuple, type(None))
+        plain = (bool, int, float, str, tuple, type(None))  # what == compares without a surprise, unlike arrays
         watched = [name for name, value in optimizer.defaults.items() if isinstance(value, plain)]
         self._watched = [(name, operator.itemgetter(name)) for name in watched]
         self._dtype: Any = np.float32
@@ -70,7 +70,7 @@ class GroupedOptimizer:
           TypeError: a trainable leaf that is not floating. ValueError: groups that do not fit the tree.
         """
         treedef = jax.tree.structure(params)
-        if treedef not in self._layouts:
+        if treedef not in self._layouts:  # matches all paths: once per structure
             self._layouts[treedef] = assign_groups(params, self._members)
         return self._layouts[treedef]
 
@@ -90,7 +90,7 @@ class GroupedOptimizer:
         """Set the parameter names and shapes, for tables and `param_settings`; errors as for `layout`."""
         layout = self.layout(params)
         layout.check_stacked(self._chain.members, self.optimizer)
-        self._last_values = {}
+        self._last_values = {}  # the dtype may change
         self._dtype = hyperparams_dtype(layout.trainable(params))
         self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
         if self.optimizer.groups is None:

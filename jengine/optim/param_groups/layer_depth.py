@@ -46,12 +46,8 @@ class LayerPattern:
             )
 
     def key(self, name: str) -> LayerKey | None:
-        """Return the numbers that identify the layer of the parameter `name`; None outside the layers.
-
-        Raises:
-          ConfigError: a group matched text that is not a number.
-        """
-        for alias in (name, paths.torch_alias(name)):
+        """Return the numbers that identify a parameter's layer; None outside the layers."""
+        for alias in (name, paths.torch_alias(name)):  # patterns may come from either world
             match = self._layer.search(alias)
             groups = [(i, text) for i, text in enumerate(match.groups()) if text] if match else []
             if groups:
@@ -65,11 +61,7 @@ class LayerPattern:
         return None
 
     def number(self, names: Iterable[str]) -> tuple[Callable[[str], int], int]:
-        """Return a function name -> layer for a model, and the number of layers, including stem and head.
-
-        Args:
-          names: parameter names, one for each layer of a stacked parameter.
-        """
+        """Return a function name -> layer for these parameters, and the number of layers, including stem and head."""
         keys = sorted({key for name in names if (key := self.key(name)) is not None})
         depth = {key: index for index, key in enumerate(keys, start=1)}
 
@@ -87,9 +79,6 @@ class LayerPattern:
 
         A module is stacked if the pattern matches its name followed by a number, and all parameters below it have an
         additional first axis, of equal length.
-
-        Args:
-          parameters: parameters by path.
 
         Returns:
           Path -> function from i to the name that layer i would have in a model without stacking.
@@ -194,7 +183,7 @@ def _parse_number(name: str, prefix: str) -> int | None:
 
 def _parse_block(name: str) -> int | None:
     """Return i for `backbone.stages.0.blocks.i`; None for other parts of a stage, such as a downsampling."""
-    block = name.split(".")[4:5]
+    block = name.split(".")[4:5]  # after backbone, stages, 0, blocks
     return int(block[0]) if block and block[0].isdigit() else None
 
 

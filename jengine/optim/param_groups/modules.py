@@ -58,7 +58,7 @@ class Module:
         """Return whether it is a batch, instance, group or layer norm; as in MMEngine, RMSNorm is not included."""
         if self.type is not None:
             return any(self.type.startswith(norm) for norm in _NORMS)
-        leaves = self.parameters
+        leaves = self.parameters  # a bare pytree: names and shapes have to tell
         if not leaves or any(p.ndim != 1 for p in leaves.values()) or _RMS_NAME.search(_last_name(self.path)):
             return False
         return names_norm(_last_name(self.path)) or set(leaves) in _NORM_LEAVES

@@ -84,7 +84,7 @@ class MultiOptimWrapperConstructor:
                         )
                     owners[path] = name
                 wrappers[name] = construct(selected, wrapper_cfg, types)
-                wrappers[name].grouped.restrict(selected)
+                wrappers[name].grouped.restrict(selected)  # it receives all parameters, and must not train the others
         return OptimWrapperDict(**wrappers)
 
 

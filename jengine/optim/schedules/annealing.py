@@ -49,7 +49,7 @@ class CosineAnnealingRule(Rule):
         def change(t: int) -> Affine | None:
             if t == 0:
                 return None
-            if (t - 1 - length) % period == 0:
+            if (t - 1 - length) % period == 0:  # at the minimum the distance to it is 0, and so no ratio helps
                 return (1.0, -rebound, rebound)
             ratio = (1.0 + cos(step * t)) / (1.0 + cos(step * (t - 1)))
             return (ratio, 1.0 - ratio, 0.0)

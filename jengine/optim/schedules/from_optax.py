@@ -138,13 +138,10 @@ def _trace(schedule: Schedule, is_int: bool) -> Any:
 def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[int], float]:
     """Return `schedule` as a function from a step to a Python float.
 
-    It is computed `_BLOCK` steps at a time; step by step, from Python integers, if JAX cannot trace it.
-
-    Args:
-      schedule: the schedule.
-      is_int: whether to pass integers, as in an optax chain; otherwise float64.
+    It is computed `_BLOCK` steps at a time; step by step, from Python integers, if JAX cannot trace it. `is_int` passes
+    integers, as in an optax chain; otherwise float64.
     """
-    if _trace(schedule, is_int) is None:
+    if _trace(schedule, is_int) is None:  # it branches on the step in Python
         return lambda t: float(schedule(t))
     blocks: dict[int, np.ndarray] = {}  # only the current one
     evaluate = jax.jit(jax.vmap(lambda step: jax.numpy.asarray(schedule(step), dtype=float)))
@@ -158,7 +155,7 @@ def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[int], float]:
     def value_at(t: int) -> float:
         number, offset = divmod(t, _BLOCK)
         if number not in blocks:
-            blocks.clear()
+            blocks.clear()  # schedules move forwards
             blocks[number] = compute_block(number)
         return float(blocks[number][offset])
 

@@ -91,11 +91,7 @@ class PlateauScheduler(ParamScheduler):
         self.state = PlateauState(best=1e9 if self.settings.rule == "less" else -1e9)
 
     def step(self, metrics: Mapping[str, float] | None = None) -> None:
-        """Count an epoch; or, given validation metrics, check whether to reduce the value.
-
-        Raises:
-          TypeError: `metrics` is not a mapping. KeyError: `metrics` lacks the monitored metric.
-        """
+        """Count an epoch; or, given validation metrics, check whether to reduce the value."""
         if metrics is None:
             self.global_step += 1
             return
