@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,11 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from jengine.annotations import Count
-from jengine.optim.accumulation import Accumulation
 from jengine.optim.gradients import value_and_trainable_grad
-from jengine.optim.optimizers.build import build_optimizer
 from jengine.optim.optimizers.common import Tree
 from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.optim.param_groups.grouped import GroupedOptimizer
 from jengine.optim.param_groups.param_group import get_momentum
 from jengine.optim.transforms import ClipByNormState, accumulate_gradients, get_field
@@ -30,7 +30,7 @@ OptState = Any  # the state of `OptimWrapper.tx`, a pytree
 
 @OPTIM_WRAPPERS.register_module()
 class OptimWrapper:
-    """Optimizer wrapper with an optax chain, `tx`, and the hyperparameters of its parameter groups.
+    """Optimizer wrapper with an optax chain, `tx`, and the hyperparameters of the parameter groups.
 
     `tx` does all computation and can be used like any optax transformation. From the outside to the inside it has: the
     group hyperparameters, kept in the state; accumulation and the mean over replicas; loss scaling (`AmpOptimWrapper`);
@@ -48,13 +48,14 @@ class OptimWrapper:
 
     Args:
       optimizer: an `Optimizer` such as `SGD(lr=0.1)`, its config, or an optax gradient transformation.
-      accumulative_counts: iterations per update, which uses their mean gradient.
+      accumulative_counts: iterations per update, which uses the mean gradient.
       clip_grad: `dict(max_norm=, norm_type=2)`, `dict(clip_value=)` or None.
       axis_name: mapped axis of a `jax.pmap` or `jax.shard_map` around `value_and_grad` and `update`, which take
         replicated parameters; gradients are averaged over it, once per update.
 
     Attributes:
-      param_groups: the groups; their hyperparameters may be set at any time between two steps.
+      param_groups: the groups; hyperparameters may be set at any time between two steps.
+      inner_count: iterations counted so far.
       base_param_settings: with more than one group, an extra group with the optimizer's own settings, which schedulers
         update too: it has the learning rate without any multiplier.
 
@@ -78,7 +79,8 @@ class OptimWrapper:
         self.axis_name = axis_name
         self.accumulative_counts = accumulative_counts
         self.accumulates = accumulative_counts > 1
-        self._accumulation = Accumulation(accumulative_counts)  # on the host, which chooses the compiled step
+        self.inner_count = 0
+        self._max_count = -1  # unknown: no window is shorter
 
     @functools.cached_property
     def tx(self) -> optax.GradientTransformationExtraArgs:
@@ -123,7 +125,10 @@ class OptimWrapper:
         """
         hyperparams = self.grouped.hyperparams()
         if self.accumulates:
-            hyperparams["accumulation_divisor"] = self.grouped.cast(self._accumulation.window_size())
+            counts, total = self.accumulative_counts, self._max_count
+            index, remainder = max(self.inner_count - 1, 0), total % counts if total > 0 else 0
+            is_shorter = remainder and total - remainder <= index < total  # the last window
+            hyperparams["accumulation_divisor"] = self.grouped.cast(remainder if is_shorter else counts)
         return hyperparams
 
     @property
@@ -269,18 +274,13 @@ class OptimWrapper:
     # ------------------------------------------------------------------ host: counting, hyperparameters, checkpoints
 
     def initialize_count_status(self, init_counts: int, max_counts: int | float) -> None:
-        """Set the training progress, so that the last accumulation window ends with the run.
+        """Set the training progress, so that the last accumulation window ends with the run and no gradient is lost.
 
         Args:
           init_counts: iterations already done.
           max_counts: total iterations; -1 or `math.inf` if unknown.
         """
-        self._accumulation.initialize(init_counts, max_counts)
-
-    @property
-    def inner_count(self) -> int:
-        """The number of iterations counted so far."""
-        return self._accumulation.done
+        self.inner_count, self._max_count = int(init_counts), -1 if math.isinf(max_counts) else int(max_counts)
 
     def start_step(self, step: int | None = None) -> bool:
         """Count one iteration before its step runs; return whether it updates or only accumulates gradients.
@@ -288,15 +288,19 @@ class OptimWrapper:
         You should read `hyperparams` afterwards. `step` is the number of iterations before this one; None for one more
         than at the last call.
         """
-        return self._accumulation.start_step(step)
+        self.inner_count = count = (self.inner_count if step is None else step) + 1
+        return count % self.accumulative_counts == 0 or count == self._max_count
 
     def should_update(self) -> bool:
         """Return whether the current iteration, the last one counted, updates the parameters."""
-        return self._accumulation.is_update(self.inner_count)
+        return self._is_update(self.inner_count)
 
     def should_sync(self) -> bool:
         """Return whether the next iteration updates the parameters, so that replicas must exchange gradients."""
-        return self._accumulation.is_update(self.inner_count + 1)
+        return self._is_update(self.inner_count + 1)
+
+    def _is_update(self, count: int) -> bool:
+        return count % self.accumulative_counts == 0 or count == self._max_count
 
     def get_lr(self) -> dict[str, list[float]]:
         """Return the learning rates: `lr` for the groups, preceded by `base_lr` when there is more than one group."""

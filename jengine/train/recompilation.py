@@ -38,10 +38,10 @@ class CompilationCounter:
         """Start counting; further calls do nothing."""
         if not self._installed:
             jax.monitoring.register_event_duration_secs_listener(self._on_event)
-            self._installed = True
+            self._installed = True  # JAX cannot remove a single listener
 
     def _on_event(self, event: str, duration_secs: float, **_: object) -> None:
-        self.count += event == self._EVENT
+        self.count += event == self._EVENT  # JAX reports many kinds of events
 
 
 compilation_counter = CompilationCounter()
@@ -130,7 +130,7 @@ class RecompilationGuard:
         self._compare(self._shardings, shardings, "Keep the shardings of arrays that the strategy has set.")
 
     def _compare(self, known: list[Signature], signature: Signature, advice: str) -> None:
-        if signature in known:
+        if signature in known:  # JAX has a program for it, even if the last call had another one
             return
         if known and (changes := differences(known[0], signature)):
             text = "\n".join([f"{self.name} is compiled again, because its arguments changed:", *changes])
@@ -142,6 +142,7 @@ class RecompilationGuard:
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(leaf)
+    # an uncommitted array follows the others, so its current device would be wrong for another call
     sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
 

@@ -100,6 +100,7 @@ def replay_step(
     wrappers = list(optim_wrapper.values()) if isinstance(optim_wrapper, Mapping) else [optim_wrapper]
     axis = wrappers[0].axis_name
     step = build_train_step(model, optim_wrapper, [*hooks, _NonFiniteCounter()], update=update, phases=phases)
+    # a copy, because the step donates its state, which the counts and the search need afterwards
     _, metrics = compile_step(step)(jax.tree.map(jnp.copy, state), batch, hyperparams)
     values = {name: float(value) for name, value in metrics.items() if not name.startswith(_COUNT_PREFIX)}
     counts = {name.removeprefix(_COUNT_PREFIX): int(n) for name, n in metrics.items() if name.startswith(_COUNT_PREFIX)}

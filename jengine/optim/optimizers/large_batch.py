@@ -96,7 +96,7 @@ def Lamb(
 def scale_by_lars(
     learning_rate: Any, weight_decay: Any, eta: Any, eps: Any, exclude: Any = False
 ) -> optax.GradientTransformation:
-    """Add weight decay to gradients, and multiply them by the learning rate and the trust ratio of their tensor.
+    """Add weight decay to gradients, and multiply them by the learning rate and each tensor's trust ratio.
 
     The ratio is `eta |w| / (|g| + weight_decay |w| + eps)`, or 1 if a norm is 0; `optax.lars` uses the norm of
     `g + weight_decay w` instead.

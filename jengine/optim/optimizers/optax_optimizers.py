@@ -1,7 +1,7 @@
 """The optimizers of optax: by name and arguments in a config, or as a built transformation.
 
-A factory of optax closes over its hyperparameters. To pass them as data, the factory is called while tracing, with
-traced scalars instead of float arguments. Each group has a separate chain for its parameters.
+An optax factory closes over hyperparameters. To pass them as data, the factory is called while tracing, with
+traced scalars instead of float arguments. Each group has a separate chain.
 """
 
 import functools
@@ -56,7 +56,7 @@ def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) 
 
 
 def from_factory(factory: Factory) -> Callable[..., Optimizer]:
-    """Return a function with the arguments of `factory` that builds an `Optimizer`; its floats are hyperparameters."""
+    """Return a function with the arguments of `factory` that builds an `Optimizer`; floats are hyperparameters."""
     signature = inspect.signature(factory)
 
     @functools.wraps(factory)
@@ -102,7 +102,7 @@ def _ranges(
 def _set_hyperparams(
     tx: optax.GradientTransformationExtraArgs, hyperparams: Mapping[str, Any]
 ) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation of `optax.inject_hyperparams` with these hyperparameters, not kept in its state."""
+    """Return a transformation of `optax.inject_hyperparams` with these hyperparameters, not kept in the state."""
 
     def remove(state: Any) -> Any:
         return state._replace(hyperparams={k: v for k, v in state.hyperparams.items() if k not in hyperparams})

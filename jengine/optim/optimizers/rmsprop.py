@@ -80,7 +80,7 @@ class StddevState(NamedTuple):
 
 
 def scale_by_stddev(decay: Any, eps: Any) -> optax.GradientTransformation:
-    """Divide gradients by their standard deviation plus eps; `optax.scale_by_stddev` may return NaN."""
+    """Divide gradients by the standard deviation plus eps; `optax.scale_by_stddev` may return NaN."""
 
     def init(params: Tree) -> StddevState:
         return StddevState(common.zeros_like(params), common.zeros_like(params))
@@ -106,7 +106,7 @@ class RpropState(NamedTuple):
 def scale_by_rprop(
     learning_rate: Any, eta_minus: Any, eta_plus: Any, min_step_size: Any, max_step_size: Any
 ) -> optax.GradientTransformation:
-    """Replace gradients by their sign times a step size; `optax.scale_by_rprop` returns the update of the last step.
+    """Replace gradients by the sign times a step size; `optax.scale_by_rprop` returns the update of the last step.
 
     The arguments are those of `Rprop`; the learning rate may be a tree of numbers like the parameters.
     """

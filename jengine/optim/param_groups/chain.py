@@ -51,7 +51,7 @@ class GroupedChain:
     def transformation(
         self, before: Parts, wrap: Wrap, layout_of: Callable[[Tree], GroupLayout], hyperparams_of: Callable[[], Any]
     ) -> optax.GradientTransformationExtraArgs:
-        """Return the chain with its hyperparameters in the state, as in `optax.inject_hyperparams`.
+        """Return the chain with the hyperparameters in the state, as in `optax.inject_hyperparams`.
 
         The update takes `hyperparams`, values by name that replace those in the state: float32[] or [G] each; names
         that are not in the state are ignored. An entry `frozen:PATTERN` that is not 0 freezes the parameters whose path
@@ -148,7 +148,7 @@ def _field_names(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _named_chain(*parts: tuple[str, optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:
-    """Return `optax.named_chain` with its state in a dict, which JAX flattens in C++, unlike an OrderedDict."""
+    """Return `optax.named_chain` with the state in a dict, which JAX flattens in C++, unlike an OrderedDict."""
     chain = optax.named_chain(*parts)
 
     def update(grads: Tree, state: Tree, params: Tree = None, **extra: Any) -> tuple[Tree, Tree]:

@@ -7,8 +7,8 @@ from typing import Any
 from jengine import paths
 from jengine.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.model.model import Model
-from jengine.optim.optimizers.build import build_optimizer, reject_trailing_comma
 from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.optimizers.optimizer_builder import build_optimizer, reject_trailing_comma
 from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree, names_norm
 from jengine.optim.param_groups.paramwise_cfg import check_custom_fields, check_rules, parse_custom_keys
 from jengine.optim.wrapper import OptimWrapper

@@ -1,4 +1,4 @@
-"""Parameter groups on the host: their settings, the hyperparameters of a step, tables and checkpoints.
+"""Parameter groups on the host: settings, the hyperparameters of a step, tables and checkpoints.
 
 What the compiled step does with them is in `chain`.
 """
@@ -24,13 +24,13 @@ COLUMNS = ("group", "patterns", "tensors", "parameters", "lr", "weight decay")
 
 
 class GroupedOptimizer:
-    """The parameter groups of an optimizer, their hyperparameters, and the group of each parameter.
+    """An optimizer's parameter groups, the hyperparameters, and the group of each parameter.
 
     Args:
-      optimizer: the optimizer with its groups; without any, one group with all parameters.
+      optimizer: the optimizer with groups; without any, one group with all parameters.
 
     Attributes:
-      param_groups: the groups; their hyperparameters may be set between two steps.
+      param_groups: the groups; hyperparameters may be set between two steps.
       base_param_settings: with more than one group, a group with the optimizer's own settings; None otherwise.
       unmatched: config keys that match no parameter, for the table.
     """
@@ -75,7 +75,7 @@ class GroupedOptimizer:
         return self._layouts[treedef]
 
     def map_groups(self, params: Tree, function: Callable[[ParamGroup], float]) -> Tree:
-        """Return a number for each parameter from its group, float32[] in a tree like `params`, 0 for frozen ones.
+        """Return a number for each parameter from the group, float32[] in a tree like `params`, 0 for frozen ones.
 
         For a parameter whose layers are in several groups it is an array that broadcasts against it.
         """
@@ -183,7 +183,7 @@ class GroupedOptimizer:
         """Return the parameter groups as a table: column names and rows of strings; no rows before `bind`.
 
         There is one row per group, one for frozen parameters if there are any, and one per unmatched key. A parameter
-        whose layers are in several groups counts as a tensor in each, with the elements of its layers in that group.
+        whose layers are in several groups counts as a tensor in each, with the elements in that group.
         """
         if self._layout is None:
             return list(COLUMNS), []

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jengine import paths
 from jengine.errors import ArgumentError, ConfigError, closest
-from jengine.optim.optimizers.build import build_optimizer
+from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.optim.param_groups import layer_depth
 from jengine.optim.param_groups.constructor import (
     DECAY_RULES,

@@ -19,7 +19,7 @@ _TOKENS = ("backbone.cls_token", "backbone.mask_token", "backbone.pos_embed")
 class LayerPattern:
     """Numbering of layers: 0 for the stem, then the layers that match the pattern, then everything else.
 
-    The pattern is searched in the Flax path and in its torch alias; the first match is used. Each group matches a
+    The pattern is searched in the Flax path and in the torch alias; the first match is used. Each group matches a
     number: `layers_(\\d+)` numbers one series of layers, `stages_(\\d+)\\.blocks_(\\d+)` blocks within stages, and with
     `encoder_(\\d+)|decoder_(\\d+)` the first series comes before the second. Layers are counted from the parameters.
 
@@ -77,7 +77,7 @@ class LayerPattern:
     def find_stacked(self, parameters: Mapping[str, Parameter]) -> dict[str, Callable[[int], str]]:
         """Find the parameters in which `nn.scan` stacks all layers.
 
-        A module is stacked if the pattern matches its name followed by a number, and all parameters below it have an
+        A module is stacked if the pattern matches the name followed by a number, and all parameters below it have an
         additional first axis, of equal length.
 
         Returns:
@@ -199,6 +199,6 @@ def _insert_number(module: str, separator: str, suffix: str) -> Callable[[int], 
 
 
 def _has_layer_axis(parameter: Parameter) -> bool:
-    """Return whether a parameter has more axes than its name needs in a single layer."""
+    """Return whether a parameter has more axes than a single layer needs, by name."""
     axes = {"kernel": 2, "embedding": 2, "bias": 1, "scale": 1}
     return parameter.ndim > axes.get(parameter.path.rpartition(".")[2], 0)

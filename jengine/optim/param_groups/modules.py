@@ -75,7 +75,7 @@ class Module:
         return self.is_conv() and self.parameters["kernel"].shape[2] == 1
 
     def is_deformable_conv(self) -> bool:
-        """Return whether it is a deformable convolution, by its class name."""
+        """Return whether it is a deformable convolution, by class name."""
         return self.type is not None and "DeformConv" in self.type
 
 
@@ -156,7 +156,7 @@ def _last_name(path: str) -> str:
 
 
 def _iterate_paths(tree: Any, prefix: str = "") -> Iterator[str]:
-    """Yield all node paths, with dicts in insertion order, which is the model's; JAX sorts their keys."""
+    """Yield all node paths, with dicts in insertion order, which is the model's; JAX sorts keys."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             path = f"{prefix}.{key}" if prefix else str(key)

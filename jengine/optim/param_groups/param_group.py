@@ -1,6 +1,6 @@
 """Parameter groups: the settings that they share, and the group of each parameter.
 
-A leaf belongs to one group, or to one group for each index along its first axis (layers stacked by `nn.scan`), or to
+A leaf belongs to one group, or to one group for each index along the first axis (layers stacked by `nn.scan`), or to
 no group: then it is frozen. Frozen leaves are None in the trees that the chain receives, so they have no state.
 """
 
@@ -90,7 +90,7 @@ class GroupLayout:
 
         Args:
           hyperparams: by name float[] for all leaves, or float[G].
-          like: the parameters; a stacked one gets a vector along its first axis, shaped to broadcast.
+          like: the parameters; a stacked one gets a vector along the first axis, shaped to broadcast.
 
         Returns:
           By name the value itself if it is a scalar, else a tree of scalars and vectors, None for frozen leaves.

@@ -33,7 +33,7 @@ class OptaxRule(Rule):
     schedules (`join_schedules`) takes a list of such dicts and functions.
 
     Attributes:
-      schedule: a function from the step to the value, or the name of one in optax as `type`, with its arguments.
+      schedule: a function from the step to the value, or the name of one in optax as `type`, with arguments.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
@@ -56,7 +56,7 @@ class OptaxRule(Rule):
         return [initial / reference for initial in initial_values]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings; a function, which cannot be saved, is replaced by its name and some values."""
+        """Return the settings; a function, which cannot be saved, is replaced by a name and some values."""
         return {"schedule": self._description}
 
     def max_checked(self) -> int:
@@ -81,7 +81,7 @@ def is_function(description: Any) -> bool:
 
 
 def make_schedule(cfg: Any) -> Schedule:
-    """Build an optax schedule from its config.
+    """Build an optax schedule from a config.
 
     >>> make_schedule(dict(type="linear_schedule", init_value=0.0, end_value=1.0, transition_steps=4))(1).item()
     0.25
@@ -169,7 +169,7 @@ def _has_function(schedule: Any) -> bool:
 
 
 def _describe(schedule: Any) -> Any:
-    """Return `schedule` as JSON-serializable values: functions are replaced by their names and some values."""
+    """Return `schedule` as JSON-serializable values: functions are replaced by names and some values."""
     if callable(schedule):
         values = {}
         with contextlib.suppress(LookupError):  # a function may look up its values in a table that ends

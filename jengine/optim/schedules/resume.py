@@ -54,7 +54,7 @@ def list_moved_ends(schedulers: Schedulers, state: Any) -> list[str]:
 
 
 def load_schedulers_state_dict(schedulers: Schedulers, state: Any, *, settings: str = "checkpoint") -> bool:
-    """Load the counters of a checkpoint, and its settings. Load the optimizer wrapper's state first.
+    """Load the counters and settings of a checkpoint. Load the optimizer wrapper's state first.
 
     Args:
       schedulers, state: see above.
@@ -118,7 +118,7 @@ def check_values(schedulers: Schedulers, *, iters: int | None, epochs: int | Non
       epoch_length: iterations per epoch; None if unknown.
 
     Raises:
-      ConfigError: a value outside its hyperparameter's range.
+      ConfigError: an illegal value.
     """
     chain = flatten_schedulers(schedulers)
     if not chain or any(not is_built_in(type(s)) or s.last_step > 0 for s in chain):

@@ -294,7 +294,7 @@ class ParamScheduler:
         return f"{type(self).__name__}({self.settings}, begin={self.begin}, end={self.end}, by_epoch={self.by_epoch})"
 
     def _bind(self) -> None:
-        """Compute what depends on the settings only: the scheduled groups with their targets."""
+        """Compute what depends on the settings only: the scheduled groups with targets."""
         groups = self._groups()
         if len(groups) != len(self.base_values):
             raise ConfigError(
