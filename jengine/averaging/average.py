@@ -1,7 +1,7 @@
 """Parameter averages: two pure functions, `init` and `update`, and a state.
 
 The first update copies the parameters; later ones move the average towards them by a weight. Subclasses differ only in
-this weight. `init` and `update` consist of array operations, so they run under `jit`, `vmap`, `scan` and `shard_map`.
+this weight. `init` and `update` are array operations, so they run under `jit`, `vmap`, `scan` and `shard_map`.
 """
 
 import abc
@@ -18,14 +18,14 @@ AVERAGES = Registry("average", "jengine.averaging")
 
 
 class AverageState(NamedTuple):
-    """State of an average between updates."""
+    """What an average keeps between updates."""
 
     params: PyTree  # averages, like the parameters; floating leaves narrower than 32 bits are float32
     steps: jax.Array  # int32[], updates so far
 
 
 class Average(abc.ABC):
-    """Base class of averages of a pytree over updates.
+    """Base class for averages of a pytree over updates.
 
     Update 0 copies the parameters. Update `s > 0` moves the average by `weight(s)` towards the new value if `s` is a
     multiple of `interval`, and has no effect otherwise. Non-floating leaves are copied at every update.

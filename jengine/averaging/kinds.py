@@ -30,7 +30,7 @@ class ExponentialMovingAverage(Average):
     (1.0, 2)
 
     Args:
-      momentum: weight of the new value, in (0, 1).
+      momentum: new value's weight, in (0, 1).
       interval: the average is updated every `interval` updates.
     """
 
@@ -67,7 +67,7 @@ class MomentumAnnealingEMA(Average):
     """Exponential average with the weight `max(momentum, gamma / (gamma + steps))`, which is large early in training.
 
     Args:
-      momentum: the minimum weight of the new value, in (0, 1).
+      momentum: the minimum new value's weight, in (0, 1).
       gamma: positive; the larger it is, the more slowly the weight decreases.
       interval: the average is updated every `interval` updates.
     """

@@ -1,11 +1,9 @@
-"""Optimizers, optimizer wrappers and their constructors."""
+"""Optimizers, optimizer wrappers and constructors."""
 
 from jengine.optim import optimizers as optimizers
 from jengine.optim import schedules as schedules
 from jengine.optim import transforms as transforms
 from jengine.optim.amp import AmpOptimWrapper as AmpOptimWrapper
-from jengine.optim.build import build_optim_wrapper as build_optim_wrapper
-from jengine.optim.build import check_optim_wrapper as check_optim_wrapper
 from jengine.optim.optimizers import *  # noqa: F403
 from jengine.optim.optimizers.optimizer import Optimizer as Optimizer
 from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor as DefaultOptimWrapperConstructor
@@ -21,4 +19,6 @@ from jengine.optim.param_groups.multi_constructor import MultiOptimWrapperConstr
 from jengine.optim.param_groups.param_group import ParamGroup as ParamGroup
 from jengine.optim.wrapper import OptimWrapper as OptimWrapper
 from jengine.optim.wrapper import OptState as OptState
+from jengine.optim.wrapper_builder import build_optim_wrapper as build_optim_wrapper
+from jengine.optim.wrapper_builder import check_optim_wrapper as check_optim_wrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict as OptimWrapperDict

@@ -49,7 +49,7 @@ class AmpOptimWrapper(OptimWrapper):
       **kwargs: OptimWrapper arguments.
 
     Raises:
-      TypeError: an invalid loss_scale. ValueError: an unknown dtype, or settings outside their range.
+      TypeError: an invalid loss_scale. ValueError: an unknown dtype, or an illegal setting.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
     """Parse the `loss_scale` of an AmpOptimWrapper that has one.
 
     Raises:
-      TypeError: not 'dynamic', a float or a dict, or an unknown setting. ValueError: a setting outside its range.
+      TypeError: not 'dynamic', a float or a dict, or an unknown setting. ValueError: an illegal setting.
     """
     if isinstance(loss_scale, str) and loss_scale == "dynamic":
         settings = LossScale()
@@ -159,7 +159,7 @@ def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
         settings = LossScale(**arguments)
     else:
         raise TypeError(f"`loss_scale` must be 'dynamic', a float or a dict, got {loss_scale!r}")
-    dynamic_loss_scale(optax.identity(), *settings)  # check the ranges
+    dynamic_loss_scale(optax.identity(), *settings)  # checks the ranges, before any step is traced
     return settings
 
 
@@ -171,7 +171,7 @@ def _add_loss_scale(saved: Any, opt_state: Any) -> Any:
 
 
 def _remove_loss_scale(saved: Any) -> Any:
-    """Return a saved state without its loss scale, if it has one."""
+    """Return a saved state without a loss scale."""
     if isinstance(saved, LossScaleState):
         return saved.inner_state
     if isinstance(saved, AccumulateState | GroupHyperparamsState):

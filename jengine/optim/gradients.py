@@ -1,4 +1,4 @@
-"""Differentiate a loss with respect to the trainable parameters."""
+"""Gradients of a loss with respect to the trainable parameters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,8 +23,7 @@ def value_and_trainable_grad(
 
     Args:
       loss_fn: `params -> loss`, or `(loss, aux)` with `has_aux`; see `sum_losses` for a loss that is a dict.
-      params: the parameters.
-      layout: the parameter groups; frozen parameters are not differentiated.
+      params, layout: the parameters and the groups; frozen parameters are not differentiated.
       has_aux: see loss_fn.
       scale_loss: applied to the loss before differentiation.
       axis_name: mapped axis around the call; gradients are not averaged over it.
@@ -57,7 +56,7 @@ def loss_names(losses: Mapping[str, Any]) -> list[str]:
     ['loss_cls', 'aux_loss']
 
     Raises:
-      ValueError: there is none; or 'loss' is one of several, which is usually their sum and would count twice.
+      ValueError: there is none; or 'loss' is one of several, which is usually the sum and would count twice.
     """
     names = [name for name in losses if "loss" in name]
     if not names:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,11 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from jengine.annotations import Count
-from jengine.optim.accumulation import Accumulation
 from jengine.optim.gradients import value_and_trainable_grad
-from jengine.optim.optimizers.build import build_optimizer
 from jengine.optim.optimizers.common import Tree
 from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.optim.param_groups.grouped import GroupedOptimizer
 from jengine.optim.param_groups.param_group import get_momentum
 from jengine.optim.transforms import ClipByNormState, accumulate_gradients, get_field
@@ -30,7 +30,7 @@ OptState = Any  # the state of `OptimWrapper.tx`, a pytree
 
 @OPTIM_WRAPPERS.register_module()
 class OptimWrapper:
-    """Optimizer wrapper with an optax chain, `tx`, and the hyperparameters of its parameter groups.
+    """Optimizer wrapper with an optax chain, `tx`, and the hyperparameters of the parameter groups.
 
     `tx` does all computation and can be used like any optax transformation. From the outside to the inside it has: the
     group hyperparameters, kept in the state; accumulation and the mean over replicas; loss scaling (`AmpOptimWrapper`);
@@ -48,13 +48,14 @@ class OptimWrapper:
 
     Args:
       optimizer: an `Optimizer` such as `SGD(lr=0.1)`, its config, or an optax gradient transformation.
-      accumulative_counts: iterations per update, which uses their mean gradient.
+      accumulative_counts: iterations per update, which uses the mean gradient.
       clip_grad: `dict(max_norm=, norm_type=2)`, `dict(clip_value=)` or None.
       axis_name: mapped axis of a `jax.pmap` or `jax.shard_map` around `value_and_grad` and `update`, which take
         replicated parameters; gradients are averaged over it, once per update.
 
     Attributes:
-      param_groups: the groups; their hyperparameters may be set at any time between two steps.
+      param_groups: the groups; hyperparameters may be set at any time between two steps.
+      inner_count: iterations counted so far.
       base_param_settings: with more than one group, an extra group with the optimizer's own settings, which schedulers
         update too: it has the learning rate without any multiplier.
 
@@ -78,7 +79,8 @@ class OptimWrapper:
         self.axis_name = axis_name
         self.accumulative_counts = accumulative_counts
         self.accumulates = accumulative_counts > 1
-        self._accumulation = Accumulation(accumulative_counts)
+        self.inner_count = 0
+        self._max_count = -1  # unknown: no window is shorter
 
     @functools.cached_property
     def tx(self) -> optax.GradientTransformationExtraArgs:
@@ -123,7 +125,10 @@ class OptimWrapper:
         """
         hyperparams = self.grouped.hyperparams()
         if self.accumulates:
-            hyperparams["accumulation_divisor"] = self.grouped.cast(self._accumulation.window_size())
+            counts, total = self.accumulative_counts, self._max_count
+            index, remainder = max(self.inner_count - 1, 0), total % counts if total > 0 else 0
+            is_shorter = remainder and total - remainder <= index < total  # the last window
+            hyperparams["accumulation_divisor"] = self.grouped.cast(remainder if is_shorter else counts)
         return hyperparams
 
     @property
@@ -177,7 +182,7 @@ class OptimWrapper:
 
         Returns:
           `(params, opt_state, *args, **kwargs) -> (loss or (loss, aux), grads)`. With loss scaling, the gradients are
-          those of the scaled loss, and the loss is not scaled. Gradients of frozen parameters are zeros, not computed.
+          scaled and the loss is not. For frozen parameters they are zeros, not computed.
         """
 
         def value_and_grad(params: Tree, opt_state: OptState, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
@@ -193,12 +198,7 @@ class OptimWrapper:
         return value_and_grad
 
     def accumulate(self, grads: Tree, opt_state: OptState, weight: jax.Array | None = None) -> OptState:
-        """Add the gradients of an iteration to the window, without an update.
-
-        Args:
-          grads: gradients from `value_and_grad`.
-          opt_state: the state.
-          weight: see `update`.
+        """Add gradients to the window, without an update; the arguments are those of `update`.
 
         Raises:
           ValueError: the wrapper does not accumulate gradients.
@@ -274,37 +274,33 @@ class OptimWrapper:
     # ------------------------------------------------------------------ host: counting, hyperparameters, checkpoints
 
     def initialize_count_status(self, init_counts: int, max_counts: int | float) -> None:
-        """Set the training progress, so that the last accumulation window ends with the run.
+        """Set the training progress, so that the last accumulation window ends with the run and no gradient is lost.
 
         Args:
           init_counts: iterations already done.
           max_counts: total iterations; -1 or `math.inf` if unknown.
         """
-        self._accumulation.initialize(init_counts, max_counts)
-
-    @property
-    def inner_count(self) -> int:
-        """The number of iterations counted so far."""
-        return self._accumulation.done
+        self.inner_count, self._max_count = int(init_counts), -1 if math.isinf(max_counts) else int(max_counts)
 
     def start_step(self, step: int | None = None) -> bool:
-        """Count one iteration before its step runs; read `hyperparams` afterwards to get those of this iteration.
+        """Count one iteration before its step runs; return whether it updates or only accumulates gradients.
 
-        Args:
-          step: number of iterations before this one; None for one more than at the last call.
-
-        Returns:
-          True if the step updates the parameters, False if it only accumulates gradients.
+        You should read `hyperparams` afterwards. `step` is the number of iterations before this one; None for one more
+        than at the last call.
         """
-        return self._accumulation.start_step(step)
+        self.inner_count = count = (self.inner_count if step is None else step) + 1
+        return count % self.accumulative_counts == 0 or count == self._max_count
 
     def should_update(self) -> bool:
         """Return whether the current iteration, the last one counted, updates the parameters."""
-        return self._accumulation.is_update(self.inner_count)
+        return self._is_update(self.inner_count)
 
     def should_sync(self) -> bool:
         """Return whether the next iteration updates the parameters, so that replicas must exchange gradients."""
-        return self._accumulation.is_update(self.inner_count + 1)
+        return self._is_update(self.inner_count + 1)
+
+    def _is_update(self, count: int) -> bool:
+        return count % self.accumulative_counts == 0 or count == self._max_count
 
     def get_lr(self) -> dict[str, list[float]]:
         """Return the learning rates: `lr` for the groups, preceded by `base_lr` when there is more than one group."""
@@ -369,12 +365,9 @@ class OptimWrapper:
         compiled once per `loss_fn`.
 
         Args:
-          loss_fn: see `value_and_grad`.
-          params: the parameters.
-          opt_state: the state.
+          loss_fn, params, opt_state, has_aux: see `value_and_grad`.
           *args: for `loss_fn`, after the parameters; pytrees of arrays.
           hyperparams: replace those in `param_groups` for this iteration.
-          has_aux: see `value_and_grad`.
 
         Returns:
           The new parameters, the new state, and the output of `loss_fn`.

@@ -85,7 +85,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return {name: wrapper.zero_grad(opt_state[name]) for name, wrapper in self.items()}
 
     def initialize_count_status(self, init_counts: int, max_counts: int | float) -> None:
-        """Do nothing: each wrapper counts its own updates, not the iterations of the run."""
+        """Do nothing: each wrapper counts updates, not the run's iterations."""
 
     def start_step(self, step: int | None = None) -> bool:
         """Return True: every phase of a step updates parameters."""

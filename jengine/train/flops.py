@@ -40,7 +40,7 @@ def _count_equation(eqn: Any) -> Flops:
     if name in _COUNTERS:
         return {_operand_dtype(eqn): _COUNTERS[name](eqn)}
     inner = [count_flops(jaxpr) for jaxpr in inner_jaxprs(eqn.params)]
-    if name == "cond":
+    if name == "cond":  # an upper bound
         return max(inner, key=lambda branch: sum(branch.values()))
     repetitions, dtypes = _repetitions(eqn), {dtype for flops in inner for dtype in flops}
     return {dtype: repetitions * sum(flops.get(dtype, 0.0) for flops in inner) for dtype in dtypes}
@@ -105,7 +105,7 @@ def _repetitions(eqn: Any) -> int:
 def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
     """Yield the jaxprs in equation parameters."""
     for value in params.values():
-        for item in value if isinstance(value, tuple | list) else [value]:
+        for item in value if isinstance(value, tuple | list) else [value]:  # a cond has a list of branches
             if hasattr(_open(item), "eqns"):
                 yield item
 

@@ -37,7 +37,7 @@ def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array,
     reduced = {name: _reduce(value, mask) for name, value in losses.items()}
     first, *others = (reduced[name] for name in loss_names(losses))
     total = sum(others, start=first)
-    parts = {name: value for name, value in reduced.items() if name != "loss"}
+    parts = {name: value for name, value in reduced.items() if name != "loss"}  # the total has this name
     return total, OrderedDict({"loss": total, **parts})
 
 
@@ -59,6 +59,7 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
         for part in value if isinstance(value, list) else [value]:
             if "loss" in name and isinstance(part, tuple):
                 weight = part[1]
+                # values of traced arrays are unknown: two of them are equal only if they are the same array
                 key = float(weight) if isinstance(weight, int | float | np.generic) else id(weight)
                 weights.setdefault(key, (name, weight))
     if len(weights) > 1:
@@ -69,7 +70,7 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
         )
     if weights:
         _, weight = next(iter(weights.values()))
-        return jax.lax.stop_gradient(at_least_float32(weight))
+        return jax.lax.stop_gradient(at_least_float32(weight))  # it may be computed by the model
     mask = get_mask(batch)
     return None if mask is None else jnp.asarray(mask, jnp.float32).sum()
 

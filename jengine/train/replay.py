@@ -27,7 +27,7 @@ def write_dump(path: str | os.PathLike[str], **arguments: PyTree) -> None:
         from jax.experimental import multihost_utils
 
         def fetch(leaf: Any) -> Any:
-            if _is_local(leaf):
+            if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
                 return leaf
             array = multihost_utils.process_allgather(leaf, tiled=True)
             return array if jax.process_index() == 0 else None  # the others must not hold a whole state
@@ -69,10 +69,6 @@ def _to_host(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def _is_local(leaf: Any) -> bool:
-    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
-
-
 class Findings(NamedTuple):
     """Results of a replayed step."""
 
@@ -97,15 +93,14 @@ def replay_step(
 
     Args:
       model, optim_wrapper, hooks, update, phases: see `build_train_step`. Hooks that skip steps are not run.
-      state: the state before the step.
-      batch: the batch.
-      hyperparams: the hyperparameters.
+      state, batch, hyperparams: arguments of the step.
       compile_step: compiles the step; one with a mapped axis requires the strategy's `compile_train_step`.
     """
     hooks = [hook for hook in hooks if not hook.update_on_skipped_steps]
     wrappers = list(optim_wrapper.values()) if isinstance(optim_wrapper, Mapping) else [optim_wrapper]
     axis = wrappers[0].axis_name
     step = build_train_step(model, optim_wrapper, [*hooks, _NonFiniteCounter()], update=update, phases=phases)
+    # a copy, because the step donates its state, which the counts and the search need afterwards
     _, metrics = compile_step(step)(jax.tree.map(jnp.copy, state), batch, hyperparams)
     values = {name: float(value) for name, value in metrics.items() if not name.startswith(_COUNT_PREFIX)}
     counts = {name.removeprefix(_COUNT_PREFIX): int(n) for name, n in metrics.items() if name.startswith(_COUNT_PREFIX)}

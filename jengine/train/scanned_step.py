@@ -49,7 +49,7 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
         state: TrainState, batches: PyTree, hyperparams: PyTree, is_update: jax.Array
     ) -> tuple[TrainState, ScannedMetrics]:
         """Run K steps."""
-        first = jax.tree.map(lambda x: x[0], (batches, hyperparams))
+        first = jax.tree.map(lambda x: x[0], (batches, hyperparams))  # only for its shapes
         update_metrics = jax.eval_shape(update, state, *first)[1]
         accumulate_metrics = update_metrics if accumulate is None else jax.eval_shape(accumulate, state, *first)[1]
         all_metrics = update_metrics | accumulate_metrics

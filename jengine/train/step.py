@@ -147,7 +147,7 @@ class _Halves:
         ctx, hook_state = self.hooks.run("traced_batch", ctx, state.hook_state)
         for i, phase in enumerate(self.phases):
             model_state = ctx.model_state
-            phase_rng = jax.random.fold_in(rng, i) if phase.name else rng
+            phase_rng = jax.random.fold_in(rng, i) if phase.name else rng  # phases must not share dropout masks
             ctx = self._differentiate(phase, ctx.replace(rng=phase_rng), is_update)
             ctx, hook_state = self.hooks.run("traced_grads", ctx, hook_state)
             if i + 1 < len(self.phases):
@@ -188,7 +188,7 @@ class _Halves:
         ctx = ctx.replace(rng=rng, metrics=_add_total(ctx.metrics, self.phases), is_updated=is_updated)
         ctx, hook_state = self.hooks.run("traced_update" if self.update else "traced_accumulate", ctx, hook_state)
         metrics = OrderedDict(ctx.metrics)
-        metrics.move_to_end("loss", last=False)
+        metrics.move_to_end("loss", last=False)  # hooks may have added metrics before it
         next_state = state.replace(
             step=state.step + 1,
             params=ctx.params,

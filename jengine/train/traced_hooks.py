@@ -78,6 +78,7 @@ class TracedHooks:
         for name, hook in self._hooks.items():
             if point not in hook.get_traced_points():
                 continue
+            # a key from the name, not the position: another hook in the config must not change the random numbers
             hook_ctx = ctx.replace(hook_state=states.get(name), rng=jax.random.fold_in(rng, zlib.crc32(name.encode())))
             try:
                 with record_reads(hook, self._reads[name]):

@@ -5,7 +5,7 @@ import optax
 import pytest
 
 from jengine.optim import SGD, build_optim_wrapper
-from jengine.optim.optimizers.build import build_optimizer
+from jengine.optim.optimizers.optimizer_builder import build_optimizer
 
 PARAMS = {"w": np.ones(2, np.float32)}
 

@@ -4,10 +4,10 @@ from jengine.optim.optimizers.adafactor import Adafactor, TorchAdafactor
 from jengine.optim.optimizers.adagrad import Adadelta, Adagrad
 from jengine.optim.optimizers.adam import Adam, Adamax, AdamW, NAdam, RAdam
 from jengine.optim.optimizers.adan import Adan, ProximalAdan
-from jengine.optim.optimizers.build import LBFGS, SparseAdam
 from jengine.optim.optimizers.large_batch import LARS, Lamb
 from jengine.optim.optimizers.muon import Lion, Muon, TorchMuon
 from jengine.optim.optimizers.optax_optimizers import from_optax
+from jengine.optim.optimizers.optimizer_builder import LBFGS, SparseAdam
 from jengine.optim.optimizers.rmsprop import RMSprop, Rprop
 from jengine.optim.optimizers.sgd import ASGD, SGD
 

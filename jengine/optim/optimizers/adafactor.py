@@ -59,10 +59,6 @@ def scale_by_factored_rms(beta2_decay: Any, eps: Any) -> optax.GradientTransform
     """Divide gradients by the root of a second moment that is factored over the last two axes of each tensor.
 
     `optax.scale_by_factored_rms` factors over the two largest axes, and only if both have at least 128 elements.
-
-    Args:
-      beta2_decay: exponent of the step in the second moment's decay.
-      eps: lower bound for the root.
     """
 
     def init(params: Tree) -> FactoredRmsState:
@@ -99,11 +95,7 @@ class CapLearningRateState(NamedTuple):
 
 
 def cap_learning_rate(learning_rate: Any) -> optax.GradientTransformation:
-    """Scale updates so that the learning rate, applied later in the chain, has the effect of at most `1 / sqrt(count)`.
-
-    Args:
-      learning_rate: a number, or a tree of numbers like the parameters.
-    """
+    """Scale updates so that the learning rate, applied later in the chain, acts like at most `1 / sqrt(count)`."""
 
     def update(updates: Tree, state: CapLearningRateState, params: Tree = None) -> tuple[Tree, CapLearningRateState]:
         count = state.count + 1

@@ -66,7 +66,7 @@ class AdagradState(NamedTuple):
 
 
 def scale_by_adagrad(initial_accumulator_value: float, eps: Any) -> optax.GradientTransformation:
-    """Divide gradients by the root of their summed squares; `optax.scale_by_rss` adds eps inside the root."""
+    """Divide gradients by the root of the summed squares; `optax.scale_by_rss` adds eps inside the root."""
 
     def init(params: Tree) -> AdagradState:
         return AdagradState(jax.tree.map(lambda z: z + initial_accumulator_value, common.zeros_like(params)))

@@ -81,7 +81,7 @@ def Adamax(
 
     Args:
       lr: learning rate.
-      betas: decay rates for the average gradient and its infinity norm.
+      betas: decay rates for the average gradient and the infinity norm.
       eps: added to the norm.
       weight_decay: weight decay coefficient.
       maximize: maximize the loss.
@@ -145,13 +145,12 @@ def scale_by_moments(
     state_type: type[Any] = optax.ScaleByAdamState,
     init_memory: Callable[[Tree], tuple[Any, ...]] = lambda params: (),
 ) -> optax.GradientTransformation:
-    """Build a relative of Adam from the averages of gradients and of their squares.
+    """Build a relative of Adam from the averages of gradients and squared gradients.
 
     Args:
-      b1: gradient decay.
-      b2: decay of the squares.
+      b1, b2: decay of gradients and of squares.
       rescale: `(count, grads, mu, nu, *memory) -> (updates, *memory)`.
-      state_type: NamedTuple with the fields count, mu and nu, then those of the memory.
+      state_type: NamedTuple with the fields count, mu and nu, then the memory.
       init_memory: returns the first memory, what the optimizer keeps besides the averages.
     """
 
@@ -177,8 +176,8 @@ def init_moments(params: Tree) -> optax.ScaleByAdamState:
 def scale_by_adam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
     """Rescale gradients by Adam, with the state of `optax.scale_by_adam`.
 
-    `optax.scale_by_adam` computes `1 - b2**count` in float32 without `expm1`: its updates have a relative error up to
-    4e-5 (here 2e-6), or 6e-6 for a traced b2. Also, compilers may round its mean square differently inside a
+    `optax.scale_by_adam` computes `1 - b2**count` in float32 without `expm1`: updates have a relative error up to
+    4e-5 (here 2e-6), or 6e-6 for a traced b2. Also, compilers may round the mean square differently inside a
     `lax.scan`, so that steps in chunks would differ from single steps in the last bit.
     """
 
@@ -189,7 +188,7 @@ def scale_by_adam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
 
 
 class AmsgradState(NamedTuple):
-    """AMSGrad's state: Adam's averages, and their maximum."""
+    """AMSGrad's state: Adam's averages, and the largest so far."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
     mu: Tree  # float32, like the parameters: mean gradients
@@ -217,7 +216,7 @@ class NadamState(NamedTuple):
 
 
 def scale_by_nadam(b1: Any, b2: Any, eps: Any, momentum_decay: Any) -> optax.GradientTransformation:
-    """Rescale gradients by NAdam; `optax.scale_by_adam(nesterov=True)` lacks its momentum schedule."""
+    """Rescale gradients by NAdam; `optax.scale_by_adam(nesterov=True)` lacks the momentum schedule."""
 
     def momentum(count: jax.Array) -> jax.Array:
         return b1 * (1 - 0.5 * 0.96 ** (count * momentum_decay))

@@ -53,14 +53,7 @@ class AdanState(NamedTuple):
 
 
 def scale_by_adan(b1: Any, b2: Any, b3: Any, eps: Any) -> optax.GradientTransformation:
-    """Rescale gradients by Adan; `optax.scale_by_adan` weights the difference of gradients by `1 - b2`, not by `b2`.
-
-    Args:
-      b1: gradient decay.
-      b2: decay of gradient differences, and the weight of a difference.
-      b3: decay of squares.
-      eps: added to the root.
-    """
+    """Rescale gradients by Adan; `optax.scale_by_adan` weights the difference of gradients by `1 - b2`, not by `b2`."""
 
     def init(params: Tree) -> AdanState:
         return AdanState(common.zero_count(), *(common.zeros_like(params) for _ in range(4)))
@@ -83,9 +76,7 @@ def scale_by_adan(b1: Any, b2: Any, b3: Any, eps: Any) -> optax.GradientTransfor
 def divide_by_proximal_decay(learning_rate: Any, weight_decay: Any) -> optax.GradientTransformation:
     """Divide updates by `1 + learning_rate * weight_decay`, which makes decoupled weight decay proximal.
 
-    Args:
-      learning_rate: a number, or a tree of numbers like the parameters.
-      weight_decay: a number, or a tree of numbers like the parameters.
+    Both arguments are numbers, or trees of numbers like the parameters.
     """
 
     def update(updates: Tree, params: Tree) -> Tree:

@@ -96,17 +96,13 @@ def Lamb(
 def scale_by_lars(
     learning_rate: Any, weight_decay: Any, eta: Any, eps: Any, exclude: Any = False
 ) -> optax.GradientTransformation:
-    """Add weight decay to gradients, and multiply them by the learning rate and the trust ratio of their tensor.
+    """Add weight decay to gradients, and multiply them by the learning rate and each tensor's trust ratio.
 
     The ratio is `eta |w| / (|g| + weight_decay |w| + eps)`, or 1 if a norm is 0; `optax.lars` uses the norm of
     `g + weight_decay w` instead.
 
-    Args:
-      learning_rate: a number, or a tree of numbers like the parameters.
-      weight_decay: a number, or a tree of numbers like the parameters.
-      eta: multiplies the ratio.
-      eps: added to the denominator.
-      exclude: if not 0, the ratio is 1; a number, or a tree of numbers like the parameters.
+    Where `exclude` is not 0, the ratio is 1. It, the learning rate and the weight decay are numbers, or trees of them
+    like the parameters.
     """
 
     def leaf(g: Any, p: Any, lr: Any, decay: Any, excluded: Any) -> jax.Array:
@@ -148,9 +144,7 @@ def scale_by_lamb_moments(
 def scale_by_trust_ratio(adapt: Any, trust_clip: bool = False) -> optax.GradientTransformation:
     """Scale the update of each tensor to the tensor's norm; `optax.scale_by_trust_ratio` scales all tensors.
 
-    Args:
-      adapt: if 0, the tensor is not scaled; a number, or a tree of numbers like the parameters.
-      trust_clip: limit the ratio to 1.
+    Where `adapt` is 0, the tensor is not scaled; it is a number, or a tree of numbers like the parameters.
     """
 
     def leaf(u: Any, p: Any, is_adapted: Any) -> jax.Array:

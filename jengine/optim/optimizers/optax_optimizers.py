@@ -1,7 +1,7 @@
-"""Adapt the optimizers of optax: by name and arguments in a config, or as a built transformation.
+"""The optimizers of optax: by name and arguments in a config, or as a built transformation.
 
-A factory of optax closes over its hyperparameters. To pass them as data, the factory is called while tracing, with the
-scalars of a group instead of its float arguments. Each group has a separate chain for its parameters.
+An optax factory closes over hyperparameters. To pass them as data, the factory is called while tracing, with
+traced scalars instead of float arguments. Each group has a separate chain.
 """
 
 import functools
@@ -37,7 +37,10 @@ def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) 
     """Return a built transformation as an optimizer with one group.
 
     The group has no hyperparameters, except those that `optax.inject_hyperparams` keeps in the state and that do not
-    follow a schedule of optax. These may be set and scheduled, `learning_rate` as `lr`.
+    follow an optax schedule. These may be set and scheduled, `learning_rate` as `lr`.
+
+    >>> from_optax(optax.inject_hyperparams(optax.sgd)(learning_rate=0.5)).defaults
+    {'lr': 0.5}
     """
     if isinstance(transformation, optax.MultiSteps):
         transformation = transformation.gradient_transformation()
@@ -52,17 +55,8 @@ def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) 
     return Optimizer("optax", defaults, parts, tuple(defaults), per_parameter=(), whole_tensor=True)
 
 
-def register(factory: Factory) -> None:
-    """Register a factory of optax under its own name, with its own arguments.
-
-    Args:
-      factory: a function from settings, usually with `learning_rate`, to a gradient transformation.
-    """
-    OPTIMIZERS.register_module()(from_factory(factory))
-
-
 def from_factory(factory: Factory) -> Callable[..., Optimizer]:
-    """Return a function with the arguments of `factory` that builds an `Optimizer`; its floats are hyperparameters."""
+    """Return a function with the arguments of `factory` that builds an `Optimizer`; floats are hyperparameters."""
     signature = inspect.signature(factory)
 
     @functools.wraps(factory)
@@ -102,13 +96,13 @@ def _ranges(
     eps: NonNegative,
     eps_root: NonNegative,
 ) -> None:
-    """Annotate the arguments that mean the same in all optimizers of optax, which takes any number."""
+    """Annotate the arguments that mean the same in all of optax's optimizers, which take any number."""
 
 
 def _set_hyperparams(
     tx: optax.GradientTransformationExtraArgs, hyperparams: Mapping[str, Any]
 ) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation of `optax.inject_hyperparams` with these hyperparameters, not kept in its state."""
+    """Return a transformation of `optax.inject_hyperparams` with these hyperparameters, not kept in the state."""
 
     def remove(state: Any) -> Any:
         return state._replace(hyperparams={k: v for k, v in state.hyperparams.items() if k not in hyperparams})
@@ -136,7 +130,5 @@ def _find_injected_hyperparams(tx: optax.GradientTransformation) -> dict[str, fl
     return {k: float(v) for k, v in state.hyperparams.items() if k not in state.hyperparams_states and v.ndim == 0}
 
 
-for _name in OPTAX_NAMES:
-    register(getattr(optax, _name))
-for _name in OPTAX_CONTRIB_NAMES:
-    register(getattr(optax.contrib, _name))
+for _factory in (*(getattr(optax, n) for n in OPTAX_NAMES), *(getattr(optax.contrib, n) for n in OPTAX_CONTRIB_NAMES)):
+    OPTIMIZERS.register_module()(from_factory(_factory))

@@ -1,4 +1,4 @@
-"""Optimizers before they know their parameters: group settings, and a function that builds the chain.
+"""Optimizers before the parameters are known: group settings, and a function that builds the chain.
 
 No part of a chain closes over a hyperparameter. The chain is built while tracing, from traced hyperparameters, as in
 `optax.inject_hyperparams`, so that schedules change them without recompilation.
@@ -24,7 +24,7 @@ P = ParamSpec("P")
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """An optimizer: its chain, and the settings of its parameter groups.
+    """An optimizer: a chain, and the settings of the parameter groups.
 
     It is also a gradient transformation: `init` and `update` are those of `OptimWrapper(optimizer).tx`.
 
@@ -140,9 +140,9 @@ def define_optimizer(
 
 
 def rename_optimizer(old: str, factory: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
-    """Register `factory` under its old name too, with a warning.
+    """Register `factory` under the old name too, with a warning.
 
-    A name that differs from one of optax in its case only is easily mistaken for it.
+    A name that differs from optax's only in case is easily mistaken for it.
     """
 
     @functools.wraps(factory)

@@ -80,14 +80,7 @@ class StddevState(NamedTuple):
 
 
 def scale_by_stddev(decay: Any, eps: Any) -> optax.GradientTransformation:
-    """Divide gradients by their standard deviation.
-
-    `optax.scale_by_stddev` returns NaN if rounding makes a variance negative.
-
-    Args:
-      decay: decay for the averages of gradients and squared gradients.
-      eps: added to the standard deviation.
-    """
+    """Divide gradients by the standard deviation plus eps; `optax.scale_by_stddev` may return NaN."""
 
     def init(params: Tree) -> StddevState:
         return StddevState(common.zeros_like(params), common.zeros_like(params))
@@ -95,6 +88,7 @@ def scale_by_stddev(decay: Any, eps: Any) -> optax.GradientTransformation:
     def update(grads: Tree, state: StddevState, params: Tree = None) -> tuple[Tree, StddevState]:
         mu = common.moving_average(state.mu, decay, grads)
         nu = common.moving_average_of_squares(state.nu, decay, grads)
+        # rounding can make a variance negative, hence the maximum
         updates = jax.tree.map(lambda g, m, v: g / (jnp.sqrt(jnp.maximum(v - m * m, 0)) + eps), grads, mu, nu)
         return updates, StddevState(mu, nu)
 
@@ -112,14 +106,9 @@ class RpropState(NamedTuple):
 def scale_by_rprop(
     learning_rate: Any, eta_minus: Any, eta_plus: Any, min_step_size: Any, max_step_size: Any
 ) -> optax.GradientTransformation:
-    """Replace gradients by their sign times a step size; `optax.scale_by_rprop` returns the update of the last step.
+    """Replace gradients by the sign times a step size; `optax.scale_by_rprop` returns the update of the last step.
 
-    Args:
-      learning_rate: initial step size, a number or a tree of numbers like the parameters.
-      eta_minus: multiplies a step size if the gradient's sign has changed.
-      eta_plus: multiplies it if the sign has not changed.
-      min_step_size: smallest step size.
-      max_step_size: largest step size.
+    The arguments are those of `Rprop`; the learning rate may be a tree of numbers like the parameters.
     """
 
     def init(params: Tree) -> RpropState:
@@ -130,7 +119,7 @@ def scale_by_rprop(
             sign = jnp.sign(g * previous)
             factor = jnp.where(sign > 0, eta_plus, jnp.where(sign < 0, eta_minus, 1))
             size = jnp.clip(jnp.where(state.count == 0, lr, size) * factor, min_step_size, max_step_size)
-            g = jnp.where(sign < 0, 0, g)
+            g = jnp.where(sign < 0, 0, g)  # after a sign change this step is skipped, and the next one is not shorter
             return jnp.sign(g) * size, g, size
 
         rates = broadcast_to_params(learning_rate, grads)

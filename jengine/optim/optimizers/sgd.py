@@ -125,11 +125,7 @@ class AveragedSgdState(NamedTuple):
 def averaged_sgd(learning_rate: Any, lambd: Any, alpha: Any, t0: Any) -> optax.GradientTransformation:
     """Descend with a decaying rate and average the parameters in the state; optax has no such transformation.
 
-    Args:
-      learning_rate: a number, or a tree of numbers like the parameters.
-      lambd: parameter decay.
-      alpha: exponent in the rate's decay.
-      t0: the update at which averaging begins.
+    The arguments are those of `ASGD`; the learning rate may be a tree of numbers like the parameters.
     """
 
     def init(params: Tree) -> AveragedSgdState:

@@ -40,6 +40,7 @@ class GroupedChain:
         varying = optimizer.per_parameter
         chains: dict[Any, list[int]] = {}
         for index, group in enumerate(settings):
+            # by repr, because settings such as the mask of an optax optimizer cannot be hashed
             key = repr({k: v for k, v in group.items() if k not in varying}) if varying else index
             chains.setdefault(key, []).append(index)
         self.members = tuple(tuple(groups) for groups in chains.values())
@@ -50,7 +51,7 @@ class GroupedChain:
     def transformation(
         self, before: Parts, wrap: Wrap, layout_of: Callable[[Tree], GroupLayout], hyperparams_of: Callable[[], Any]
     ) -> optax.GradientTransformationExtraArgs:
-        """Return the chain with its hyperparameters in the state, as in `optax.inject_hyperparams`.
+        """Return the chain with the hyperparameters in the state, as in `optax.inject_hyperparams`.
 
         The update takes `hyperparams`, values by name that replace those in the state: float32[] or [G] each; names
         that are not in the state are ignored. An entry `frozen:PATTERN` that is not 0 freezes the parameters whose path
@@ -77,9 +78,9 @@ class GroupedChain:
         ) -> tuple[Tree, GroupHyperparamsState]:  # fmt: skip
             given = hyperparams or {}
             is_known = any(name in state.hyperparams or name.startswith(freeze.PREFIX) for name in given)
-            if given and state.hyperparams and not is_known:
+            if given and state.hyperparams and not is_known:  # most likely PyTorch's names, which would have no effect
                 raise KeyError(f"hyperparams must have one of {sorted(state.hyperparams)}, got {sorted(given)}")
-            values = {
+            values = {  # in the shape of the state, which must not change from step to step
                 name: jnp.broadcast_to(jnp.asarray(given.get(name, old), old.dtype), old.shape)
                 for name, old in jax.tree.map(jnp.asarray, state.hyperparams).items()
             }
@@ -111,7 +112,7 @@ class GroupedChain:
         per_parameter = layout.broadcast({name: hyperparams[self.fields[name][0]] for name in names}, like)
         chains = []
         for index, groups in enumerate(self.members):
-            first = self.settings[groups[0]]
+            first = self.settings[groups[0]]  # the others differ only in what is per parameter
             settings = dict(first)
             for name in self.dynamic_by_chain[index]:
                 if name in per_parameter:
@@ -147,7 +148,7 @@ def _field_names(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _named_chain(*parts: tuple[str, optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:
-    """Return `optax.named_chain` with its state in a dict, which JAX flattens in C++, unlike an OrderedDict."""
+    """Return `optax.named_chain` with the state in a dict, which JAX flattens in C++, unlike an OrderedDict."""
     chain = optax.named_chain(*parts)
 
     def update(grads: Tree, state: Tree, params: Tree = None, **extra: Any) -> tuple[Tree, Tree]:

@@ -7,8 +7,8 @@ from typing import Any
 from jengine import paths
 from jengine.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.model.model import Model
-from jengine.optim.optimizers.build import build_optimizer, reject_trailing_comma
 from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.optimizers.optimizer_builder import build_optimizer, reject_trailing_comma
 from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree, names_norm
 from jengine.optim.param_groups.paramwise_cfg import check_custom_fields, check_rules, parse_custom_keys
 from jengine.optim.wrapper import OptimWrapper
@@ -70,20 +70,16 @@ class DefaultOptimWrapperConstructor:
     custom_fields: tuple[str, ...] = ()
 
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
-        reject_trailing_comma(optim_wrapper_cfg, "an optimizer wrapper")
-        reject_trailing_comma(paramwise_cfg, "paramwise_cfg")
-        if not hasattr(optim_wrapper_cfg, "items"):
-            raise TypeError(f"an optimizer wrapper must be a dict, got {type(optim_wrapper_cfg).__name__}")
         if "optimizer" not in optim_wrapper_cfg:
             raise ArgumentError(f"an optimizer wrapper must have an 'optimizer', got {sorted(optim_wrapper_cfg)}")
-        if paramwise_cfg is not None and not hasattr(paramwise_cfg, "items"):
-            raise TypeError(f"`paramwise_cfg` must be a dict, got {type(paramwise_cfg).__name__}: {paramwise_cfg!r}")
         self.optim_wrapper_cfg = dict(optim_wrapper_cfg)
         self.optimizer_cfg = as_config(self.optim_wrapper_cfg.pop("optimizer"))
         with config_path("optimizer"):
             reject_trailing_comma(self.optimizer_cfg, "an optimizer")
         self.paramwise_cfg = {} if paramwise_cfg is None else dict(paramwise_cfg)
-        settings = self._optimizer_settings()
+        settings = self.optimizer_cfg  # as written: defaults are read when parameters are known
+        if not hasattr(settings, "items"):
+            settings = settings.defaults if isinstance(settings, Optimizer) else {}
         self.base_lr: Any = settings.get("lr", settings.get("learning_rate"))
         self.base_wd: Any = settings.get("weight_decay")
         self.unmatched: list[str] = []
@@ -91,12 +87,7 @@ class DefaultOptimWrapperConstructor:
         self._validate_cfg()
 
     def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> OptimWrapper:
-        """Build the wrapper.
-
-        Args:
-          model: parameters, or an object with parameters, see `get_params`; without rules also a `Model` before `init`.
-          module_types: dotted module path -> class name.
-        """
+        """Build the wrapper; the arguments are those of `get_params`, without rules also a `Model` before `init`."""
         if not self.paramwise_cfg and isinstance(model, Model) and not hasattr(model, "params"):
             return self.wrap(None, None)
         params, types = get_params(model, module_types)
@@ -142,15 +133,13 @@ class DefaultOptimWrapperConstructor:
     def wrap(self, params: Any, groups: list[dict[str, Any]] | None) -> OptimWrapper:
         """Return the configured wrapper.
 
-        Args:
-          params: the parameters; None if they are unknown until `wrapper.init(params)`.
-          groups: the parameter groups; None for one group with all parameters.
+        `params` is None if they are unknown until `wrapper.init(params)`, `groups` for one group with all parameters.
         """
         optimizer = build_optimizer(self.optimizer_cfg)
         if groups is not None:
             optimizer = optimizer.with_groups(groups)
         wrapper = OPTIM_WRAPPERS.build({"type": "OptimWrapper", **self.optim_wrapper_cfg}, optimizer=optimizer)
-        wrapper.grouped.unmatched = self.unmatched
+        wrapper.grouped.unmatched = self.unmatched  # for the group table
         if params is not None:
             wrapper.grouped.bind(params)
         return wrapper
@@ -191,7 +180,7 @@ class DefaultOptimWrapperConstructor:
     def custom_settings(self, path: str) -> dict[str, Any]:
         """Return the settings from the longest custom key that matches a parameter; empty if none matches."""
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
-        for key in sorted(sorted(custom_keys), key=len, reverse=True):
+        for key in sorted(sorted(custom_keys), key=len, reverse=True):  # as MMEngine: the longest first, then by name
             if any(key in alias for alias in paths.path_aliases(path)):
                 self.matched.add(key)
                 rule = dict(custom_keys[key])
@@ -231,7 +220,7 @@ class DefaultOptimWrapperConstructor:
             if key in applying:
                 settings["lr"] = self.base_lr * cfg[key]
                 patterns = [key]
-        decay = next((key for key in applying if key.endswith("decay_mult")), None)
+        decay = next((key for key in applying if key.endswith("decay_mult")), None)  # in the order of the rules above
         if decay is not None and self.base_wd is not None:
             settings["weight_decay"] = self.base_wd * cfg[decay]
             patterns.append(decay)
@@ -245,11 +234,6 @@ class DefaultOptimWrapperConstructor:
         return {**custom, **typed, "patterns": (*custom.get("patterns", ()), *typed.get("patterns", ()))}
 
     # ------------------------------------------------------------------ config
-
-    def _optimizer_settings(self) -> Mapping[str, Any]:
-        if hasattr(self.optimizer_cfg, "items"):
-            return self.optimizer_cfg
-        return self.optimizer_cfg.defaults if isinstance(self.optimizer_cfg, Optimizer) else {}
 
     def _overrides_rules(self) -> bool:
         return type(self).add_params is not DefaultOptimWrapperConstructor.add_params
@@ -272,13 +256,7 @@ class DefaultOptimWrapperConstructor:
             raise ValueError(f"`optimizer.weight_decay` must be set for {decays[0]}, got none")
 
     def report_unmatched(self, params: Any, types: Mapping[str, str], rules: Sequence[str] = _RULES) -> None:
-        """Warn of custom keys and rules that match no parameter; with `strict` raise a ConfigError.
-
-        Args:
-          params: the parameters.
-          types: dotted module path -> class name, empty if unknown.
-          rules: the rules other than custom keys that are applied.
-        """
+        """Warn of custom keys and applied `rules` that match no parameter; with `strict` raise a ConfigError."""
         leaves = paths.flatten(params)
         names = {alias for path in leaves for alias in paths.path_aliases(path)}
         unmatched: dict[str, str] = {}
@@ -299,12 +277,7 @@ class DefaultOptimWrapperConstructor:
 
 
 def find_overridden_rules(custom: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the rules whose value for a parameter differs from its custom key's.
-
-    Args:
-      custom: settings from the custom key.
-      typed: settings from the other rules, whose names are its `patterns`.
-    """
+    """Return the rules, the `patterns` of `typed`, whose value for a parameter differs from its custom key's."""
     setting = {rule: "lr" if rule.endswith("lr_mult") else "weight_decay" for rule in typed.get("patterns", ())}
     return tuple(rule for rule, name in setting.items() if typed[name] != custom.get(name))
 

@@ -21,11 +21,7 @@ PREFIX = "frozen:"
 
 
 def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> list[Any] | None:
-    """Return for each leaf whether it is frozen, bool[], None if no pattern matches; None without any pattern.
-
-    Raises:
-      ValueError: a pattern that is not part of any path.
-    """
+    """Return for each leaf whether it is frozen, bool[], None if no pattern matches; None without any pattern."""
     names = [name for name in hyperparams if name.startswith(PREFIX)]
     flags: list[Any] = [None] * len(layout.paths)
     for name in names:
@@ -44,14 +40,7 @@ def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> list[An
 def skip_frozen(
     inner: optax.GradientTransformationExtraArgs, layout: GroupLayout, flags: list[Any], chains: Sequence[Sequence[int]]
 ) -> optax.GradientTransformationExtraArgs:
-    """Return `inner` without effect on frozen parameters: zero gradients, zero updates and unchanged state.
-
-    Args:
-      inner: a transformation of the trainable parameters.
-      layout: the parameter groups.
-      flags: whether each leaf is frozen, see `frozen_flags`.
-      chains: the groups that share a chain.
-    """
+    """Return `inner` without effect on leaves with a frozen flag: zero gradients, zero updates and unchanged state."""
 
     def update(grads: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
         updates, new_state = inner.update(_zero_frozen(grads, flags), state, params, **extra)
@@ -67,7 +56,7 @@ def select_state(layout: GroupLayout, flags: list[Any], chains: Sequence[Sequenc
     """
     everything = sorted({group for chain in chains for group in chain})
     flags_by_structure: dict[Any, list[Any]] = {}
-    indices = layout.treedef.unflatten(range(len(layout.paths)))
+    indices = layout.treedef.unflatten(range(len(layout.paths)))  # leaves that tell which flag is theirs
     for groups in (everything, *chains):
         members = layout.select(indices, groups)
         flags_by_structure.setdefault(jax.tree.structure(members), [flags[i] for i in jax.tree.leaves(members)])
@@ -76,7 +65,7 @@ def select_state(layout: GroupLayout, flags: list[Any], chains: Sequence[Sequenc
         """Select the leaves of one part of the optimizer state."""
         treedef: Any = jax.tree.structure(old_part)
         own_flags = flags_by_structure.get(treedef)
-        if own_flags is None:
+        if own_flags is None:  # a count or another value that all parameters share
             return new_part
         leaves = zip(own_flags, jax.tree.leaves(old_part), jax.tree.leaves(new_part), strict=True)
         return treedef.unflatten([_where(flag, a, b) for flag, a, b in leaves])

@@ -1,4 +1,4 @@
-"""Parameter groups on the host: their settings, the hyperparameters of a step, tables and checkpoints.
+"""Parameter groups on the host: settings, the hyperparameters of a step, tables and checkpoints.
 
 What the compiled step does with them is in `chain`.
 """
@@ -24,13 +24,13 @@ COLUMNS = ("group", "patterns", "tensors", "parameters", "lr", "weight decay")
 
 
 class GroupedOptimizer:
-    """The parameter groups of an optimizer, their hyperparameters, and the group of each parameter.
+    """An optimizer's parameter groups, the hyperparameters, and the group of each parameter.
 
     Args:
-      optimizer: the optimizer with its groups; without any, one group with all parameters.
+      optimizer: the optimizer with groups; without any, one group with all parameters.
 
     Attributes:
-      param_groups: the groups; their hyperparameters may be set between two steps.
+      param_groups: the groups; hyperparameters may be set between two steps.
       base_param_settings: with more than one group, a group with the optimizer's own settings; None otherwise.
       unmatched: config keys that match no parameter, for the table.
     """
@@ -43,11 +43,11 @@ class GroupedOptimizer:
         if optimizer.groups is not None:
             self.param_groups = [_build_group(optimizer.defaults, settings) for settings in optimizer.groups]
             self._members = [group.paths for group in self.param_groups]
-        is_single = len(self.param_groups) == 1
+        is_single = len(self.param_groups) == 1  # then the group itself has the optimizer's own settings
         self.base_param_settings = None if is_single else ParamGroup(optimizer.defaults, paths=())
         self._initial = [{name: group[name] for name in optimizer.defaults} for group in self.param_groups]
         self._chain = GroupedChain(optimizer, self._initial)
-        plain = (bool, int, float, str, tuple, type(None))
+        plain = (bool, int, float, str, tuple, type(None))  # what == compares without a surprise, unlike arrays
         watched = [name for name, value in optimizer.defaults.items() if isinstance(value, plain)]
         self._watched = [(name, operator.itemgetter(name)) for name in watched]
         self._dtype: Any = np.float32
@@ -70,12 +70,12 @@ class GroupedOptimizer:
           TypeError: a trainable leaf that is not floating. ValueError: groups that do not fit the tree.
         """
         treedef = jax.tree.structure(params)
-        if treedef not in self._layouts:
+        if treedef not in self._layouts:  # matches all paths: once per structure
             self._layouts[treedef] = assign_groups(params, self._members)
         return self._layouts[treedef]
 
     def map_groups(self, params: Tree, function: Callable[[ParamGroup], float]) -> Tree:
-        """Return a number for each parameter from its group, float32[] in a tree like `params`, 0 for frozen ones.
+        """Return a number for each parameter from the group, float32[] in a tree like `params`, 0 for frozen ones.
 
         For a parameter whose layers are in several groups it is an array that broadcasts against it.
         """
@@ -90,7 +90,7 @@ class GroupedOptimizer:
         """Set the parameter names and shapes, for tables and `param_settings`; errors as for `layout`."""
         layout = self.layout(params)
         layout.check_stacked(self._chain.members, self.optimizer)
-        self._last_values = {}
+        self._last_values = {}  # the dtype may change
         self._dtype = hyperparams_dtype(layout.trainable(params))
         self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
         if self.optimizer.groups is None:
@@ -183,7 +183,7 @@ class GroupedOptimizer:
         """Return the parameter groups as a table: column names and rows of strings; no rows before `bind`.
 
         There is one row per group, one for frozen parameters if there are any, and one per unmatched key. A parameter
-        whose layers are in several groups counts as a tensor in each, with the elements of its layers in that group.
+        whose layers are in several groups counts as a tensor in each, with the elements in that group.
         """
         if self._layout is None:
             return list(COLUMNS), []

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jengine import paths
 from jengine.errors import ArgumentError, ConfigError, closest
-from jengine.optim.optimizers.build import build_optimizer
+from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.optim.param_groups import layer_depth
 from jengine.optim.param_groups.constructor import (
     DECAY_RULES,
@@ -130,11 +130,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         return self.wrap(params, groups)
 
     def layers(self, names: Sequence[str]) -> tuple[LayerId, int, str]:
-        """Return a function name -> layer, the number of layers, and the expected names for messages.
-
-        Args:
-          names: all parameter names.
-        """
+        """Return from all parameter names a function name -> layer, the number of layers, and the expected names."""
         if self.pattern is not None:
             return *self.pattern.number(names), f"as layer_pattern=r'{self.pattern.pattern}' matches"
         if self.model_type == "vit":
@@ -307,11 +303,7 @@ class LayerDecayOptimizerConstructor(LearningRateDecayOptimizerConstructor):
 
 
 def list_layer_parameters(root: Module, name_of: NameOf) -> list[LayerParameter]:
-    """Return all parameters in model order, stacked ones layer by layer.
-
-    Raises:
-      ValueError: stacked parameters with different numbers of layers.
-    """
+    """Return all parameters in model order, stacked ones layer by layer; raise ValueError if these disagree."""
     parameters: list[LayerParameter] = []
     layers: dict[str, int] = {}
     for module in _list_modules(root):
@@ -349,12 +341,7 @@ def layer_groups(
 
     They are called `layer_ID_decay` and `layer_ID_no_decay`, and have lr, weight_decay, lr_scale and group_name.
 
-    Args:
-      decays: parameters with weight decays.
-      layer_id: name -> layer.
-      scale: layer -> learning rate multiplier.
-      base_lr: the learning rate that the scale multiplies.
-      collapse: use the first non-zero decay in a layer for all parameters in it that decay.
+    With `collapse` the first non-zero decay in a layer is used for all parameters in it that decay.
     """
     groups: dict[Any, dict[str, Any]] = {}
     for parameter, weight_decay, patterns in decays:
@@ -374,11 +361,7 @@ def check_layers(
 ) -> None:
     """Raise ConfigError without layers, or if all parameters are in one, so that all learning rates would be equal.
 
-    Args:
-      parameters: the parameters.
-      layer_id: name -> layer.
-      expected: the expected names, for the message.
-      blocks: number of layers found, None if they are not counted.
+    `blocks` is the number of layers found, None if they are not counted; `expected` names are for the message.
     """
     if blocks != 0 and len({layer_id(parameter.name) for parameter in parameters}) > 1:
         return

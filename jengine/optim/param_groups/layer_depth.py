@@ -19,7 +19,7 @@ _TOKENS = ("backbone.cls_token", "backbone.mask_token", "backbone.pos_embed")
 class LayerPattern:
     """Numbering of layers: 0 for the stem, then the layers that match the pattern, then everything else.
 
-    The pattern is searched in the Flax path and in its torch alias; the first match is used. Each group matches a
+    The pattern is searched in the Flax path and in the torch alias; the first match is used. Each group matches a
     number: `layers_(\\d+)` numbers one series of layers, `stages_(\\d+)\\.blocks_(\\d+)` blocks within stages, and with
     `encoder_(\\d+)|decoder_(\\d+)` the first series comes before the second. Layers are counted from the parameters.
 
@@ -46,12 +46,8 @@ class LayerPattern:
             )
 
     def key(self, name: str) -> LayerKey | None:
-        """Return the numbers that identify the layer of the parameter `name`; None outside the layers.
-
-        Raises:
-          ConfigError: a group matched text that is not a number.
-        """
-        for alias in (name, paths.torch_alias(name)):
+        """Return the numbers that identify a parameter's layer; None outside the layers."""
+        for alias in (name, paths.torch_alias(name)):  # patterns may come from either world
             match = self._layer.search(alias)
             groups = [(i, text) for i, text in enumerate(match.groups()) if text] if match else []
             if groups:
@@ -65,11 +61,7 @@ class LayerPattern:
         return None
 
     def number(self, names: Iterable[str]) -> tuple[Callable[[str], int], int]:
-        """Return a function name -> layer for a model, and the number of layers, including stem and head.
-
-        Args:
-          names: parameter names, one for each layer of a stacked parameter.
-        """
+        """Return a function name -> layer for these parameters, and the number of layers, including stem and head."""
         keys = sorted({key for name in names if (key := self.key(name)) is not None})
         depth = {key: index for index, key in enumerate(keys, start=1)}
 
@@ -85,11 +77,8 @@ class LayerPattern:
     def find_stacked(self, parameters: Mapping[str, Parameter]) -> dict[str, Callable[[int], str]]:
         """Find the parameters in which `nn.scan` stacks all layers.
 
-        A module is stacked if the pattern matches its name followed by a number, and all parameters below it have an
+        A module is stacked if the pattern matches the name followed by a number, and all parameters below it have an
         additional first axis, of equal length.
-
-        Args:
-          parameters: parameters by path.
 
         Returns:
           Path -> function from i to the name that layer i would have in a model without stacking.
@@ -194,7 +183,7 @@ def _parse_number(name: str, prefix: str) -> int | None:
 
 def _parse_block(name: str) -> int | None:
     """Return i for `backbone.stages.0.blocks.i`; None for other parts of a stage, such as a downsampling."""
-    block = name.split(".")[4:5]
+    block = name.split(".")[4:5]  # after backbone, stages, 0, blocks
     return int(block[0]) if block and block[0].isdigit() else None
 
 
@@ -210,6 +199,6 @@ def _insert_number(module: str, separator: str, suffix: str) -> Callable[[int], 
 
 
 def _has_layer_axis(parameter: Parameter) -> bool:
-    """Return whether a parameter has more axes than its name needs in a single layer."""
+    """Return whether a parameter has more axes than a single layer needs, by name."""
     axes = {"kernel": 2, "embedding": 2, "bias": 1, "scale": 1}
     return parameter.ndim > axes.get(parameter.path.rpartition(".")[2], 0)

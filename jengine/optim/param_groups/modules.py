@@ -58,7 +58,7 @@ class Module:
         """Return whether it is a batch, instance, group or layer norm; as in MMEngine, RMSNorm is not included."""
         if self.type is not None:
             return any(self.type.startswith(norm) for norm in _NORMS)
-        leaves = self.parameters
+        leaves = self.parameters  # a bare pytree: names and shapes have to tell
         if not leaves or any(p.ndim != 1 for p in leaves.values()) or _RMS_NAME.search(_last_name(self.path)):
             return False
         return names_norm(_last_name(self.path)) or set(leaves) in _NORM_LEAVES
@@ -75,7 +75,7 @@ class Module:
         return self.is_conv() and self.parameters["kernel"].shape[2] == 1
 
     def is_deformable_conv(self) -> bool:
-        """Return whether it is a deformable convolution, by its class name."""
+        """Return whether it is a deformable convolution, by class name."""
         return self.type is not None and "DeformConv" in self.type
 
 
@@ -156,7 +156,7 @@ def _last_name(path: str) -> str:
 
 
 def _iterate_paths(tree: Any, prefix: str = "") -> Iterator[str]:
-    """Yield all node paths, with dicts in insertion order, which is the model's; JAX sorts their keys."""
+    """Yield all node paths, with dicts in insertion order, which is the model's; JAX sorts keys."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             path = f"{prefix}.{key}" if prefix else str(key)

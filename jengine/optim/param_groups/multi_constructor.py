@@ -5,7 +5,7 @@ from typing import Any
 
 from jengine import paths
 from jengine.errors import config_path
-from jengine.optim.optimizers.build import reject_trailing_comma
+from jengine.optim.optimizers.optimizer_builder import reject_trailing_comma
 from jengine.optim.param_groups.modules import get_params
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
@@ -42,7 +42,7 @@ class MultiOptimWrapperConstructor:
         self.paramwise_cfg = paramwise_cfg
 
     def configs(self) -> dict[str, Any]:
-        """Return by name the built wrapper, or the config for its constructor."""
+        """Return by name the built wrapper, or the config for the constructor."""
         rules = {} if self.paramwise_cfg is None else {"paramwise_cfg": self.paramwise_cfg}
 
         def config(cfg: Any) -> Any:
@@ -53,7 +53,7 @@ class MultiOptimWrapperConstructor:
 
     def check_rules(self) -> None:
         """Check the rules of every wrapper, for which no parameters are needed."""
-        from jengine.optim.build import check
+        from jengine.optim.wrapper_builder import check
 
         for name, cfg in self.configs().items():
             with config_path(name):
@@ -65,7 +65,7 @@ class MultiOptimWrapperConstructor:
         Raises:
           ValueError: a module without parameters, or one in several wrappers.
         """
-        from jengine.optim.build import construct  # its module imports the wrappers first
+        from jengine.optim.wrapper_builder import construct  # its module imports the wrappers first
 
         params, types = get_params(model, module_types)
         wrappers: dict[str, Any] = {}
@@ -84,7 +84,7 @@ class MultiOptimWrapperConstructor:
                         )
                     owners[path] = name
                 wrappers[name] = construct(selected, wrapper_cfg, types)
-                wrappers[name].grouped.restrict(selected)
+                wrappers[name].grouped.restrict(selected)  # it receives all parameters, and must not train the others
         return OptimWrapperDict(**wrappers)
 
 

@@ -1,6 +1,6 @@
 """Parameter groups: the settings that they share, and the group of each parameter.
 
-A leaf belongs to one group, or to one group for each index along its first axis (layers stacked by `nn.scan`), or to
+A leaf belongs to one group, or to one group for each index along the first axis (layers stacked by `nn.scan`), or to
 no group: then it is frozen. Frozen leaves are None in the trees that the chain receives, so they have no state.
 """
 
@@ -90,7 +90,7 @@ class GroupLayout:
 
         Args:
           hyperparams: by name float[] for all leaves, or float[G].
-          like: the parameters; a stacked one gets a vector along its first axis, shaped to broadcast.
+          like: the parameters; a stacked one gets a vector along the first axis, shaped to broadcast.
 
         Returns:
           By name the value itself if it is a scalar, else a tree of scalars and vectors, None for frozen leaves.
@@ -104,15 +104,7 @@ class GroupLayout:
         return {name: for_leaves(values) for name, values in _unstack_groups(hyperparams).items()}
 
     def check_stacked(self, chains: Sequence[Sequence[int]], optimizer: Any) -> None:
-        """Check that the optimizer supports the groups of stacked layers.
-
-        Args:
-          chains: the groups that share a chain.
-          optimizer: the `Optimizer`.
-
-        Raises:
-          ValueError: the layers of a tensor are in different groups, which the optimizer does not support.
-        """
+        """Raise ValueError if a tensor's layers are in groups that the `Optimizer` and its chains do not support."""
         for path, group in zip(self.paths, self.groups, strict=True):
             if not isinstance(group, tuple):
                 continue
@@ -144,6 +136,7 @@ def assign_groups(params: Tree, members: Sequence[Sequence[str] | None]) -> Grou
     if len(leaves) != treedef.num_leaves:
         raise ValueError("two parameters have the same dotted path: keys must not contain dots")
     member: dict[str, Any] = {}
+    # optax.masked and optax.partition leave out parameters, so that a missing path is no typo
     is_partial = not leaves or any(_is_masked(node) for node in jax.tree.leaves(params, is_leaf=_is_masked))
     for index, group_paths in enumerate(members):
         for group_path in leaves if group_paths is None else group_paths:
@@ -159,6 +152,7 @@ def assign_groups(params: Tree, members: Sequence[Sequence[str] | None]) -> Grou
             if None in member[path]:
                 missing = [i for i, group in enumerate(member[path]) if group is None]
                 raise ValueError(f"all layers of {path!r} must have a group, got none for layers {missing}")
+            # a scalar for the whole tensor is cheaper than a vector along its first axis
             member[path] = member[path][0] if len(set(member[path])) == 1 else tuple(member[path])
     return GroupLayout(treedef, tuple(leaves), tuple(member.get(path) for path in leaves))
 

@@ -3,8 +3,6 @@
 A schedule is a `Rule`, a pure function of the step; `variants` creates the scheduler classes from rules.
 """
 
-from jengine.optim.schedules.build import build_param_schedulers as build_param_schedulers
-from jengine.optim.schedules.build import check_param_schedulers as check_param_schedulers
 from jengine.optim.schedules.resume import check_scheduler_types as check_scheduler_types
 from jengine.optim.schedules.resume import compare_schedulers as compare_schedulers
 from jengine.optim.schedules.resume import list_moved_ends as list_moved_ends
@@ -17,4 +15,6 @@ from jengine.optim.schedules.rules import Rule as Rule
 from jengine.optim.schedules.scheduler import ParamScheduler as ParamScheduler
 from jengine.optim.schedules.scheduler import Schedulers as Schedulers
 from jengine.optim.schedules.scheduler import flatten_schedulers as flatten_schedulers
+from jengine.optim.schedules.scheduler_builder import build_param_schedulers as build_param_schedulers
+from jengine.optim.schedules.scheduler_builder import check_param_schedulers as check_param_schedulers
 from jengine.optim.schedules.variants import *  # noqa: F403

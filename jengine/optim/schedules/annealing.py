@@ -49,7 +49,7 @@ class CosineAnnealingRule(Rule):
         def change(t: int) -> Affine | None:
             if t == 0:
                 return None
-            if (t - 1 - length) % period == 0:
+            if (t - 1 - length) % period == 0:  # at the minimum the distance to it is 0, and so no ratio helps
                 return (1.0, -rebound, rebound)
             ratio = (1.0 + cos(step * t)) / (1.0 + cos(step * (t - 1)))
             return (ratio, 1.0 - ratio, 0.0)
@@ -63,13 +63,13 @@ class CosineAnnealingRule(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class CosineRestartRule(Rule):
-    """Anneal along half a cosine in each period, from its weight times the initial value.
+    """Anneal along half a cosine in each period, from the period's weight times the initial value.
 
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017.
 
     Attributes:
       periods: period lengths, in steps.
-      restart_weights: for each period, what multiplies the initial value at its start.
+      restart_weights: for each period, what multiplies the initial value at the start.
       eta_min: value at the end of a period.
       eta_min_ratio: this value as a fraction of the initial one, instead of `eta_min`.
     """

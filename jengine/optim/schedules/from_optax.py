@@ -33,7 +33,7 @@ class OptaxRule(Rule):
     schedules (`join_schedules`) takes a list of such dicts and functions.
 
     Attributes:
-      schedule: a function from the step to the value, or the name of one in optax as `type`, with its arguments.
+      schedule: a function from the step to the value, or the name of one in optax as `type`, with arguments.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
@@ -56,7 +56,7 @@ class OptaxRule(Rule):
         return [initial / reference for initial in initial_values]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings; a function, which cannot be saved, is replaced by its name and some values."""
+        """Return the settings; a function, which cannot be saved, is replaced by a name and some values."""
         return {"schedule": self._description}
 
     def max_checked(self) -> int:
@@ -81,7 +81,7 @@ def is_function(description: Any) -> bool:
 
 
 def make_schedule(cfg: Any) -> Schedule:
-    """Build an optax schedule from its config.
+    """Build an optax schedule from a config.
 
     >>> make_schedule(dict(type="linear_schedule", init_value=0.0, end_value=1.0, transition_steps=4))(1).item()
     0.25
@@ -138,13 +138,10 @@ def _trace(schedule: Schedule, is_int: bool) -> Any:
 def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[int], float]:
     """Return `schedule` as a function from a step to a Python float.
 
-    It is computed `_BLOCK` steps at a time; step by step, from Python integers, if JAX cannot trace it.
-
-    Args:
-      schedule: the schedule.
-      is_int: whether to pass integers, as in an optax chain; otherwise float64.
+    It is computed `_BLOCK` steps at a time; step by step, from Python integers, if JAX cannot trace it. `is_int` passes
+    integers, as in an optax chain; otherwise float64.
     """
-    if _trace(schedule, is_int) is None:
+    if _trace(schedule, is_int) is None:  # it branches on the step in Python
         return lambda t: float(schedule(t))
     blocks: dict[int, np.ndarray] = {}  # only the current one
     evaluate = jax.jit(jax.vmap(lambda step: jax.numpy.asarray(schedule(step), dtype=float)))
@@ -158,7 +155,7 @@ def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[int], float]:
     def value_at(t: int) -> float:
         number, offset = divmod(t, _BLOCK)
         if number not in blocks:
-            blocks.clear()
+            blocks.clear()  # schedules move forwards
             blocks[number] = compute_block(number)
         return float(blocks[number][offset])
 
@@ -172,7 +169,7 @@ def _has_function(schedule: Any) -> bool:
 
 
 def _describe(schedule: Any) -> Any:
-    """Return `schedule` as JSON-serializable values: functions are replaced by their names and some values."""
+    """Return `schedule` as JSON-serializable values: functions are replaced by names and some values."""
     if callable(schedule):
         values = {}
         with contextlib.suppress(LookupError):  # a function may look up its values in a table that ends

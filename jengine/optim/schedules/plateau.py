@@ -1,6 +1,6 @@
 """Schedules that reduce a value when a validation metric stops improving.
 
-They alone are not functions of the counter: their state is saved in every checkpoint.
+They alone are not functions of the counter: the state is saved in every checkpoint.
 """
 
 import dataclasses
@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from jengine.annotations import Decay, Index, NonNegative
 from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
-from jengine.optim.schedules.rules import Settings
+from jengine.optim.schedules.rules import ScheduleSettings
 from jengine.optim.schedules.scheduler import ParamScheduler, default_group
 
 
 @dataclasses.dataclass(frozen=True)
-class PlateauSettings(Settings):
+class PlateauSettings(ScheduleSettings):
     """Multiply the value by `factor` when a validation metric stops improving.
 
     `patience` and `cooldown` count validations. `min_value` is one number or one per group; the optimizer's own
@@ -91,11 +91,7 @@ class PlateauScheduler(ParamScheduler):
         self.state = PlateauState(best=1e9 if self.settings.rule == "less" else -1e9)
 
     def step(self, metrics: Mapping[str, float] | None = None) -> None:
-        """Count an epoch; or, given validation metrics, check whether to reduce the value.
-
-        Raises:
-          TypeError: `metrics` is not a mapping. KeyError: `metrics` lacks the monitored metric.
-        """
+        """Count an epoch; or, given validation metrics, check whether to reduce the value."""
         if metrics is None:
             self.global_step += 1
             return
@@ -117,7 +113,7 @@ class PlateauScheduler(ParamScheduler):
             self._log_values()
 
     def reduce(self) -> None:
-        """Multiply the value in every scheduled group by `factor`, down to its minimum."""
+        """Multiply the value in every scheduled group by `factor`, down to the minimum."""
         groups = self._groups()
         for index, _, minimum in self._scheduled:
             value = float(groups[index][self.param_name])

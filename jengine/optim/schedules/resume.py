@@ -1,4 +1,7 @@
-"""Save, load, compare and replay the schedulers of a run."""
+"""Save, load, compare and replay the schedulers of a run.
+
+`schedulers` are the built ones, `state` is a result of `schedulers_state_dict`.
+"""
 
 from typing import Any
 
@@ -25,10 +28,6 @@ def compare_schedulers(schedulers: Schedulers, state: Any) -> list[str]:
     The end of a schedule without `end` is the run's and is not compared. Neither are initial values, which belong to
     the optimizer.
 
-    Args:
-      schedulers: the built schedulers.
-      state: the result of `schedulers_state_dict`.
-
     Raises:
       ConfigError: the checkpoint has schedulers for other optimizers.
     """
@@ -43,12 +42,7 @@ def compare_schedulers(schedulers: Schedulers, state: Any) -> list[str]:
 
 
 def list_moved_ends(schedulers: Schedulers, state: Any) -> list[str]:
-    """Return one line for each schedule without `end` whose end moves, because the run has another length.
-
-    Args:
-      schedulers: the built schedulers.
-      state: the result of `schedulers_state_dict`.
-    """
+    """Return one line for each schedule without `end` whose end moves, because the run has another length."""
     lines = []
     for path, chain, states in _pair_chains(schedulers, state):
         for index, (scheduler, saved) in enumerate(zip(chain, states, strict=False)):
@@ -60,11 +54,10 @@ def list_moved_ends(schedulers: Schedulers, state: Any) -> list[str]:
 
 
 def load_schedulers_state_dict(schedulers: Schedulers, state: Any, *, settings: str = "checkpoint") -> bool:
-    """Load the counters of a checkpoint, and its settings. Load the optimizer wrapper's state first.
+    """Load the counters and settings of a checkpoint. Load the optimizer wrapper's state first.
 
     Args:
-      schedulers: the built schedulers.
-      state: the result of `schedulers_state_dict`.
+      schedulers, state: see above.
       settings: which settings to use if config and checkpoint differ: 'checkpoint' or 'config'. A schedule without
         `end`, here and in the checkpoint, ends with this run.
 
@@ -94,15 +87,7 @@ def load_schedulers_state_dict(schedulers: Schedulers, state: Any, *, settings: 
 
 
 def check_scheduler_types(schedulers: Schedulers, state: Any) -> None:
-    """Check that the settings of a checkpoint can be loaded into the schedulers of a config.
-
-    Args:
-      schedulers: the built schedulers.
-      state: the result of `schedulers_state_dict`.
-
-    Raises:
-      ConfigError: another number or other types of schedulers.
-    """
+    """Raise ConfigError unless the checkpoint has the same number and types of schedulers, which can be loaded."""
     for path, chain, states in _pair_chains(schedulers, state):
         if len(chain) != len(states):
             raise ConfigError(
@@ -133,7 +118,7 @@ def check_values(schedulers: Schedulers, *, iters: int | None, epochs: int | Non
       epoch_length: iterations per epoch; None if unknown.
 
     Raises:
-      ConfigError: a value outside its hyperparameter's range.
+      ConfigError: an illegal value.
     """
     chain = flatten_schedulers(schedulers)
     if not chain or any(not is_built_in(type(s)) or s.last_step > 0 for s in chain):

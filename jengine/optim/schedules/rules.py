@@ -6,7 +6,7 @@ At each step a schedule applies an affine map to the current value of a paramete
 
 where `initial` is the group's initial value, `target` is a group constant (for example a cosine's minimum), and
 `(a, b, c)` depend on the step only. Schedules that multiply the current value can be chained; schedules that set the
-value have `a = 0`. A rule is a frozen dataclass: its fields are the settings in a config, and `bind` returns the
+value have `a = 0`. A rule is a frozen dataclass: the fields are the settings in a config, and `bind` returns the
 function from the step to `(a, b, c)`.
 """
 
@@ -24,7 +24,7 @@ INF = 10**9  # MMEngine's "no end"; a conversion to iterations leaves it unchang
 StepFunction = Callable[[int], Affine | None]  # from the number of steps since `begin`; None keeps the value
 
 
-class Settings:
+class ScheduleSettings:
     """Settings of a schedule family, the fields of a frozen dataclass.
 
     `epoch_units` names the settings that count steps, which a conversion from epochs to iterations scales; None if the
@@ -48,8 +48,8 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule(Settings):
-    """Pure function of the step, with its settings: how a value changes at each step.
+class Rule(ScheduleSettings):
+    """Pure function of the step, with settings: how a value changes at each step.
 
     >>> change = StepRule(step_size=2, gamma=0.5).bind(num_steps=10)
     >>> [change(step) for step in range(3)]

@@ -16,7 +16,7 @@ from jengine.optim.schedules.rules import INF, Affine
 Group = MutableMapping[str, Any]  # a parameter group: host numbers by name
 _LOGGER = logging.getLogger("jengine")
 _MAX = 3.4028235e38  # of float32, the dtype of hyperparameters on the device
-_ROUNDING = 1e-12
+_ROUNDING = 1e-12  # a product of ratios may end just below 0
 _RANGES = {"lr": (-_ROUNDING, _MAX), "weight_decay": (-_ROUNDING, _MAX), "momentum": (-_ROUNDING, 1 + _ROUNDING)}
 
 
@@ -115,6 +115,7 @@ class ParamScheduler:
         self.epoch_length: int | None = None
         self._lowest, self._highest = _RANGES.get(param_name, (-_MAX, _MAX))
         default = default_group(optimizer)
+        # with several groups, the optimizer's own settings are one more group, so that multipliers keep a reference
         is_separate = not any(group is default for group in optimizer.param_groups)
         self._default_group = default if is_separate else None
         self.base_values = self._record_initial_values(resumed=last_step > -1)
@@ -237,9 +238,6 @@ class ParamScheduler:
             `replay_schedulers` then sets the values that these settings give). A schedule that ends with the run, here
             and in `state`, keeps this run's end. One that is converted from epochs of another length keeps its
             settings.
-
-        Raises:
-          ConfigError: the state belongs to another type of scheduler, whose settings cannot be loaded.
         """
         self.global_step = state["global_step"]
         self.last_step = state["last_step"]
@@ -296,7 +294,7 @@ class ParamScheduler:
         return f"{type(self).__name__}({self.settings}, begin={self.begin}, end={self.end}, by_epoch={self.by_epoch})"
 
     def _bind(self) -> None:
-        """Compute what depends on the settings only: the scheduled groups with their targets."""
+        """Compute what depends on the settings only: the scheduled groups with targets."""
         groups = self._groups()
         if len(groups) != len(self.base_values):
             raise ConfigError(

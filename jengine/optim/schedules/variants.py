@@ -31,7 +31,7 @@ def make_scheduler(
 
     Args:
       name: class name.
-      family: frozen dataclass for the settings, a `Rule`; its fields become arguments of the class.
+      family: frozen dataclass for the settings, a `Rule`; the fields become arguments of the class.
       param_name: the value to schedule; None to make it an argument.
       base: the base class, which defines `step`.
       by_epoch: default of the argument `by_epoch`.

@@ -83,7 +83,7 @@ def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue |
 
     Raises:
       ArgumentError: an empty dict, or only a type. TypeError: not a dict, or a value that is not a number.
-      ValueError: an unknown type or key, keys of both types, or a value outside its range. A threshold of 0 is one: it
+      ValueError: an unknown type or key, keys of both types, or an illegal value, such as a threshold of 0, which
         would stop training.
     """
     if cfg is None:

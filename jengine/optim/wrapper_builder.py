@@ -8,8 +8,8 @@ import optax
 
 from jengine.config import resolve
 from jengine.errors import config_path
-from jengine.optim.optimizers.build import reject_trailing_comma
 from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.optimizers.optimizer_builder import reject_trailing_comma
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
@@ -42,7 +42,7 @@ def build_optim_wrapper(
       The result of the constructor: an OptimWrapper, or an OptimWrapperDict.
 
     Raises:
-      TypeError: no parameters are given, such as a Model before its `init`.
+      TypeError: no parameters are given, such as a Model before `init`.
       ArgumentError, KeyError, TypeError, ValueError: an invalid config.
     """
     with config_path("optim_wrapper"):
@@ -65,7 +65,7 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
 
 
 def check_optim_wrapper(cfg: Any) -> None:
-    """Check the form of an optimizer wrapper's config and its parameter-wise rules, which need no parameters."""
+    """Check an optimizer wrapper config and the parameter-wise rules, for which no parameters are needed."""
     with config_path("optim_wrapper"):
         check(cfg)
 

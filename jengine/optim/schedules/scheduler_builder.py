@@ -1,4 +1,4 @@
-"""Build the schedulers of a run from the `param_scheduler` of its config."""
+"""Build the schedulers of a run from the config's `param_scheduler`."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -51,8 +51,8 @@ def build_param_schedulers(
       A list; for several optimizers a dict of lists. With `cfg` None they are empty.
 
     Raises:
-      ConfigError, KeyError, TypeError: an entry of the config is illegal; the message contains its path. ConfigError: a
-        value of the run is outside its range, such as a negative learning rate.
+      ConfigError, KeyError, TypeError: an entry of the config is illegal; the message contains the path. ConfigError: a
+        value in the run is illegal, such as a negative learning rate.
     """
     built = _build(cfg, wrapper, _RunLength(max_epochs, max_iters, epoch_length, by_epoch_loop))
     with config_path("param_scheduler"):
@@ -223,7 +223,7 @@ def _check_total_steps(scheduler: ParamScheduler, run: _RunLength) -> None:
 
 
 def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
-    """Raise ConfigError if an optax schedule, which sets its value, overlaps with another schedule for that value."""
+    """Raise ConfigError if an optax schedule, which sets a value, overlaps with another schedule for it."""
 
     def active_range(scheduler: ParamScheduler) -> tuple[float, float]:
         """Return begin and end, in iterations if the epoch length is known."""
