@@ -151,7 +151,7 @@ def escape_control(text: str) -> str:
 
 def escape_name(name: str) -> str:
     """Escape control characters and newlines in a name, so that it cannot add lines to a log."""
-    return escape_control(name).replace("\n", "\\n")
+    return name if name.isprintable() else escape_control(name).replace("\n", "\\n")
 
 
 class _Formatter(logging.Formatter):

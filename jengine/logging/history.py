@@ -179,7 +179,7 @@ def _newest(values: "collections.deque[Number]", size: int | None) -> "list[Numb
     """Return the newest `size` entries, oldest first; at most all that are kept."""
     if size is None or size >= len(values):
         return list(values)
-    return [values[i] for i in range(-size, 0)]
+    return [values[i] for i in range(-size, 0)]  # near the end, a deque is as fast as a list
 
 
 for _method in (HistoryBuffer.mean, HistoryBuffer.max, HistoryBuffer.min, HistoryBuffer.current):
