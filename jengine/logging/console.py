@@ -61,7 +61,7 @@ def build_logger(
         logger.addHandler(handler)
     logger.setLevel(level_number if log_file is None else min(level_number, logging.DEBUG))
     logger.propagate = False
-    _loggers.pop(name, None)
+    _loggers.pop(name, None)  # the newest logger is the last entry
     _loggers[name] = logger
     return logger
 

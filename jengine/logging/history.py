@@ -63,9 +63,9 @@ class HistoryBuffer:
     def extend(self, values: Sequence[float], count: int = 1) -> None:
         """Append several values that are already checked, each the sum over `count` samples."""
         num_values = len(values)
-        if count != 1 and self._counts is None:
+        if count != 1 and self._counts is None:  # the first value with several samples
             self._counts = collections.deque([1] * len(self._values), self._capacity)
-        self._values.extend(map(float, values))
+        self._values.extend(map(float, values))  # integer metrics are shown as floats too
         if self._counts is not None:
             self._counts.extend([count] * num_values)
         self._updates += num_values
