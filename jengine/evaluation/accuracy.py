@@ -103,13 +103,13 @@ class Accuracy(BaseMetric):
         if has_classes:
             if max_k > 1:
                 raise ValueError(f"Accuracy: predictions for top-{max_k} must be logits float[B, C], got int[B]")
-            return (predictions != labels).astype(jnp.int32)
+            return (predictions != labels).astype(jnp.int32)  # rank 0 is the top one
         num_classes = predictions.shape[1]
         if max_k > num_classes:
             raise ValueError(f"Accuracy: `topk` must be at most {num_classes}, the number of classes, got {self.topk}")
         classes = jnp.arange(num_classes)
-        is_label = classes == labels[:, None]
+        is_label = classes == labels[:, None]  # a mask instead of an index, which would clip invalid labels
         label_logit = jnp.max(jnp.where(is_label, predictions, -jnp.inf), axis=1, keepdims=True)
         is_above = (predictions > label_logit) | ((predictions == label_logit) & (classes < labels[:, None]))
-        is_valid = is_label.any(axis=1) & ~jnp.isnan(predictions).any(axis=1)
+        is_valid = is_label.any(axis=1) & ~jnp.isnan(predictions).any(axis=1)  # NaN would have rank 0
         return jnp.where(is_valid, is_above.sum(axis=1, dtype=jnp.int32), num_classes)

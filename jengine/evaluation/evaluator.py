@@ -91,7 +91,7 @@ class Evaluator:
         """Pass a batch without padding to the host metrics; the arguments have the examples of this process only."""
         if not self.host_metrics:
             return
-        predictions, batch = jax.device_get((predictions, batch))
+        predictions, batch = jax.device_get((predictions, batch))  # in one transfer
         if (mask := get_mask(batch)) is not None:
             batch, predictions = drop_padding((without_mask(batch), predictions), np.asarray(mask, bool))
         for metric in self.host_metrics:
@@ -109,7 +109,7 @@ class Evaluator:
         Raises:
           ValueError: there are no examples, or two results have the same name.
         """
-        examples, metric_states = jax.device_get(state)
+        examples, metric_states = jax.device_get(state)  # the only wait for the device
         if examples == 0:
             raise ValueError(
                 "an evaluation must have at least one example, got none; does the dataloader yield any batches?"

@@ -79,7 +79,7 @@ class MeanLoss(BaseMetric):
 def _sum_and_weight(loss: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
     """Return the summed loss of a batch without padding, and the number or the weight of the examples."""
     if isinstance(loss, tuple):
-        total, weight = loss
+        total, weight = loss  # for example of all tokens
         return jnp.asarray(total), jnp.asarray(weight)
     loss = jnp.asarray(loss)
     mask = example_mask(batch)

@@ -148,13 +148,13 @@ class Sum(NamedTuple):
         total = self.total + value
         sum_is_larger = jnp.abs(self.total) >= jnp.abs(value)
         larger = jnp.where(sum_is_larger, self.total, value)
-        smaller = jnp.where(sum_is_larger, value, self.total)
+        smaller = jnp.where(sum_is_larger, value, self.total)  # its low bits are those that an addition loses
         return Sum(total, self.lost + ((larger - total) + smaller))
 
     def value(self) -> float:
         """Return the sum in double precision, on the host."""
         total, lost = float(self.total), float(self.lost)
-        return total + lost if np.isfinite(total) else total
+        return total + lost if np.isfinite(total) else total  # inf - inf has made `lost` NaN
 
 
 class Mean(NamedTuple):

@@ -66,7 +66,6 @@ class PreciseBNHook(Hook):
         paths = _find_statistics(runner)
         if not paths:
             return
-        assert runner.state is not None
         state = runner.state if runner.strategy.replicas is None else take_first_replica(runner.state)
         loader = runner.train_dataloader.copy_at_epoch(epoch)
         assert loader.batch_size is not None  # known after the first batch of an iterable loader
@@ -123,7 +122,6 @@ class SyncBuffersHook(Hook):
         self._is_synced = False
 
     def _average(self, runner: Runner) -> None:
-        assert runner.state is not None
         model_state = runner.strategy.mean_over_replicas(runner.state.model_state)
         if model_state is not runner.state.model_state:
             runner.state = runner.state.replace(model_state=model_state)
@@ -132,7 +130,6 @@ class SyncBuffersHook(Hook):
 def _find_statistics(runner: Runner) -> list[str]:
     """Return the paths in the model state that hold running statistics."""
     modules = [path for path, kind in runner.model.module_types.items() if "BatchNorm" in kind]
-    assert runner.state is not None
     return [
         path
         for path, leaf in flatten(runner.state.model_state).items()

@@ -301,13 +301,10 @@ class Hook:
 
     def get_triggered_stages(self) -> list[str]:
         """Return the host stages that this hook defines, in the order of `stages`."""
-        own, cls = self.__dict__, type(self)
-        names = {stage: (stage, _SHARED_METHODS.get(stage, stage)) for stage in Hook.stages}
-        return [
-            stage
-            for stage, methods in names.items()
-            if any(name in own or getattr(cls, name) is not getattr(Hook, name) for name in methods)
-        ]
+        methods = {*Hook.stages, *_SHARED_METHODS.values()}
+        cls = type(self)
+        defined = {x for x in methods if x in self.__dict__ or getattr(cls, x) is not getattr(Hook, x)}
+        return [stage for stage in Hook.stages if not defined.isdisjoint((stage, _SHARED_METHODS.get(stage)))]
 
     def get_traced_points(self) -> list[str]:
         """Return the traced points that this hook defines."""

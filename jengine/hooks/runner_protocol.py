@@ -1,7 +1,8 @@
 """Protocols of the Runner and its loops, as hooks see them.
 
 Hooks annotate `runner: Runner` with the protocol below instead of importing `jengine.runner`, which imports them.
-Members are read-only unless a hook may set them.
+Members are read-only unless a hook may set them. The types are those that a hook sees in the stages of training,
+validation or test; what a run does not need, such as the training loop in a test, is None in the other stages.
 """
 # ruff: noqa: D102 - comments describe the members
 
@@ -20,7 +21,7 @@ from jengine.sharding import Strategy
 from jengine.train import TrainState
 from jengine.visualization import Visualizer
 
-MaybeNone = Any  # in a union: None in runs that do not need the object; most hooks can ignore that case
+MaybeNone = Any  # for the Runner, in a union: None in runs that do not need the object
 Loader = DataLoader | IterableLoader
 
 
@@ -74,7 +75,7 @@ class Runner(Progress, Protocol):
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. The next step donates its arrays.
     """
 
-    state: TrainState | MaybeNone
+    state: TrainState
 
     # --- Identity and directories ---
     @property
@@ -98,27 +99,27 @@ class Runner(Progress, Protocol):
     @property
     def model(self) -> Model: ...
     @property
-    def optim_wrapper(self) -> OptimWrapper | OptimWrapperDict | MaybeNone: ...  # built for training only
+    def optim_wrapper(self) -> OptimWrapper | OptimWrapperDict: ...  # built for training only
     @property
-    def param_schedulers(self) -> Schedulers | MaybeNone: ...  # by optimizer if there are several
+    def param_schedulers(self) -> Schedulers: ...  # by optimizer if there are several
     @property
     def hyperparams(self) -> MutableMapping[str, Any]: ...  # step inputs; a new value does not recompile the step
     @property
     def strategy(self) -> Strategy: ...  # places arrays on devices
 
-    # --- Loops and data, None for what the run does not do ---
+    # --- Loops and data ---
     @property
-    def train_loop(self) -> TrainLoop | MaybeNone: ...
+    def train_loop(self) -> TrainLoop: ...
     @property
-    def val_loop(self) -> EvalLoop | MaybeNone: ...
+    def val_loop(self) -> EvalLoop: ...
     @property
-    def test_loop(self) -> EvalLoop | MaybeNone: ...
+    def test_loop(self) -> EvalLoop: ...
     @property
-    def train_dataloader(self) -> Loader | MaybeNone: ...
+    def train_dataloader(self) -> Loader: ...
     @property
-    def val_dataloader(self) -> Loader | MaybeNone: ...
+    def val_dataloader(self) -> Loader: ...
     @property
-    def test_dataloader(self) -> Loader | MaybeNone: ...
+    def test_dataloader(self) -> Loader: ...
 
     # --- Logs ---
     @property

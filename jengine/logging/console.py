@@ -53,15 +53,15 @@ def build_logger(
         if not wait:
             pathlib.Path(log_file).parent.mkdir(parents=True, exist_ok=True)
         handlers.append(_RunFileHandler(log_file, wait))
-    formatter = _Formatter(_FORMAT, "%Y/%m/%d %H:%M:%S")
     for handler in handlers:
-        handler.setFormatter(formatter)
+        formatter = _ShortFormatter if isinstance(handler, _TerminalHandler) else _Formatter
+        handler.setFormatter(formatter(_FORMAT, "%Y/%m/%d %H:%M:%S"))
         handler.addFilter(_is_first_process_or_error)
         handler.addFilter(_RepeatedWarningFilter())
         logger.addHandler(handler)
     logger.setLevel(level_number if log_file is None else min(level_number, logging.DEBUG))
     logger.propagate = False
-    _loggers.pop(name, None)
+    _loggers.pop(name, None)  # the newest logger is the last entry
     _loggers[name] = logger
     return logger
 
@@ -151,11 +151,11 @@ def escape_control(text: str) -> str:
 
 def escape_name(name: str) -> str:
     """Escape control characters and newlines in a name, so that it cannot add lines to a log."""
-    return escape_control(name).replace("\n", "\\n")
+    return name if name.isprintable() else escape_control(name).replace("\n", "\\n")
 
 
 class _Formatter(logging.Formatter):
-    """Formatter that escapes control characters; both handlers share it, and each record is formatted once."""
+    """Formatter that escapes control characters; each record is formatted once for all handlers."""
 
     _second = -1
     _time = ""
@@ -175,10 +175,18 @@ class _Formatter(logging.Formatter):
         return self._time
 
 
+class _ShortFormatter(_Formatter):
+    """Formatter for the terminal, without the year."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of the record."""
+        return super().format(record).partition("/")[2]
+
+
 class _TerminalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            write_line(self.format(record).partition("/")[2], record.levelname)  # without the year
+            write_line(self.format(record), record.levelname)
         except Exception:  # as in all logging handlers: a record that cannot be written does not end the run
             self.handleError(record)
 

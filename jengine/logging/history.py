@@ -63,9 +63,9 @@ class HistoryBuffer:
     def extend(self, values: Sequence[float], count: int = 1) -> None:
         """Append several values that are already checked, each the sum over `count` samples."""
         num_values = len(values)
-        if count != 1 and self._counts is None:
+        if count != 1 and self._counts is None:  # the first value with several samples
             self._counts = collections.deque([1] * len(self._values), self._capacity)
-        self._values.extend(map(float, values))
+        self._values.extend(map(float, values))  # integer metrics are shown as floats too
         if self._counts is not None:
             self._counts.extend([count] * num_values)
         self._updates += num_values
@@ -179,7 +179,7 @@ def _newest(values: "collections.deque[Number]", size: int | None) -> "list[Numb
     """Return the newest `size` entries, oldest first; at most all that are kept."""
     if size is None or size >= len(values):
         return list(values)
-    return [values[i] for i in range(-size, 0)]
+    return [values[i] for i in range(-size, 0)]  # near the end, a deque is as fast as a list
 
 
 for _method in (HistoryBuffer.mean, HistoryBuffer.max, HistoryBuffer.min, HistoryBuffer.current):

@@ -89,7 +89,7 @@ class MessageHub:
     @classmethod
     def get_current_instance(cls) -> "MessageHub":
         """Return the hub created last; the hub called 'jengine' if none exists."""
-        hubs = list(cls._instances.values())
+        hubs = list(cls._instances.values())  # in the order of creation
         return hubs[-1] if hubs else cls.get_instance("jengine")
 
     def start_iteration(self, iteration: int) -> None:
@@ -222,7 +222,7 @@ class MessageHub:
 
         Snapshots share the hub's histories, so you should flush them in the order of creation.
         """
-        pending, self._pending = self._pending, PendingScalars()
+        pending, self._pending = self._pending, PendingScalars()  # the loop goes on without a lock
         self.last_snapshot = self.iteration
         return HubSnapshot(self, pending, dict(self._runtime_info))
 

@@ -45,7 +45,7 @@ class PendingScalars:
         for key, value, step, samples in rows:
             count = samples if isinstance(samples, int) else 1
             segments = self._segments.get(key) or self._segments.setdefault(key, [])
-            if not segments or segments[-1][0] != count:
+            if not segments or segments[-1][0] != count:  # e.g. a last, smaller batch
                 segments.append((count, [], []))
             _, steps, values = segments[-1]
             if isinstance(samples, int):
@@ -62,7 +62,7 @@ class PendingScalars:
         Yields:
           The key, the steps, the values in order, and the number of samples in each.
         """
-        taken, self._segments = self._segments, {}
+        taken, self._segments = self._segments, {}  # segments may end after `step`: their rest is kept
         for key, segments in taken.items():
             for count, steps, values in segments:
                 end = len(steps) if step == math.inf else bisect.bisect_right(steps, step)

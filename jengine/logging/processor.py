@@ -109,7 +109,7 @@ class LogProcessor:
         """
         _check_mode(mode, ("train", "val", "test"))
         scalars = self._compute_statistics(runner.message_hub, batch_idx, mode, self.custom_cfg)
-        tag = self._add_mode_prefix(scalars, mode)
+        tag = self._add_mode_prefix(scalars, mode)  # numbers, for the backends
         if self.by_epoch and mode != "test":
             tag["epoch"] = _current_epoch(runner, mode)
         tag["iter"] = runner.iter + 1 if runner.train_loop is not None else 0
@@ -204,7 +204,7 @@ class LogProcessor:
         return {f"{mode}/{name}": value for name, value in values.items()} if self.log_with_hierarchy else dict(values)
 
     def _format_header(self, runner: _Run, batch_idx: int, mode: Mode) -> str:
-        counts_batches = self.by_epoch or mode != "train"
+        counts_batches = self.by_epoch or mode != "train"  # else iterations of the whole run
         size = _epoch_length(runner, mode) if counts_batches else runner.max_iters
         done = batch_idx + 1 if counts_batches else runner.iter + 1
         progress = f"[{done:>{len(str(size))}}/{size}]  " if size is not None else f"[{done}]  "

@@ -31,7 +31,7 @@ def histogram(values: Any, bins: int = 64) -> Histogram:
     if array.dtype.kind not in _REAL_KINDS:
         raise TypeError(f"`values` of a histogram must be real numbers, got {array.dtype}")
     array = array.astype(np.float64).ravel()
-    array = array[np.isfinite(array)]
+    array = array[np.isfinite(array)]  # np.histogram refuses others
     counts, edges = np.histogram(array, bins)
     mean, std = (float(array.mean()), float(array.std())) if array.size else (math.nan, math.nan)
     return Histogram(counts.astype(np.int64), edges, mean, std)

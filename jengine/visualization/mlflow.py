@@ -138,7 +138,7 @@ class MLflowVisBackend(BaseVisBackend):
         name = metric.key
         if name not in self._logged_steps:
             history = self._client.get_metric_history(self._run_id, name)
-            in_order = sorted(history, key=lambda m: (m.timestamp, m.step))
+            in_order = sorted(history, key=lambda m: (m.timestamp, m.step))  # as they were logged
             self._logged_steps[name] = collections.Counter(m.step for m in in_order[self._counts[name] :])
         is_logged = self._logged_steps[name][metric.step] > 0
         self._logged_steps[name][metric.step] -= is_logged

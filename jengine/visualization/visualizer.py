@@ -84,7 +84,7 @@ class Visualizer:
         """Write a description of `model`; arguments as in `format_graph`."""
         with self._lock:
             backends = self._active_backends()
-            text = format_graph(model, data_batch) if backends else ""
+            text = format_graph(model, data_batch) if backends else ""  # tracing takes a while
             for backend in backends:
                 backend.add_graph(text)
 

@@ -50,7 +50,7 @@ class WandbVisBackend(BaseVisBackend):
             wandb = _import_wandb()
             self.save_dir.mkdir(parents=True, exist_ok=True)
             self._run = self._start_run(wandb)
-            self._run.define_metric("*", step_metric="step")
+            self._run.define_metric("*", step_metric="step")  # instead of its own counter
             for name, summary in self._summaries.items():
                 self._run.define_metric(name, step_metric="step", summary=summary)
             self._write_texts()
