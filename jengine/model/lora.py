@@ -28,19 +28,12 @@ _PROJECTION = re.compile(r"(^|\.)(query|key|value|qkv|[qkv]|[qkv]_proj|qkv_proj)
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Update for the kernels that a rule matches.
-
-    Attributes:
-      rank: update rank.
-      alpha: the update is multiplied by `alpha / rank`; None for `rank`.
-      stacked: number of leading axes along which separate kernels are stacked, as by `nn.scan`.
-      in_axes: number of input axes that follow; by default 1 for query, key and value, else all but the last.
-    """
+    """Update for the kernels that a rule matches."""
 
     rank: Count
-    alpha: Positive | None = None
-    stacked: Index = 0
-    in_axes: Count | None = None
+    alpha: Positive | None = None  # the update is multiplied by `alpha / rank`; None for `rank`
+    stacked: Index = 0  # number of leading axes along which separate kernels are stacked, as by `nn.scan`
+    in_axes: Count | None = None  # input axes that follow; None: 1 for query, key and value, else all but the last
 
 
 @MODELS.register_module()

@@ -1,5 +1,6 @@
 """Losses with one value per example, and a switch between losses that does not recompile."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from jengine.selection import Selector, describe_array, select_array
 
 
 @MODELS.register_module()
+@dataclasses.dataclass(eq=False)
 class CrossEntropy:
     """Softmax cross-entropy with integer labels.
 
@@ -39,19 +41,11 @@ class CrossEntropy:
       ValueError: `label_smoothing` is outside [0, 1).
     """
 
-    def __init__(
-        self,
-        label: Selector = "label",
-        label_smoothing: Decay = 0.0,
-        name: str = "loss",
-        output: Selector | None = None,
-        ignore_index: int | None = None,
-    ) -> None:
-        self.label = label
-        self.label_smoothing = label_smoothing
-        self.name = name
-        self.output = output
-        self.ignore_index = ignore_index
+    label: Selector = "label"
+    label_smoothing: Decay = 0.0
+    name: str = "loss"
+    output: Selector | None = None
+    ignore_index: int | None = None
 
     def __call__(self, outputs: PyTree, batch: PyTree) -> Losses:
         """Return the losses for logits f[B, ..., C]: f32[B, ...].
@@ -85,6 +79,7 @@ class CrossEntropy:
 
 
 @MODELS.register_module()
+@dataclasses.dataclass(eq=False)
 class MeanSquaredError:
     """Squared error, averaged over all axes but the first.
 
@@ -97,10 +92,9 @@ class MeanSquaredError:
       output: the model output; None if the outputs are an array.
     """
 
-    def __init__(self, target: Selector = "target", name: str = "loss", output: Selector | None = None) -> None:
-        self.target = target
-        self.name = name
-        self.output = output
+    target: Selector = "target"
+    name: str = "loss"
+    output: Selector | None = None
 
     def __call__(self, outputs: PyTree, batch: PyTree) -> Losses:
         """Return the losses f32[B] for `outputs` f[B, ...]; ValueError if the targets have another shape."""
