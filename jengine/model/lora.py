@@ -99,7 +99,7 @@ class LoRA(ModelWrapper):
             target = next((target for rule, target in self._targets if _is_updated(path, kernel, rule, target)), None)
             if target is not None:
                 a, b = _init_pair(jax.random.fold_in(keys, index), path, kernel, target)
-                trained |= {path + _A: a, path + _B: b}
+                trained |= {path + _A: a, path + _B: b}  # below the kernel, so that rules find it by the same names
                 scales[path] = jnp.float32((target.alpha or target.rank) / target.rank)
         return paths.nest(trained), {"frozen": paths.nest(frozen), "scale": paths.nest(scales), "state": model_state}
 

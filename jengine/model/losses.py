@@ -69,8 +69,8 @@ class CrossEntropy:
         targets = jax.nn.one_hot(labels, num_classes, dtype=jnp.float32)
         targets = optax.smooth_labels(targets, self.label_smoothing)
         losses = optax.softmax_cross_entropy(at_least_float32(logits), targets)
-        losses = jnp.where((labels >= 0) & (labels < num_classes), losses, jnp.nan)
-        if self.ignore_index is None:
+        losses = jnp.where((labels >= 0) & (labels < num_classes), losses, jnp.nan)  # `one_hot` would give zeros
+        if self.ignore_index is None:  # the step averages over the real examples
             return {self.name: losses}
         is_counted = labels != self.ignore_index
         if (mask := get_mask(batch)) is not None:

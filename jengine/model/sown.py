@@ -40,7 +40,7 @@ class SownValues:
         used = set()
         for name, weight in self._weights.items():
             for collection, path, value in self._find(name, sown, "sown_losses"):
-                used.add((collection, path))
+                used.add((collection, path))  # a value may be selected by its name and by its collection
                 entry = _last(path) if "loss" in _last(path) else f"{_last(path)}_loss"
                 entries.setdefault(entry, []).extend(weight * part for part in _parts(value))
         for entry in entries.keys() & losses.keys():
