@@ -89,7 +89,7 @@ def cast_floating(tree: PyTree, dtype: Any) -> PyTree:
 
 
 def at_least_float32(value: Any) -> jax.Array:
-    """Return an array or a number in float32, or in float64 if that is its dtype, for sums and means."""
+    """Return an array or a number in float32, or in float64 if it has that dtype, for sums and means."""
     array = jnp.asarray(value)
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 

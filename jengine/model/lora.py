@@ -50,7 +50,7 @@ class LoRA(ModelWrapper):
 
     Args:
       model: the model or its config.
-      targets: regular expressions, searched in each dotted parameter path and its torch alias; the first match is used.
+      targets: regular expressions, searched in each dotted parameter path and torch alias; the first match is used.
         Biases, and parameters with fewer than two axes, are not updated. A dict, or a list with pairs, sets `rank`,
         `alpha`, `stacked` or `in_axes` for each rule: `[('attn', dict(rank=4))]`; see `Target`.
       rank: default rank.
@@ -104,7 +104,7 @@ class LoRA(ModelWrapper):
         return paths.nest(trained), {"frozen": paths.nest(frozen), "scale": paths.nest(scales), "state": model_state}
 
     def merge_weights(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
-        """Return the inner model's parameters, with the updates added to the kernels, and its state."""
+        """Return the inner model's parameters, with the updates added to the kernels, and the state."""
         frozen, scales = (paths.flatten(model_state[name]) for name in ("frozen", "scale"))
         return self._unflatten(add_updates(paths.flatten(params), frozen, scales)), model_state["state"]
 

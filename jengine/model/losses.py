@@ -30,7 +30,7 @@ class CrossEntropy:
     {'loss': Array([1.3862944, 1.3862944], dtype=float32)}
 
     Args:
-      label: the batch entry with the class indices, int[B, ...]: its name, index or dotted path.
+      label: name, index or dotted path of the batch entry with the class indices, int[B, ...].
       label_smoothing: fraction of the probability that is distributed over all classes, in [0, 1).
       name: the loss name in the log.
       output: the model output with the logits; None if the outputs are the logits.
@@ -87,7 +87,7 @@ class MeanSquaredError:
     {'loss': Array([1., 1.], dtype=float32)}
 
     Args:
-      target: the batch entry with the targets, shaped like the outputs: its name, index or dotted path.
+      target: name, index or dotted path of the batch entry with the targets, shaped like the outputs.
       name: the loss name in the log.
       output: the model output; None if the outputs are an array.
     """

@@ -142,7 +142,7 @@ class NnxModel(Model):
             return self._module(rngs=nnx.Rngs(rng))
 
     def _merge(self, params: PyTree, model_state: PyTree, rng: jax.Array, *, train: bool) -> tuple[Any, _Structure]:
-        """Return the module, in a mode, and its structure; `rng` seeds the random streams."""
+        """Return the module, in a mode, and the structure; `rng` seeds the random streams."""
         from flax import nnx
 
         if self._structure is None:
