@@ -44,7 +44,7 @@ def require_extra(extra: str, need: str) -> Iterator[None]:
 
 
 class UnknownNameError(KeyError):
-    """Unknown name. Unlike a plain KeyError, it prints its message instead of the message's repr."""
+    """Unknown name. Unlike a plain KeyError, it prints the message instead of the message's repr."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

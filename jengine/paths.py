@@ -109,7 +109,7 @@ def torch_alias(path: str) -> str:
 
 
 def path_aliases(path: str) -> tuple[str, str]:
-    """Return the names that substring rules are matched against: the Flax path and its torch alias.
+    """Return the names that substring rules are matched against: the Flax path and the torch alias.
 
     Names at the root start with a dot, as in MMEngine: the key `.pos_embed` matches `pos_embed` at the root and
     `x.pos_embed` in any module, but not `abs_pos_embed`.
@@ -119,7 +119,7 @@ def path_aliases(path: str) -> tuple[str, str]:
 
 
 def closest_paths(path: str, candidates: Iterable[str]) -> str:
-    """Return a hint '; closest: ...' with up to three of `candidates` or their modules; empty if none is close."""
+    """Return a hint '; closest: ...' with up to three of `candidates` or modules in them; empty if none is close."""
     names: dict[str, None] = {}
     for candidate in candidates:
         parts = candidate.split(".")

@@ -1,7 +1,7 @@
 """Registries: the names in configs for classes and functions.
 
 A registry imports the package with the built-in entries at the first look-up. This keeps `import jengine` fast, and a
-config can use any registered name without importing its module.
+config can use any registered name without importing a module.
 """
 
 import difflib
@@ -164,7 +164,7 @@ class Registry:
         return self._entries.get(key)
 
     def _parse(self, cfg: Any, extra: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """Return a config's class or function, and its arguments."""
+        """Return a config's class or function, and the arguments."""
         if isinstance(cfg, tuple) and len(cfg) == 1:
             raise TypeError(
                 f"{self._name_with_article} must be a dict, got a tuple of one; remove the comma after `dict(...)`"

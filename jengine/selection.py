@@ -87,7 +87,7 @@ def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def describe_tree(tree: Any, tree_name: str) -> str:
-    """Return the entries with their shapes, as a clause: 'the batch has image f32[8,4], label i32[8]'."""
+    """Return the entries with shapes, as a clause: 'the batch has image f32[8,4], label i32[8]'."""
     is_plural = tree_name.endswith("s")
     if not _children(tree):
         return f"the {tree_name} {'are' if is_plural else 'is'} {describe_array(tree)}, without entries"

@@ -43,7 +43,7 @@ class BatchAugment:
 
     def __call__(self, batch: PyTree, rng: jax.Array) -> PyTree:
         """Return the augmented batch."""
-        if self.probs[0] == 1:
+        if self.probs[0] == 1:  # no random choice to compile
             return self.augments[0](batch, rng)
         choice_rng, augment_rng = jax.random.split(rng)
         index = jax.random.choice(choice_rng, len(self.probs), p=jnp.asarray(self.probs))

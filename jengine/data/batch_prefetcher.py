@@ -91,7 +91,7 @@ class _Threads:
         self._fill()
 
     def __next__(self) -> Any:
-        future = self._futures.popleft()
+        future = self._futures.popleft()  # batches come in order, whichever thread is first
         self._fill()
         return future.result()
 

@@ -65,7 +65,7 @@ class BatchStream:
           Exception: raised by the source, once all batches before it have been taken.
         """
         buffer = self._buffer
-        wanted = count + self._depth
+        wanted = count + self._depth  # those ahead are on their way to the device while this one is used
         while len(buffer) < wanted and not self._is_done:
             try:
                 batch = next(self._source)
@@ -73,7 +73,7 @@ class BatchStream:
             except StopIteration:
                 self._is_done, self._end = True, self._get_position()
             except Exception as error:
-                self._is_done, self._error = True, error
+                self._is_done, self._error = True, error  # raised after the batches before it
         if not buffer:
             if self._error is not None:
                 raise self._error

@@ -4,6 +4,7 @@ Batch i in epoch e has the index e * length + i. Any index can be fetched on its
 can fetch different batches, and a resumed run continues at once.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,31 +19,19 @@ from jengine.errors import ConfigError
 _MAX_EPOCHS = 2**24
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class BatchSource:
-    """Random access to batches. It can be pickled if the dataset, the sampler and `collate` can.
+    """Random access to batches. It can be pickled if the dataset, the sampler and `collate` can."""
 
-    Args:
-      dataset, order, collate: see `DataLoader`. Batches from `__getitems__` are used as they are with
-        `default_collate`, and not used with another function.
-      batch_size, length: examples per batch, and batches per epoch.
-      masked: whether short batches are padded and every batch gets a mask for the real examples.
-      shift: an epoch, and the number of examples by which it is shifted, which may be negative.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        order: Sampler | IteratedSampler,
-        collate: Callable[[Sequence[Any]], Any],
-        batch_size: int,
-        length: int,
-        masked: bool,
-        shift: tuple[int, int] = (0, 0),
-    ) -> None:
-        self.dataset, self.order, self.collate = dataset, order, collate
-        self.batch_size, self.length, self.masked, self.shift = batch_size, length, masked, shift
-        self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
-        self._collates_samples = False  # one by one, because `__getitems__` returns batches
+    dataset: Any  # has `__getitems__(indices)` or `__getitem__(index)`
+    order: Sampler | IteratedSampler
+    collate: Callable[[Sequence[Any]], Any]  # batches from `__getitems__` are used as they are with `default_collate`
+    batch_size: int
+    length: int  # batches per epoch
+    masked: bool  # whether short batches are padded and every batch gets a mask for the real examples
+    shift: tuple[int, int] = (0, 0)  # an epoch, and the number of examples by which it is shifted, maybe negative
+    _epoch: tuple[int, np.ndarray, np.ndarray] | None = None
+    _collates_samples: bool = False  # one by one, because `__getitems__` returns batches
 
     def __len__(self) -> int:
         return self.length * _MAX_EPOCHS

@@ -49,7 +49,7 @@ def build_dataloader(
     if not is_mapping(cfg_or_loader):
         return IterableLoader(cfg_or_loader, train)
     arguments: dict[str, Any] = {"drop_last": train, "sampler": None, **dict(cfg_or_loader.items())}
-    check_dataloader(arguments)
+    check_dataloader(arguments)  # before a dataset is built, which may take long
     with config_path("dataset"):
         arguments["dataset"] = as_config(arguments["dataset"])
         if is_mapping(arguments["dataset"]):

@@ -74,7 +74,7 @@ def require_map_style(dataset: Any) -> None:
 
 
 def set_epoch(data: Any, epoch: int) -> None:
-    """Pass the epoch to the first `set_epoch` in the data, its sampler, the batch sampler's sampler, and that."""
+    """Pass the epoch to the first `set_epoch` in the data, the sampler, the batch sampler's sampler, and that."""
     batch_sampler = getattr(data, "batch_sampler", None)
     owners = [data, getattr(data, "sampler", None), getattr(batch_sampler, "sampler", None), batch_sampler]
     for owner in owners:

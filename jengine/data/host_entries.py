@@ -44,7 +44,7 @@ def select_arrays(batch: Any) -> Any:
 def put_arrays(batch: Any, put: Callable[[Any], Any]) -> Any:
     """Send the arrays in a batch to the device, with one call to `put`; host entries stay where they are."""
     arrays = select_arrays(batch)
-    return put(batch) if arrays is batch else _merge(batch, put(arrays))
+    return put(batch) if arrays is batch else _merge(batch, put(arrays))  # one transfer for all arrays
 
 
 def list_host_entries(batch: Any) -> dict[str, str]:

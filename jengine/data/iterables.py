@@ -217,7 +217,7 @@ class IterableLoader:
                     batch, num_real = first or self._read(reading.iterator)
                 except StopIteration:
                     break
-                first, full = None, is_flat(batch) and num_real is None and self.train
+                first, full = None, is_flat(batch) and num_real is None and self.train  # the fast path of a usual batch
                 count, size = self._measure(batch, num_real)
                 if not full or count != size:
                     self._check_size(reading, position, count, size)
@@ -227,7 +227,7 @@ class IterableLoader:
                     break
                 position, examples, skip = position + 1, examples + count, skip + self._elements
                 if interval is not None and position % interval == 0:
-                    state, skip = self.source.get_state(reading), 0
+                    state, skip = self.source.get_state(reading), 0  # a resumed run reads `skip` elements after it
                 self._current = {"epoch": epoch, "position": position, "examples": examples}
                 if interval is not None or reading.initial_state is not None:
                     self._current |= {"batch_size": size, "state": state, "skip": skip}
@@ -334,7 +334,7 @@ def _to_array(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray | np.generic | jax.Array | str | bytes):
         return leaf
     if hasattr(leaf, "detach"):  # a torch tensor, recognized without importing torch
-        leaf = leaf.detach().cpu()
+        leaf = leaf.detach().cpu()  # without the gradient, which NumPy refuses
     return np.asarray(leaf)
 
 

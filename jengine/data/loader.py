@@ -143,7 +143,7 @@ class DataLoader:
         if self._order.is_endless:
             self.set_epoch(*divmod(examples // self.batch_size, self.length))
             return
-        remaining = self._count_whole(self._order.samples_per_epoch(self.drop_last) - examples)
+        remaining = self._count_whole(self._order.samples_per_epoch(self.drop_last) - examples)  # batches
         start, offset = divmod(examples, self.batch_size)
         if offset:
             start = self.length - min(remaining, self.length)
@@ -163,8 +163,8 @@ class DataLoader:
     def copy_at_epoch(self, epoch: int) -> "DataLoader":
         """Return a loader for the same batches at the start of `epoch`; this one's position does not change."""
         other = copy.copy(self)
-        other._order = copy.copy(self._order)
-        other._prefetcher = None
+        other._order = copy.copy(self._order)  # which holds the epoch
+        other._prefetcher = None  # it belongs to this loader
         other.set_epoch(epoch)
         return other
 

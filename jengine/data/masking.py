@@ -70,7 +70,7 @@ def with_mask(batch: Any, mask: np.ndarray) -> Any:
             f"a batch must not have an entry {MASK!r}, which marks the real examples with drop_last=False; "
             "rename the entry"
         )
-    return {**batch, MASK: mask}
+    return {**batch, MASK: mask}  # a new dict: the dataset may own the other one
 
 
 def get_mask(batch: Any) -> Any:

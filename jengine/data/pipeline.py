@@ -86,7 +86,7 @@ class TransformedDataset:
         """Return this dataset with the random numbers for `epoch`; called by the loader."""
         if not self.pipeline.is_random:
             return self
-        dataset = copy.copy(self)
+        dataset = copy.copy(self)  # this one may be read by other threads
         dataset._epoch = epoch
         return dataset
 

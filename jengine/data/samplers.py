@@ -117,7 +117,7 @@ class DefaultSampler(Sampler):
         """Return the shard's first `count` indices in `epoch`: int64[<= count]."""
         order = self.permutation(epoch)
         if self.round_up:
-            order = np.resize(order, -(-self.size // self.process_count) * self.process_count)
+            order = np.resize(order, -(-self.size // self.process_count) * self.process_count)  # repeats the first
         return order[self.process_index :: self.process_count][:count]
 
     def __iter__(self) -> Iterator[int]:

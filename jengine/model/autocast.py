@@ -68,7 +68,7 @@ def compute_in(dtype: str, fn: Callable[[PyTree], Any], params: PyTree) -> Any:
     Raises:
       ValueError: `dtype` is narrower than float32, but all matrix products and convolutions in `fn` are in float32.
     """
-    outer = current_dtype()
+    outer = current_dtype()  # that of an enclosing policy
     token = _DTYPE.set(dtype)
     try:
         if not _is_low(dtype) or (outer is not None and _is_low(outer)):  # the outermost policy checks all products
@@ -89,7 +89,7 @@ def cast_floating(tree: PyTree, dtype: Any) -> PyTree:
 
 
 def at_least_float32(value: Any) -> jax.Array:
-    """Return an array or a number in float32, or in float64 if that is its dtype, for sums and means."""
+    """Return an array or a number in float32, or in float64 if it has that dtype, for sums and means."""
     array = jnp.asarray(value)
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 

@@ -125,7 +125,7 @@ class _NamedArguments:
             p for p in parameters if p.name not in names and p.default is p.empty and p.kind not in (_ARGS, _KWARGS)
         ]
         free = [name for name in main if name not in named]
-        is_clear = not other or len(other) == len(free) or (optional and len(other) < len(free))
+        is_clear = not other or len(other) == len(free) or (optional and len(other) < len(free))  # else ambiguous
         only_args = _ARGS in kinds and _KWARGS not in kinds and not named and not other
         if not is_clear or only_args or any(p.kind is p.KEYWORD_ONLY for p in other):
             signature = ", ".join(str(p) for p in parameters)

@@ -86,7 +86,7 @@ class LinenModel(Model):
             variables.get("params", {}), is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned)
         )[0]
         self.logical_axes = {dotted(path): tuple(x.names) for path, x in leaves if isinstance(x, nn.Partitioned)}
-        variables = dict(nn.meta.unbox(variables))
+        variables = dict(nn.meta.unbox(variables))  # the axis names are in `logical_axes` now
         sown = [name for name in variables if self._is_sown(name, variables, inputs)]
         self._sown_collections = tuple(dict.fromkeys((_INTERMEDIATES, *self._sown.names, *sown)))
         return variables.pop("params", {}), {name: x for name, x in variables.items() if name not in sown}
@@ -100,12 +100,12 @@ class LinenModel(Model):
                 {"params": params, **model_state},
                 *select_inputs(batch, self._inputs),
                 rngs=_keys(self._rngs, rng),
-                mutable=[*model_state, *self._sown_collections],
+                mutable=[*model_state, *self._sown_collections],  # what is not mutable cannot be sown
                 **train_arguments(type(self.module), train=True),
             )
         sown = _flatten({name: x for name, x in updated.items() if name not in model_state})
         losses = call_loss(self._loss, outputs, batch, hyperparams, sown)
-        new_state = {name: updated.get(name, old) for name, old in model_state.items()}
+        new_state = {name: updated.get(name, old) for name, old in model_state.items()}  # a call may skip one
         return self._sown.add_losses(losses, sown, self._loss), new_state
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:

@@ -28,19 +28,12 @@ _PROJECTION = re.compile(r"(^|\.)(query|key|value|qkv|[qkv]|[qkv]_proj|qkv_proj)
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Update for the kernels that a rule matches.
-
-    Attributes:
-      rank: update rank.
-      alpha: the update is multiplied by `alpha / rank`; None for `rank`.
-      stacked: number of leading axes along which separate kernels are stacked, as by `nn.scan`.
-      in_axes: number of input axes that follow; by default 1 for query, key and value, else all but the last.
-    """
+    """Update for the kernels that a rule matches."""
 
     rank: Count
-    alpha: Positive | None = None
-    stacked: Index = 0
-    in_axes: Count | None = None
+    alpha: Positive | None = None  # the update is multiplied by `alpha / rank`; None for `rank`
+    stacked: Index = 0  # number of leading axes along which separate kernels are stacked, as by `nn.scan`
+    in_axes: Count | None = None  # input axes that follow; None: 1 for query, key and value, else all but the last
 
 
 @MODELS.register_module()
@@ -57,7 +50,7 @@ class LoRA(ModelWrapper):
 
     Args:
       model: the model or its config.
-      targets: regular expressions, searched in each dotted parameter path and its torch alias; the first match is used.
+      targets: regular expressions, searched in each dotted parameter path and torch alias; the first match is used.
         Biases, and parameters with fewer than two axes, are not updated. A dict, or a list with pairs, sets `rank`,
         `alpha`, `stacked` or `in_axes` for each rule: `[('attn', dict(rank=4))]`; see `Target`.
       rank: default rank.
@@ -106,12 +99,12 @@ class LoRA(ModelWrapper):
             target = next((target for rule, target in self._targets if _is_updated(path, kernel, rule, target)), None)
             if target is not None:
                 a, b = _init_pair(jax.random.fold_in(keys, index), path, kernel, target)
-                trained |= {path + _A: a, path + _B: b}
+                trained |= {path + _A: a, path + _B: b}  # below the kernel, so that rules find it by the same names
                 scales[path] = jnp.float32((target.alpha or target.rank) / target.rank)
         return paths.nest(trained), {"frozen": paths.nest(frozen), "scale": paths.nest(scales), "state": model_state}
 
     def merge_weights(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
-        """Return the inner model's parameters, with the updates added to the kernels, and its state."""
+        """Return the inner model's parameters, with the updates added to the kernels, and the state."""
         frozen, scales = (paths.flatten(model_state[name]) for name in ("frozen", "scale"))
         return self._unflatten(add_updates(paths.flatten(params), frozen, scales)), model_state["state"]
 

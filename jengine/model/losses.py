@@ -1,5 +1,6 @@
 """Losses with one value per example, and a switch between losses that does not recompile."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from jengine.selection import Selector, describe_array, select_array
 
 
 @MODELS.register_module()
+@dataclasses.dataclass(eq=False)
 class CrossEntropy:
     """Softmax cross-entropy with integer labels.
 
@@ -28,7 +30,7 @@ class CrossEntropy:
     {'loss': Array([1.3862944, 1.3862944], dtype=float32)}
 
     Args:
-      label: the batch entry with the class indices, int[B, ...]: its name, index or dotted path.
+      label: name, index or dotted path of the batch entry with the class indices, int[B, ...].
       label_smoothing: fraction of the probability that is distributed over all classes, in [0, 1).
       name: the loss name in the log.
       output: the model output with the logits; None if the outputs are the logits.
@@ -39,19 +41,11 @@ class CrossEntropy:
       ValueError: `label_smoothing` is outside [0, 1).
     """
 
-    def __init__(
-        self,
-        label: Selector = "label",
-        label_smoothing: Decay = 0.0,
-        name: str = "loss",
-        output: Selector | None = None,
-        ignore_index: int | None = None,
-    ) -> None:
-        self.label = label
-        self.label_smoothing = label_smoothing
-        self.name = name
-        self.output = output
-        self.ignore_index = ignore_index
+    label: Selector = "label"
+    label_smoothing: Decay = 0.0
+    name: str = "loss"
+    output: Selector | None = None
+    ignore_index: int | None = None
 
     def __call__(self, outputs: PyTree, batch: PyTree) -> Losses:
         """Return the losses for logits f[B, ..., C]: f32[B, ...].
@@ -75,8 +69,8 @@ class CrossEntropy:
         targets = jax.nn.one_hot(labels, num_classes, dtype=jnp.float32)
         targets = optax.smooth_labels(targets, self.label_smoothing)
         losses = optax.softmax_cross_entropy(at_least_float32(logits), targets)
-        losses = jnp.where((labels >= 0) & (labels < num_classes), losses, jnp.nan)
-        if self.ignore_index is None:
+        losses = jnp.where((labels >= 0) & (labels < num_classes), losses, jnp.nan)  # `one_hot` would give zeros
+        if self.ignore_index is None:  # the step averages over the real examples
             return {self.name: losses}
         is_counted = labels != self.ignore_index
         if (mask := get_mask(batch)) is not None:
@@ -85,6 +79,7 @@ class CrossEntropy:
 
 
 @MODELS.register_module()
+@dataclasses.dataclass(eq=False)
 class MeanSquaredError:
     """Squared error, averaged over all axes but the first.
 
@@ -92,15 +87,14 @@ class MeanSquaredError:
     {'loss': Array([1., 1.], dtype=float32)}
 
     Args:
-      target: the batch entry with the targets, shaped like the outputs: its name, index or dotted path.
+      target: name, index or dotted path of the batch entry with the targets, shaped like the outputs.
       name: the loss name in the log.
       output: the model output; None if the outputs are an array.
     """
 
-    def __init__(self, target: Selector = "target", name: str = "loss", output: Selector | None = None) -> None:
-        self.target = target
-        self.name = name
-        self.output = output
+    target: Selector = "target"
+    name: str = "loss"
+    output: Selector | None = None
 
     def __call__(self, outputs: PyTree, batch: PyTree) -> Losses:
         """Return the losses f32[B] for `outputs` f[B, ...]; ValueError if the targets have another shape."""

@@ -92,10 +92,10 @@ class NnxModel(Model):
         """Create and split the module, and record the submodule types and the logical axes."""
         module = self._build(rng)
         self.module_types = list_module_types(module)
-        graphdef, *states = _split(module)
+        graphdef, *states = _split(module)  # parameters, random streams, all others
         self.logical_axes = _logical_axes(states[0])
         accepts_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
-        params, streams, rest = jax.tree.map(_shape, states)
+        params, streams, rest = jax.tree.map(_shape, states)  # without values, which are the run's
         self._structure = _Structure(graphdef, params, streams, rest, accepts_rngs)
         return to_dict(list_variables(states[0])), to_dict(list_variables(states[2]))
 
@@ -135,14 +135,14 @@ class NnxModel(Model):
         with nnx.use_eager_sharding(False):  # else named axes would require a mesh; the strategy shards the parameters
             if isinstance(self._module, nnx.Module):
                 module = nnx.clone(self._module)
-                nnx.pop(module, nnx.Intermediate)
+                nnx.pop(module, nnx.Intermediate)  # what earlier calls sowed is not part of the state
                 return module
             if hasattr(self._module, "items"):
                 return build_module(self._module, rngs=nnx.Rngs(rng))
             return self._module(rngs=nnx.Rngs(rng))
 
     def _merge(self, params: PyTree, model_state: PyTree, rng: jax.Array, *, train: bool) -> tuple[Any, _Structure]:
-        """Return the module, in a mode, and its structure; `rng` seeds the random streams."""
+        """Return the module, in a mode, and the structure; `rng` seeds the random streams."""
         from flax import nnx
 
         if self._structure is None:
@@ -156,7 +156,7 @@ class NnxModel(Model):
             copy=True,
         )
         if current_dtype() is not None:
-            _preserve_dtype_in_batch_norms(module)
+            _preserve_dtype_in_batch_norms(module)  # else all layers after one compute in float32
         module.train() if train else module.eval()
         return module, structure
 
@@ -168,7 +168,7 @@ class NnxModel(Model):
 
         module, structure = self._merge(params, model_state, rng, train=train)
         arguments: dict[str, Any] = train_arguments(type(module), train=train)
-        mask_batch_norms(module)
+        mask_batch_norms(module)  # after the merge, which makes a new module for each trace
         if structure.accepts_rngs:
             arguments["rngs"] = nnx.Rngs(jax.random.fold_in(rng, len(jax.tree.leaves(structure.streams))))
         with warnings.catch_warnings():
@@ -257,7 +257,7 @@ def _reseed(like: Any, rng: jax.Array) -> Any:
 
     def reseed(i: int, leaf: Any) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jnp.zeros(leaf.shape, leaf.dtype)
+            return jnp.zeros(leaf.shape, leaf.dtype)  # the count of keys that a stream has given out
         key = jax.random.fold_in(rng, i)
         return jax.random.split(key, leaf.shape) if leaf.shape else key
 

@@ -19,7 +19,7 @@ def list_module_types(module: Any) -> dict[str, str]:
     modules = {tuple(map(str, path)): node for path, node in nnx.iter_modules(module)}  # by name
 
     def position(path: Path) -> list[int]:
-        """Return the position of each node of the path among the attributes of its parent."""
+        """Return where each node in the path stands among the parent's attributes."""
         attributes = [list(vars(modules[path[:n]])) if path[:n] in modules else [] for n in range(len(path))]
         pairs = zip(path, attributes, strict=True)
         return [names.index(name) if name in names else len(names) for name, names in pairs]

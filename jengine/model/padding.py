@@ -27,7 +27,7 @@ def exclude_padding(batch: PyTree) -> Iterator[None]:
     there would be no statistics otherwise. Without a mask nothing changes.
     """
     mask = get_mask(batch)
-    token = _MASK.set(None if mask is None else mask | ~mask.any())
+    token = _MASK.set(None if mask is None else mask | ~mask.any())  # all count if none is real
     try:
         with contextlib.nullcontext() if mask is None else nn.intercept_methods(_pass_mask):
             yield
@@ -43,7 +43,7 @@ def mask_batch_norms(module: Any) -> None:
 
     for _, node in nnx.iter_modules(module):
         if type(node) is nnx.BatchNorm:  # a subclass has its own `__call__`
-            object.__setattr__(node, "__class__", _masked_batch_norm())
+            object.__setattr__(node, "__class__", _masked_batch_norm())  # past the checks of NNX modules
 
 
 def _pass_mask(next_fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:

@@ -97,5 +97,5 @@ class CastModel(ModelWrapper):
         losses, new_state = compute_in(
             self.precision.compute, lambda params: loss(params, model_state, batch, **kwargs), params
         )
-        new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
+        new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)  # e.g. statistics
         return jax.tree.map(lambda x: cast_floating(x, jnp.result_type(x, jnp.float32)), losses), new_state

@@ -40,11 +40,11 @@ class SownValues:
         used = set()
         for name, weight in self._weights.items():
             for collection, path, value in self._find(name, sown, "sown_losses"):
-                used.add((collection, path))
+                used.add((collection, path))  # a value may be selected by its name and by its collection
                 entry = _last(path) if "loss" in _last(path) else f"{_last(path)}_loss"
                 entries.setdefault(entry, []).extend(weight * part for part in _parts(value))
-        for entry in entries.keys() & losses.keys():
-            raise ValueError(f"{self._owner}: a sown loss must not have the name of another loss, got {entry!r}")
+        if clash := [entry for entry in entries if entry in losses]:
+            raise ValueError(f"{self._owner}: a sown loss must not have the name of another loss, got {clash[0]!r}")
         unused = [
             f"{collection}: {path}"
             for collection, path, _ in _entries(sown)
