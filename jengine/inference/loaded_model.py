@@ -79,7 +79,7 @@ class LoadedModel:
     Args:
       path: the checkpoint.
       model: the model, without variables.
-      items: 'params' and 'model_state' -> the dotted path in the checkpoint.
+      items: dotted paths in the checkpoint, from `select_items`.
       replicas: number of replicas in the saved state; None if it has no replica axis.
       cfg: the run's config.
       batch_size, trust: see `load_model`.

@@ -32,13 +32,7 @@ _ALL_DATA = DataShard()
 
 
 class Predictor:
-    """Predictor with one compiled step, which is compiled once for each batch shape.
-
-    Args:
-      model: predicts.
-      strategy: places batches and compiles.
-      processes: the run's processes; each gets all predictions.
-    """
+    """Predictor with one step, which is compiled once for each batch shape; each process gets all predictions."""
 
     def __init__(self, model: Model, strategy: Strategy, processes: SingleProcess | Processes) -> None:
         adapted = strategy.adapt_for_eval(model)
