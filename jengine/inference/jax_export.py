@@ -51,7 +51,7 @@ def export_model(
         raise MissingPackageError("jax.export files require the package flatbuffers: pip install 'jengine[export]'")
     size = count_examples(batch) if batch_size is None else batch_size
     shapes = _set_batch_size(batch, size)
-    params, model_state = jax.device_get(model.load(shapes))
+    params, model_state = jax.device_get(model.load(shapes))  # constants of the artifact
 
     def predict(batch: PyTree) -> PyTree:
         return model.model.predict(params, model_state, batch)
@@ -76,7 +76,7 @@ def export_model(
     target.parent.mkdir(parents=True, exist_ok=True)
     incoming = target.with_name(f"{target.name}.incoming")
     incoming.write_bytes(exported.serialize())
-    incoming.replace(target)
+    incoming.replace(target)  # atomic: no reader sees half a file
     return exported
 
 

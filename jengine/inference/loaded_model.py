@@ -79,7 +79,7 @@ class LoadedModel:
     Args:
       path: the checkpoint.
       model: the model, without variables.
-      items: 'params' and 'model_state' -> the dotted path in the checkpoint.
+      items: dotted paths in the checkpoint, from `select_items`.
       replicas: number of replicas in the saved state; None if it has no replica axis.
       cfg: the run's config.
       batch_size, trust: see `load_model`.
@@ -105,7 +105,7 @@ class LoadedModel:
         self._strategy = SingleDevice()
         self._predictor = Predictor(model, self._strategy, SingleProcess())
         self._variables: tuple[PyTree, PyTree] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # several threads may make the first call
 
     def __call__(self, batch: PyTree) -> PyTree:
         """Return the predictions for a batch.
@@ -144,7 +144,7 @@ class LoadedModel:
         for item, target in {"params": params, "model_state": model_state}.items():
             if item == "model_state" and self._replicas is not None:
                 target = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self._replicas, *x.shape), x.dtype), target)
-            has_arrays = bool(jax.tree.leaves(target))
+            has_arrays = bool(jax.tree.leaves(target))  # a model may have no state
             values[item] = (
                 load_params(self.path, target, item=self._items[item], checksums=False)[0] if has_arrays else target
             )

@@ -32,13 +32,7 @@ _ALL_DATA = DataShard()
 
 
 class Predictor:
-    """Predictor with one compiled step, which is compiled once for each batch shape.
-
-    Args:
-      model: predicts.
-      strategy: places batches and compiles.
-      processes: the run's processes; each gets all predictions.
-    """
+    """Predictor with one step, which is compiled once for each batch shape; each process gets all predictions."""
 
     def __init__(self, model: Model, strategy: Strategy, processes: SingleProcess | Processes) -> None:
         adapted = strategy.adapt_for_eval(model)
@@ -73,19 +67,19 @@ class Predictor:
         pending: collections.deque[Any] = collections.deque()
         with contextlib.closing(prefetch_to_device(batches, self._strategy.put_batch)) as ready:
             for batch in ready:
-                limiter.wait()
+                limiter.wait()  # bounds the run-ahead
                 replicated, sharded = self._step(params, model_state, (), batch)
                 outputs = replicated if self._is_shared else sharded
                 limiter.add(jax.tree.leaves(outputs)[0])
                 jax.tree.map(lambda leaf: leaf.copy_to_host_async(), outputs)
                 pending.append(outputs)
-                if len(pending) > limiter.limit:
+                if len(pending) > limiter.limit:  # the oldest is finished by now
                     parts.append(_fetch(pending.popleft()))
         parts += [_fetch(outputs) for outputs in pending]
         predictions, positions = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
         if not self._is_shared:
             return predictions
-        order = np.argsort(positions)
+        order = np.argsort(positions)  # processes read examples in turn
         return jax.tree.map(lambda leaf: leaf[order], predictions)
 
 
@@ -169,7 +163,7 @@ def _is_dataset(data: Any) -> bool:
 
 def _slice_arrays(arrays: PyTree, size: int, shard: DataShard) -> Iterator[PositionedBatch]:
     """Yield batches for one of S shards: s has the s-th, (s + S)-th ... example."""
-    arrays = jax.tree.map(np.asarray, arrays)
+    arrays = jax.tree.map(np.asarray, arrays)  # one transfer, if they are on a device
     total = count_examples(arrays)
     for start in range(0, total, size * shard.count):
         positions = start + shard.index + shard.count * np.arange(size, dtype=np.int32)

@@ -41,10 +41,7 @@ class StateInitializer:
     ) -> tuple[jax.stages.Traced, Callable[[], TrainState]]:
         """Return the program for the initial state, traced and not compiled, and a function that runs it.
 
-        Args:
-          batch: an example with the structure and shapes of all batches.
-          optim_wrapper: initializes the optimizer state; None in a run that does not train.
-          hooks: those with traced state add theirs.
+        A run that does not train passes only a batch, an example for the structure and shapes.
         """
         wrapper: Any = _NoOptimizer() if optim_wrapper is None else optim_wrapper
 

@@ -119,7 +119,7 @@ class TrainLoop:
     # --- Iterations ---
 
     def run_iters(self, batches: BatchStream, batch_idx: int, stop: int | float) -> int:
-        """Train on `batches` up to iteration `stop`.
+        """Train up to iteration `stop`, or until the batches end or a hook sets `stop_training`.
 
         Args:
           batches: host batches, or batches on the device from `_stream`.
@@ -127,7 +127,7 @@ class TrainLoop:
           stop: number of completed iterations at which to return.
 
         Returns:
-          The number of iterations that ran: fewer if the batches ended or a hook set `stop_training`.
+          The number of iterations that ran.
         """
         start, put_batch = self.iter, self.runner.strategy.put_batch
         while self.iter < stop and not self.stop_training:

@@ -121,13 +121,9 @@ class TrainPrograms:
     """Training steps, each compiled at the first call.
 
     Args:
-      model: computes the losses.
-      optim_wrapper: applies the gradients.
-      hooks: supply the traced points in the step.
-      strategy: places arrays and compiles.
-      limiter: limits the number of steps in flight.
+      model, optim_wrapper, hooks, phases: see `build_train_step`.
+      strategy, limiter: compile the steps, and limit how many are in flight.
       timer: attributes call time to 'step' and 'compile'.
-      phases: see `build_train_step`.
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
       on_traced: called when the first step is traced, before it is compiled.
 
@@ -195,13 +191,12 @@ class TrainPrograms:
     def run_step(
         self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Dispatch one step.
+        """Dispatch one step, which updates or only accumulates gradients; the state is donated.
 
         Args:
-          state: donated.
-          batch: on the device; entries that stay on the host are left out.
+          state, batch: on the device; batch entries that stay on the host are left out.
           hyperparams: host arrays.
-          is_update: whether the step updates or only accumulates gradients.
+          is_update: whether the step updates.
 
         Returns:
           The new state and the metrics, both pending on the device.

@@ -275,10 +275,8 @@ def match_optimizer_state(
 
     Args:
       runner: the run.
-      path: the checkpoint.
-      saved: the checkpoint's metadata.
+      path, saved, stored: the checkpoint, the metadata in it, and the arrays by dotted path.
       opt_state: this run's state, in the form that the checkpoint has.
-      stored: the checkpoint's arrays by dotted path.
 
     Returns:
       The structure to restore, None for a new state; and the stored prefixes that are not restored.

@@ -72,11 +72,7 @@ class LoadFrom:
 
 
 def parse_load_from(load_from: Any, processes: SingleProcess | Processes) -> LoadFrom | None:
-    """Return the weights to start from, and check that they exist.
-
-    Args:
-      load_from: a path, an object in memory, or a dict with fields of `LoadFrom`; None for none.
-      processes: the run's processes, which verify a checkpoint together.
+    """Return the weights to start from; all processes verify that they exist.
 
     Raises:
       FileNotFoundError: nothing is at the path. CorruptCheckpointError: a checkpoint is damaged. ValueError: a file in
