@@ -81,8 +81,9 @@ class DefaultSampler(Sampler):
     >>> list(DefaultSampler(5, shuffle=False, process_index=1, process_count=2))
     [1, 3, 0]
 
+    The other arguments are those of `Sampler`.
+
     Args:
-      dataset, shuffle, seed, process_index, process_count: see `Sampler`.
       round_up: whether the first samples are repeated until all processes have equally many. When False, training drops
         the remainder. Evaluation is exact either way, since repeated samples are masked.
     """
