@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jengine.annotations import Count
 from jengine.data import prefetch_to_device, select_arrays
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.paths import flatten, map_with_path
 from jengine.registry import HOOKS
 from jengine.sharding.replica_axis import take_first_replica
@@ -43,26 +43,28 @@ class PreciseBNHook(Hook):
         self.interval = interval
         self._compiled: Any = None  # the compiled `_batch_statistics`
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Warn if the model has no batch norm."""
         if not _find_statistics(runner):
             runner.logger.warning("PreciseBNHook: the model has no batch norm with running statistics")
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Recompute the statistics if it is due, in an epoch loop."""
         if runner.train_loop.by_epoch and self.every_n_epochs(runner, self.interval):
             self._recompute(runner, runner.epoch)
 
-    def next_step(self, runner: Runner, step: int) -> float:
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return the next step after which to compute statistics; never in an epoch loop."""
         return math.inf if runner.train_loop.by_epoch else self.next_multiple(self.interval, step)
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
+    def after_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+    ) -> None:
         """Recompute the statistics if it is due, in an iteration loop."""
         if not runner.train_loop.by_epoch and self.every_n_train_iters(runner, self.interval):
             self._recompute(runner, runner.iter // (runner.train_loop.epoch_length or 1))
 
-    def _recompute(self, runner: Runner, epoch: int) -> None:
+    def _recompute(self, runner: RunnerProtocol, epoch: int) -> None:
         paths = _find_statistics(runner)
         if not paths:
             return
@@ -110,24 +112,24 @@ class SyncBuffersHook(Hook):
     def __init__(self) -> None:
         self._is_synced = False
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Average the statistics."""
         self._average(runner)
         self._is_synced = True
 
-    def before_val_epoch(self, runner: Runner) -> None:
+    def before_val_epoch(self, runner: RunnerProtocol) -> None:
         """Average the statistics, unless the end of an epoch has just done so."""
         if not self._is_synced:
             self._average(runner)
         self._is_synced = False
 
-    def _average(self, runner: Runner) -> None:
+    def _average(self, runner: RunnerProtocol) -> None:
         model_state = runner.strategy.mean_over_replicas(runner.state.model_state)
         if model_state is not runner.state.model_state:
             runner.state = runner.state.replace(model_state=model_state)
 
 
-def _find_statistics(runner: Runner) -> list[str]:
+def _find_statistics(runner: RunnerProtocol) -> list[str]:
     """Return the paths in the model state that hold running statistics."""
     modules = [path for path, kind in runner.model.module_types.items() if "BatchNorm" in kind]
     return [

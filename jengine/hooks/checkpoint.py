@@ -14,7 +14,7 @@ from jengine.checkpoint.layout import INCOMING, OUTGOING
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
 from jengine.errors import ArgumentError, ConfigError
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 
 
@@ -136,7 +136,7 @@ class CheckpointHook(Hook):
 
     # --- Regular checkpoints. ---
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Resolve the directory and remove surplus checkpoints after a resume."""
         self._directory = next(iter(self.list_directories(runner.work_dir)), str(runner.work_dir))
         self._training = True
@@ -154,7 +154,7 @@ class CheckpointHook(Hook):
         runner.logger.info(f"Checkpoints will be saved to {self._directory}.")
         self._warn_of_interval(runner)
 
-    def _warn_of_interval(self, runner: Runner) -> None:
+    def _warn_of_interval(self, runner: RunnerProtocol) -> None:
         """Warn if the interval has no effect: the loop has no epochs, or the run is shorter."""
         if self.interval == -1:
             return
@@ -173,14 +173,16 @@ class CheckpointHook(Hook):
                 f"{first}, save_last is False, and there is no save_best."
             )
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Save the epoch if it is due."""
         self._epoch_end_iter = runner.iter
         is_last = self.save_last and self.is_last_train_epoch(runner)
         if self.by_epoch and (is_last or self.every_n_epochs(runner, self.interval, self.save_begin)):
             self._save_regular(runner, runner.epoch + 1, epoch=runner.epoch + 1, iteration=runner.iter)
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
+    def after_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+    ) -> None:
         """Save the iteration if it is due."""
         if self.by_epoch:
             return
@@ -188,14 +190,14 @@ class CheckpointHook(Hook):
         if is_last or self.every_n_train_iters(runner, self.interval, self.save_begin):
             self._save_regular(runner, runner.iter + 1, epoch=runner.epoch, iteration=runner.iter + 1)
 
-    def next_step(self, runner: Runner, step: int) -> float:
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return the next step after which to save; never if the hook counts epochs."""
         if self.by_epoch:
             return math.inf
         last = runner.max_iters - 1 if self.save_last else -1
         return min(self.next_multiple(self.interval, step, self.save_begin), last if last >= step else math.inf)
 
-    def after_train(self, runner: Runner) -> None:
+    def after_train(self, runner: RunnerProtocol) -> None:
         """Save if training ended early after unsaved iterations, and publish."""
         if self.save_last:
             self._save_unsaved(runner)
@@ -203,11 +205,11 @@ class CheckpointHook(Hook):
         if self.published_keys:
             self._publish(runner)
 
-    def on_interrupt(self, runner: Runner) -> None:
+    def on_interrupt(self, runner: RunnerProtocol) -> None:
         """Save after a signal or an error; the Runner calls it between two iterations."""
         self._save_unsaved(runner)
 
-    def _save_unsaved(self, runner: Runner) -> None:
+    def _save_unsaved(self, runner: RunnerProtocol) -> None:
         if runner.iter <= self._saved_iter:
             return
         if not self.by_epoch or runner.iter == self._epoch_end_iter:
@@ -219,12 +221,12 @@ class CheckpointHook(Hook):
             evict, self._interrupted = self._interrupted, [self._last]
             self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=evict)
 
-    def _announce(self, runner: Runner, when: str) -> None:
+    def _announce(self, runner: RunnerProtocol, when: str) -> None:
         with runner.phase_timer.phase("step"):  # a save waits for the device anyway
             runner.log_writer.flush()  # for log lines in order
         runner.logger.info(f"Saving checkpoint at {when}")
 
-    def _save_regular(self, runner: Runner, number: int, *, epoch: int, iteration: int) -> None:
+    def _save_regular(self, runner: RunnerProtocol, number: int, *, epoch: int, iteration: int) -> None:
         self._announce(runner, f"{number} {'epochs' if self.by_epoch else 'iterations'}")
         numbers = [*(kept for kept in self._kept if kept != number), number]
         self._kept, surplus = self._split_surplus(numbers)
@@ -253,7 +255,7 @@ class CheckpointHook(Hook):
 
     # --- Best checkpoints. ---
 
-    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Save a best checkpoint for each metric that has improved; do nothing outside training."""
         if not self._training or not (self._rules or self._auto_rule):
             return
@@ -271,7 +273,7 @@ class CheckpointHook(Hook):
             if 0 in ranking:
                 self._save_best(runner, key, score, ranking)
 
-    def _save_best(self, runner: Runner, key: str, score: float, ranking: list[int]) -> None:
+    def _save_best(self, runner: RunnerProtocol, key: str, score: float, ranking: list[int]) -> None:
         """Save a best checkpoint and keep `ranking`, best first: 0 is the new one, 1 the earlier best, …"""
         by_epoch = self.by_epoch and runner.train_loop.by_epoch
         number = runner.epoch if by_epoch else runner.iter
@@ -319,7 +321,7 @@ class CheckpointHook(Hook):
     # --- Regular and best checkpoints. ---
 
     def _write(
-        self, runner: Runner, name: str, *, epoch: int, iteration: int, evict: list[str], latest: bool = True
+        self, runner: RunnerProtocol, name: str, *, epoch: int, iteration: int, evict: list[str], latest: bool = True
     ) -> None:
         # Pending removals are part of the saved state: if the run is killed before them, a resumed run removes them.
         self._evicting = evict
@@ -337,7 +339,7 @@ class CheckpointHook(Hook):
         )
         self._evicting = []
 
-    def _update_hub(self, runner: Runner) -> None:
+    def _update_hub(self, runner: RunnerProtocol) -> None:
         """Record checkpoint paths and best scores in the message hub."""
         hub = runner.message_hub
         if self._last is not None:
@@ -349,7 +351,7 @@ class CheckpointHook(Hook):
             hub.update_info(f"best_score{suffix}", best[0]["score"])
             hub.update_info(f"best_ckpt{suffix}", self._path(best[0]["name"]))
 
-    def _publish(self, runner: Runner) -> None:
+    def _publish(self, runner: RunnerProtocol) -> None:
         runner.checkpointer.wait()
         names = [self._last] if self.save_last and self._last else []
         names += [best[0]["name"] for best in self._best.values()]

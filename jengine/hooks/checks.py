@@ -9,7 +9,7 @@ import numpy as np
 from jengine.annotations import Count
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 
 
@@ -31,11 +31,13 @@ class CheckInvalidLossHook(Hook):
     def __init__(self, interval: Count = 50) -> None:
         self.interval = interval
 
-    def next_step(self, runner: Runner, step: int) -> float:
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return the step of the next check."""
         return self.next_multiple(self.interval, step)
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
+    def after_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+    ) -> None:
         """Check the loss if it is due."""
         if outputs and self.every_n_train_iters(runner, self.interval):
             loss = float(outputs["loss"])
@@ -60,15 +62,15 @@ class ClassNumCheckHook(Hook):
     def __init__(self, skip: Sequence[str] = ("rpn_head",)) -> None:
         self.skip = tuple(skip)
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Check the training data."""
         self._check(runner.model, "train", runner.train_dataloader)
 
-    def before_val(self, runner: Runner) -> None:
+    def before_val(self, runner: RunnerProtocol) -> None:
         """Check the validation data."""
         self._check(runner.model, "val", runner.val_dataloader)
 
-    def before_test(self, runner: Runner) -> None:
+    def before_test(self, runner: RunnerProtocol) -> None:
         """Check the test data."""
         self._check(runner.model, "test", runner.test_dataloader)
 

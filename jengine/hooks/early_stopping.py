@@ -7,7 +7,7 @@ from jengine.annotations import Count, Finite, NonNegative
 from jengine.checkpoint import infer_rule, is_better, pick_metric
 from jengine.errors import ArgumentError, closest
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 
 _MIN_DELTA = 0.1  # MMEngine's default, although its documentation gives 0.01
@@ -65,7 +65,7 @@ class EarlyStoppingHook(Hook):
         """Return the monitored metric."""
         return [("monitor", self.monitor, self.rule)]
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: RunnerProtocol) -> None:
         """Check that the training loop can be stopped; ArgumentError if it has no `stop_training`."""
         loop = runner.train_loop
         if loop is not None and not hasattr(loop, "stop_training"):
@@ -74,7 +74,7 @@ class EarlyStoppingHook(Hook):
                 f"True, got {type(loop).__name__} without it"
             )
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Warn if `min_delta` has its default."""
         self._training = True
         if not self._is_min_delta_given:
@@ -83,11 +83,11 @@ class EarlyStoppingHook(Hook):
                 f"{_MIN_DELTA} count; for a metric between 0 and 1 give a smaller one"
             )
 
-    def after_train(self, runner: Runner) -> None:
+    def after_train(self, runner: RunnerProtocol) -> None:
         """Ignore validations outside training from now on."""
         self._training = False
 
-    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Compare the metric with the best one, and end training if it is due."""
         if not self._training:
             return

@@ -12,7 +12,7 @@ from jengine.annotations import Index
 from jengine.averaging import AVERAGES, Average, AverageState
 from jengine.errors import ArgumentError, ConfigError, closest
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.train import StepContext
 
@@ -128,14 +128,14 @@ class EMAHook(Hook):
 
     # --- On the host. ---
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: RunnerProtocol) -> None:
         """Warn if neither evaluation is enabled."""
         if not (self.evaluate_on_ema or self.evaluate_on_origin):
             runner.logger.warning(
                 "EMAHook: evaluate_on_ema and evaluate_on_origin are both False; the raw parameters are evaluated"
             )
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Set the first iteration to average, and the run length for averages that depend on it.
 
         Raises:
@@ -163,7 +163,9 @@ class EMAHook(Hook):
                 )
             self.average = self.average.with_total_steps(math.ceil(runner.max_iters / iters_per_update))
 
-    def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    def eval_variables(
+        self, runner: RunnerProtocol, variables: dict[str, tuple[Any, Any]]
+    ) -> dict[str, tuple[Any, Any]]:
         """Replace the parameters by the averages, in the dtypes of the parameters."""
         # Without training there is no average: the parameters of a checkpoint are averages already.
         state = None if runner.state is None else runner.state.hook_state.get(type(self).__name__)
@@ -172,7 +174,7 @@ class EMAHook(Hook):
         origin = {"_origin": variables[""]} if self.evaluate_on_origin else {}
         return {**variables, "": cast_average(state, *variables[""]), **origin}
 
-    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
         """Swap parameters and averages, and record it under `exchanged`, which `resume` reads.
 
         If evaluation uses the raw parameters, record where they are under `evaluated` too.
@@ -189,7 +191,7 @@ class EMAHook(Hook):
         if not self.evaluate_on_ema:
             checkpoint["evaluated"] = checkpoint["exchanged"]
 
-    def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+    def after_load_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
         """With `strict_load`, raise ValueError if the checkpoint of a resumed run has no average."""
         states = checkpoint["state"].get("hook_state")
         if self.strict_load and states is not None and type(self).__name__ not in states:

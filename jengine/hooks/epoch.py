@@ -3,7 +3,7 @@
 from typing import Any
 
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 
 
@@ -14,11 +14,11 @@ class SetEpochInfoHook(Hook):
     A new epoch does not cause a new trace. In an iteration loop the epoch stays 0.
     """
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Set the epoch before the step is traced."""
         runner.hyperparams["epoch"] = runner.epoch
 
-    def before_train_epoch(self, runner: Runner) -> None:
+    def before_train_epoch(self, runner: RunnerProtocol) -> None:
         """Set the epoch."""
         runner.hyperparams["epoch"] = runner.epoch
 
@@ -33,7 +33,7 @@ class DistSamplerSeedHook(Hook):
 
     priority = "NORMAL"
 
-    def before_train_epoch(self, runner: Runner) -> None:
+    def before_train_epoch(self, runner: RunnerProtocol) -> None:
         """Pass the epoch to the data."""
         loader: Any = runner.train_loop.dataloader  # in a custom loop, perhaps the loader of another library
         nested_sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from jengine.errors import ConfigError
 from jengine.hooks.priority import Priority
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.train import StepContext
 from jengine.train.scanned_step import ChunkMetrics
 
@@ -73,103 +73,109 @@ class Hook:
 
     # --- Host stages, in the order of a run. ---
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: RunnerProtocol) -> None:
         """Run once before training, validation or testing begins."""
 
-    def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+    def after_load_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
         """Run after a checkpoint is read and before it is used; `checkpoint` may be edited in place."""
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Run before the first training iteration."""
 
-    def before_train_epoch(self, runner: Runner) -> None:
+    def before_train_epoch(self, runner: RunnerProtocol) -> None:
         """Run before each training epoch; once in an iteration loop."""
         self._before_epoch(runner, mode="train")
 
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
         """Run before each training step, with the batch on its device."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="train")
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
+    def after_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+    ) -> None:
         """Run after each training step is dispatched; `outputs` are step metrics, device arrays that may be pending."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="train")
 
-    def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Run after a chunk is dispatched, with the metrics of all steps.
 
         `runner.iter`, `batch_idx` and `data_batch`, on the host, are those of the last step.
         """
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Run after each training epoch; once in an iteration loop."""
         self._after_epoch(runner, mode="train")
 
-    def before_val(self, runner: Runner) -> None:
+    def before_val(self, runner: RunnerProtocol) -> None:
         """Run before a validation."""
 
-    def before_val_epoch(self, runner: Runner) -> None:
+    def before_val_epoch(self, runner: RunnerProtocol) -> None:
         """Run before the first batch of a validation."""
         self._before_epoch(runner, mode="val")
 
-    def before_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+    def before_val_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
         """Run before each validation step."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="val")
 
-    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def after_val_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         """Run after each validation step; `outputs` are the predictions, on the device."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="val")
 
-    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Run after a validation, with its metrics as Python numbers."""
         self._after_epoch(runner, mode="val")
 
-    def after_val(self, runner: Runner) -> None:
+    def after_val(self, runner: RunnerProtocol) -> None:
         """Run after a validation and its `after_val_epoch`."""
 
-    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
         """Run before a checkpoint is written; `checkpoint` may be edited in place."""
 
-    def after_train(self, runner: Runner) -> None:
+    def after_train(self, runner: RunnerProtocol) -> None:
         """Run after the last training iteration."""
 
-    def before_test(self, runner: Runner) -> None:
+    def before_test(self, runner: RunnerProtocol) -> None:
         """Run before a test."""
 
-    def before_test_epoch(self, runner: Runner) -> None:
+    def before_test_epoch(self, runner: RunnerProtocol) -> None:
         """Run before the first batch of a test."""
         self._before_epoch(runner, mode="test")
 
-    def before_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+    def before_test_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
         """Run before each test step."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="test")
 
-    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def after_test_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         """Run after each test step; `outputs` are the predictions, on the device."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="test")
 
-    def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+    def after_test_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Run after a test, with its metrics as Python numbers."""
         self._after_epoch(runner, mode="test")
 
-    def after_test(self, runner: Runner) -> None:
+    def after_test(self, runner: RunnerProtocol) -> None:
         """Run after a test and its `after_test_epoch`."""
 
-    def after_run(self, runner: Runner) -> None:
+    def after_run(self, runner: RunnerProtocol) -> None:
         """Run once after training, validation or testing."""
 
     # --- Shared by the three modes: override these to act in training, validation and test alike. ---
 
-    def _before_epoch(self, runner: Runner, mode: str = "train") -> None:
+    def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         """Run before each epoch of any mode ('train', 'val', 'test')."""
 
-    def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
+    def _after_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         """Run after each epoch of any mode."""
 
-    def _before_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
+    def _before_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
         """Run before each iteration of any mode."""
 
     def _after_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         """Run after each iteration of any mode."""
 
@@ -200,7 +206,9 @@ class Hook:
 
     # --- Evaluation. ---
 
-    def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    def eval_variables(
+        self, runner: RunnerProtocol, variables: dict[str, tuple[Any, Any]]
+    ) -> dict[str, tuple[Any, Any]]:
         """Return the variables to evaluate, one pass per entry: suffix of the metric names -> `(params, model_state)`.
 
         An averaged model replaces the raw one here; the training state does not change.
@@ -234,7 +242,7 @@ class Hook:
 
     # --- When the hook acts. ---
 
-    def next_step(self, runner: Runner, step: int) -> float:
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return the first step from `step` on at which `before_train_iter` or `after_train_iter` acts.
 
         Both stages are called only at these steps, and no chunk crosses one of them. Steps count from 0 over the whole
@@ -256,7 +264,7 @@ class Hook:
         count = max(step + 1, begin)
         return count - 1 + (begin - count) % n
 
-    def every_n_epochs(self, runner: Runner, n: int, start: int = 0) -> bool:
+    def every_n_epochs(self, runner: RunnerProtocol, n: int, start: int = 0) -> bool:
         """Return whether the current epoch is every `n`-th from epoch `start` on, counted from 1."""
         return n > 0 and runner.epoch + 1 >= start and (runner.epoch + 1 - start) % n == 0
 
@@ -264,7 +272,7 @@ class Hook:
         """Return whether the current iteration is every `n`-th in the epoch."""
         return n > 0 and (batch_idx + 1) % n == 0
 
-    def every_n_train_iters(self, runner: Runner, n: int, start: int = 0) -> bool:
+    def every_n_train_iters(self, runner: RunnerProtocol, n: int, start: int = 0) -> bool:
         """Return whether the current training iteration is every `n`-th from iteration `start` on, counted from 1."""
         return n > 0 and runner.iter + 1 >= start and (runner.iter + 1 - start) % n == 0
 
@@ -272,7 +280,7 @@ class Hook:
         """Return whether this is the last batch of the loader; False if its length is unknown."""
         return batch_idx + 1 == operator.length_hint(dataloader, -1)
 
-    def require_epoch_length(self, runner: Runner) -> int:
+    def require_epoch_length(self, runner: RunnerProtocol) -> int:
         """Return the epoch length in iterations; ConfigError if it is unknown, because the data have no length."""
         if (length := runner.train_loop.epoch_length) is None:
             name = type(self).__name__
@@ -281,11 +289,11 @@ class Hook:
             )
         return length
 
-    def is_last_train_epoch(self, runner: Runner) -> bool:
+    def is_last_train_epoch(self, runner: RunnerProtocol) -> bool:
         """Return whether the current epoch is the last."""
         return runner.epoch + 1 == runner.max_epochs
 
-    def is_last_train_iter(self, runner: Runner) -> bool:
+    def is_last_train_iter(self, runner: RunnerProtocol) -> bool:
         """Return whether the current iteration is the last."""
         return runner.iter + 1 == runner.max_iters
 

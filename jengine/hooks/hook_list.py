@@ -6,7 +6,7 @@ from typing import Any
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import Priority, get_level, get_priority, get_priority_name, to_priority
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS, as_config
 from jengine.train.scanned_step import ChunkMetrics
 
@@ -88,7 +88,7 @@ class HookList:
         self._listeners.clear()
         self._ahead.clear()
 
-    def call(self, runner: Runner, stage: str, arguments: Mapping[str, Any]) -> None:
+    def call(self, runner: RunnerProtocol, stage: str, arguments: Mapping[str, Any]) -> None:
         """Call the method `stage` of every hook that defines it, in order, with the keyword arguments of the stage.
 
         An exception keeps its type and traceback; a note names the hook, the stage and the iteration.
@@ -104,7 +104,7 @@ class HookList:
                 _add_note(error, hook, stage, runner)
                 raise
 
-    def call_ahead(self, runner: Runner, stage: str, **arguments: Any) -> None:
+    def call_ahead(self, runner: RunnerProtocol, stage: str, **arguments: Any) -> None:
         """Call an iteration stage within a chunk, of the hooks with `runs_ahead`."""
         for hook, method, _ in self._get_ahead_listeners(stage):
             try:
@@ -113,7 +113,7 @@ class HookList:
                 _add_note(error, hook, stage, runner)
                 raise
 
-    def call_after_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def call_after_chunk(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Call `after_train_chunk` of the hooks that define it, and `after_train_iter` of the others that are due."""
         step, last = runner.iter, None
         for hook, method, scheduled in self._get_listeners("after_train_iter"):
@@ -129,7 +129,7 @@ class HookList:
                 _add_note(error, hook, "after_train_iter", runner)
                 raise
 
-    def allows_chunk(self, runner: Runner, size: int) -> bool:
+    def allows_chunk(self, runner: RunnerProtocol, size: int) -> bool:
         """Return whether no hook acts within a chunk of `size` steps that starts at `runner.iter`."""
         first, last = runner.iter, runner.iter + size - 1
         before = all(hook.next_step(runner, first + 1) > last for hook in self._get_limiting_hooks("before_train_iter"))
@@ -137,7 +137,7 @@ class HookList:
             hook.next_step(runner, first) >= last for hook in self._get_limiting_hooks("after_train_iter")
         )
 
-    def list_chunk_blockers(self, runner: Runner) -> list[Hook]:
+    def list_chunk_blockers(self, runner: RunnerProtocol) -> list[Hook]:
         """Return the hooks that act at this step and at the next, which limits chunks to one step."""
         hooks = dict.fromkeys(hook for stage in _ITERATION_STAGES for hook in self._get_limiting_hooks(stage))
         return [h for h in hooks if all(h.next_step(runner, i) == i for i in (runner.iter, runner.iter + 1))]
@@ -200,7 +200,7 @@ def _is_called_when_due(hook: Hook) -> bool:
     return hook.is_scheduled and not (hook.runs_ahead or hook.is_per_chunk)
 
 
-def _add_note(error: Exception, hook: Hook, stage: str, runner: Runner) -> None:
+def _add_note(error: Exception, hook: Hook, stage: str, runner: RunnerProtocol) -> None:
     error.add_note(f"in {type(hook).__name__}.{stage} at iteration {runner.iter} (epoch {runner.epoch})")
 
 

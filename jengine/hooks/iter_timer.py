@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
 
@@ -39,35 +39,37 @@ class IterTimerHook(Hook):
         self._train_total = 0.0
         self._eval_total = 0.0
 
-    def next_step(self, runner: Runner, step: int) -> float:
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return `step` with `block=True`; otherwise never, so that the steps of a chunk are timed together."""
         return step if self._block else math.inf
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Record the first iteration: a resumed run estimates from this session only."""
         self._start_iter, self._train_total = runner.iter, 0.0
 
-    def _before_epoch(self, runner: Runner, mode: str = "train") -> None:
+    def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         self._last_time = self._clock()
         self._eval_total = 0.0
         self._max_iters = runner.max_iters  # known for the epoch; an iteration is too short to ask for it
 
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
         """Record how long the loop waited for the batch."""
         self._data_time = self._clock() - self._last_time
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
+    def after_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+    ) -> None:
         """Record the times of the iteration, and the remaining time."""
         if self._block:
             jax.block_until_ready(outputs)
         elapsed = self._finish_steps(runner)
         runner.message_hub.update_scalars({"train/data_time": self._data_time, "train/time": elapsed})
 
-    def _before_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
+    def _before_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
         self._data_time = self._clock() - self._last_time
 
     def _after_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         if self._block:
             jax.block_until_ready(outputs)
@@ -79,13 +81,13 @@ class IterTimerHook(Hook):
         if loop.epoch_length is not None:
             hub.update_info("eta", self._eval_total / (batch_idx + 1) * (loop.epoch_length - batch_idx - 1))
 
-    def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Record the mean step time for each step of a chunk."""
         elapsed, count = self._finish_steps(runner), metrics.num_steps
         for name, seconds in (("train/data_time", self._data_time), ("train/time", elapsed)):
             runner.message_hub.update_scalar_batch(name, np.full(count, seconds / count), runner.iter - count + 1)
 
-    def _finish_steps(self, runner: Runner) -> float:
+    def _finish_steps(self, runner: RunnerProtocol) -> float:
         """Return the seconds since the last steps, and estimate the remaining time from this session."""
         now = self._clock()
         elapsed, self._last_time = now - self._last_time, now
@@ -96,10 +98,10 @@ class IterTimerHook(Hook):
             runner.message_hub.update_info("eta", mean * (self._max_iters - completed))
         return elapsed
 
-    def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
+    def _after_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         # A validation inside training is not part of the next training iteration.
         self._last_time = self._clock()
 
-    def after_val(self, runner: Runner) -> None:
+    def after_val(self, runner: RunnerProtocol) -> None:
         """Start the clock of the next training iteration."""
         self._last_time = self._clock()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from jengine.annotations import Count
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.json_codec import encode, to_plain
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
@@ -72,7 +72,7 @@ class LoggerHook(Hook):
         self.keep_local = keep_local
         self.log_metric_by_epoch = log_metric_by_epoch
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Warn if `log_metric_by_epoch` has no effect."""
         if self.log_metric_by_epoch and not runner.train_loop.by_epoch:
             runner.logger.warning(
@@ -80,15 +80,17 @@ class LoggerHook(Hook):
                 "the step of validation metrics is the iteration."
             )
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
+    def after_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+    ) -> None:
         """Log the iteration if it is due."""
         self._log_train(runner, batch_idx, 1)
 
-    def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Log the iterations of a chunk that are due."""
         self._log_train(runner, batch_idx, metrics.num_steps)
 
-    def _log_train(self, runner: Runner, batch_idx: int, count: int) -> None:
+    def _log_train(self, runner: RunnerProtocol, batch_idx: int, count: int) -> None:
         """Log the iterations that are due among the last `count`."""
         loop, iteration = runner.train_loop, runner.iter
         by_epoch = loop.by_epoch
@@ -107,19 +109,23 @@ class LoggerHook(Hook):
             with runner.phase_timer.phase("logging"):
                 runner.log_writer.submit(_write_lines, runner, _RunnerView(runner), lines)
 
-    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def after_val_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         """Log the progress of a validation to the terminal and the log file."""
         self._log_eval_iter(runner, batch_idx, "val")
 
-    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def after_test_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         """Log the progress of a test to the terminal and the log file."""
         self._log_eval_iter(runner, batch_idx, "test")
 
-    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Log validation metrics, also to the backends."""
         self._log_pass(runner, runner.val_loop.epoch_length or 0, "val")
 
-    def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+    def after_test_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Log test metrics and write them to the backends and to `<timestamp>.json` in the log directory."""
         last = runner.test_loop.epoch_length or 0
         self._log_pass(runner, last, "test")
@@ -128,14 +134,14 @@ class LoggerHook(Hook):
             with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
                 file.write(encode(_to_json_entries(tag), for_logs=True))
 
-    def after_run(self, runner: Runner) -> None:
+    def after_run(self, runner: RunnerProtocol) -> None:
         """Close the backends and copy the log files to `out_dir`."""
         runner.log_writer.flush()
         runner.visualizer.close()
         if self.out_dir is not None and runner.is_main_process:
             self._copy_logs(runner)
 
-    def _log_pass(self, runner: Runner, last: int, mode: Literal["val", "test"]) -> None:
+    def _log_pass(self, runner: RunnerProtocol, last: int, mode: Literal["val", "test"]) -> None:
         """Log the metrics of a pass whose last batch has the index `last`, also to the backends."""
         runner.log_writer.flush()
         tag, text = runner.log_processor.get_log_after_epoch(runner, last, mode)
@@ -146,12 +152,12 @@ class LoggerHook(Hook):
         scalars = {**tag, **progress, "mode": mode}
         runner.visualizer.add_scalars(scalars, step=step, file_path=f"{runner.timestamp}.json")
 
-    def _log_eval_iter(self, runner: Runner, batch_idx: int, mode: Literal["val", "test"]) -> None:
+    def _log_eval_iter(self, runner: RunnerProtocol, batch_idx: int, mode: Literal["val", "test"]) -> None:
         if self.every_n_inner_iters(batch_idx, self.interval):
             _, text = runner.log_processor.get_log_after_iter(runner, batch_idx, mode)
             runner.logger.info(text)
 
-    def _copy_logs(self, runner: Runner) -> None:
+    def _copy_logs(self, runner: RunnerProtocol) -> None:
         from etils import epath
 
         assert self.out_dir is not None
@@ -172,7 +178,7 @@ class LoggerHook(Hook):
 class _RunnerView:
     """Frozen progress of a runner, for the thread that writes the log; the runner has all other attributes."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: RunnerProtocol) -> None:
         self._runner = runner
         self.message_hub = runner.message_hub.snapshot()
         self.train_loop, self.iter, self.epoch = runner.train_loop, runner.iter, runner.epoch
@@ -182,7 +188,7 @@ class _RunnerView:
         return getattr(self._runner, name)
 
 
-def _write_lines(runner: Runner, view: _RunnerView, lines: Sequence[tuple[int, int | None]]) -> None:
+def _write_lines(runner: RunnerProtocol, view: _RunnerView, lines: Sequence[tuple[int, int | None]]) -> None:
     """Write log lines: `(iteration, batch index)` for metrics, `(iteration, None)` for the experiment name."""
     try:
         for iteration, batch_idx in lines:

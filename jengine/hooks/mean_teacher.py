@@ -8,7 +8,7 @@ from jengine.annotations import Count, Range
 from jengine.averaging import AverageState, ExponentialMovingAverage
 from jengine.hooks.ema import cast_average
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.train import StepContext
 
@@ -79,14 +79,16 @@ class MeanTeacherHook(Hook):
         """Update the teacher as after an update: every iteration counts."""
         return self.traced_update(ctx)
 
-    def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    def eval_variables(
+        self, runner: RunnerProtocol, variables: dict[str, tuple[Any, Any]]
+    ) -> dict[str, tuple[Any, Any]]:
         """Replace the model by the teacher."""
         state = None if runner.state is None else runner.state.hook_state.get(type(self).__name__)
         if state is None or not self.evaluate_on_teacher:
             return variables
         return {**variables, "": cast_average(state, *variables[""])}
 
-    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
         """Record under `evaluated` that the teacher is validated, for predictions from the checkpoint."""
         name = type(self).__name__
         state = checkpoint["state"]["hook_state"].get(name)

@@ -11,7 +11,7 @@ import jax
 from jengine.annotations import Count
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 
 _MB = 2**20
@@ -43,20 +43,20 @@ class EmptyCacheHook(Hook):
         self._at_after_iter = after_iter
         self._clear_caches = clear_caches
 
-    def next_step(self, runner: Runner, step: int) -> float:
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return `step` with `after_iter`, otherwise never."""
         return step if self._at_after_iter else math.inf
 
-    def _before_epoch(self, runner: Runner, mode: str = "train") -> None:
+    def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         if self._at_before_epoch:
             self._collect_garbage()
 
-    def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
+    def _after_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         if self._at_after_epoch:
             self._collect_garbage()
 
     def _after_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         if self._at_after_iter:
             self._collect_garbage()
@@ -81,12 +81,12 @@ class MemoryProfilerHook(Hook):
     def __init__(self, interval: Count = 50) -> None:
         self.interval = interval
 
-    def next_step(self, runner: Runner, step: int) -> float:
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return the step of the next log line."""
         return self.next_multiple(self.interval, step)
 
     def _after_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         if mode == "train":
             is_due = self.every_n_train_iters(runner, self.interval)

@@ -12,7 +12,7 @@ from jengine.data.masking import get_mask
 from jengine.distributed import process_local_batch
 from jengine.errors import require_extra
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.selection import Selector, find, select_array
 from jengine.visualization.draw import resize_nearest
@@ -64,15 +64,17 @@ class NaiveVisualizationHook(Hook):
         self.prediction = prediction
         self._num_examples = 0  # examples of the test so far
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Write the model graph."""
         runner.visualizer.add_graph(runner.model)
 
-    def before_test_epoch(self, runner: Runner) -> None:
+    def before_test_epoch(self, runner: RunnerProtocol) -> None:
         """Reset the count of examples."""
         self._num_examples = 0
 
-    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def after_test_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
         """Draw the examples in the batch if it is due, without padding."""
         images = select_array(data_batch, self.image, "NaiveVisualizationHook.image", "batch")
         first, batch_size = self._num_examples, len(images)

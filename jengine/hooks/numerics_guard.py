@@ -13,7 +13,7 @@ from jengine.annotations import Count, Range
 from jengine.data import select_arrays
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.optim.transforms import LossScaleState, get_field
 from jengine.paths import flatten
 from jengine.registry import HOOKS
@@ -130,14 +130,16 @@ class NumericsGuardHook(Hook):
 
     # --- On the host. ---
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Read the number of steps dropped before a restart."""
         if isinstance(runner.optim_wrapper, Mapping) and self.spike_factor is not None:
             raise ConfigError("NumericsGuardHook: spike_factor must be None in a run with several optimizers")
         self._recent.clear()
         self._num_reported = 0 if runner.state.is_abstract else int(self._get_state(runner).dropped)
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
+    def after_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+    ) -> None:
         """Keep the batch, and read the results every `interval` iterations."""
         wrapper = runner.optim_wrapper
         hyperparams = {**wrapper.hyperparams, **runner.hyperparams}
@@ -146,16 +148,16 @@ class NumericsGuardHook(Hook):
         if self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner):
             self._read_results(runner)
 
-    def next_step(self, runner: Runner, step: int) -> float:
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return the next step after which the host reads the results."""
         last = runner.max_iters - 1
         return min(self.next_multiple(self.interval, step), last if last >= step else math.inf)
 
-    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
         """Read the results, so that no checkpoint is written after the step that ends training."""
         self._read_results(runner)
 
-    def _read_results(self, runner: Runner) -> None:
+    def _read_results(self, runner: RunnerProtocol) -> None:
         """Log the steps dropped since the last read; end training after too many in a row."""
         state = self._get_state(runner)
         state = state._replace(**jax.device_get({name: getattr(state, name) for name in _HOST_FIELDS}))
@@ -189,7 +191,7 @@ class NumericsGuardHook(Hook):
             f"operation with a non-finite result:\n  jengine replay CONFIG {path}"
         )
 
-    def _get_state(self, runner: Runner) -> NumericsGuardState:
+    def _get_state(self, runner: RunnerProtocol) -> NumericsGuardState:
         name = next(name for name, hook in hook_names(runner.hooks).items() if hook is self)
         return runner.state.hook_state[name]
 

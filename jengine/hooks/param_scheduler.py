@@ -6,7 +6,7 @@ from typing import Any
 from jengine.annotations import Finite, Positive
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.optim.schedules import flatten_schedulers
 from jengine.registry import HOOKS
 
@@ -23,7 +23,9 @@ class ParamSchedulerHook(Hook):
     is_single = True
     runs_ahead = True
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
+    def after_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+    ) -> None:
         """Step the schedulers that count iterations."""
         schedulers = runner.param_schedulers
         for scheduler in schedulers if type(schedulers) is list else _list_schedulers(runner):
@@ -34,7 +36,7 @@ class ParamSchedulerHook(Hook):
                     if runner.iter + 1 < runner.max_iters:
                         raise
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Step the schedulers that count epochs."""
         for scheduler in _list_schedulers(runner):
             if scheduler.by_epoch:
@@ -44,7 +46,7 @@ class ParamSchedulerHook(Hook):
                     if runner.epoch + 1 < runner.max_epochs:
                         raise
 
-    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Pass the metrics to the schedulers that follow one."""
         for scheduler in _list_schedulers(runner):
             if scheduler.by_epoch and scheduler.need_val_args:
@@ -74,7 +76,7 @@ class WarmupParamHook(Hook):
         self.value = value
         self.warmup_epochs = warmup_epochs
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Add the hyperparameter before the step is traced."""
         if self.param_name in ("lr", *runner.optim_wrapper.hyperparams):
             raise ConfigError(
@@ -83,16 +85,16 @@ class WarmupParamHook(Hook):
             )
         self._set_value(runner)
 
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
         """Set the value of the iteration."""
         self._set_value(runner)
 
-    def _set_value(self, runner: Runner) -> None:
+    def _set_value(self, runner: RunnerProtocol) -> None:
         warmup_iters = self.warmup_epochs * self.require_epoch_length(runner)
         runner.hyperparams[self.param_name] = self.value * min(1.0, runner.iter / warmup_iters)
 
 
-def _list_schedulers(runner: Runner) -> Sequence[Any]:
+def _list_schedulers(runner: RunnerProtocol) -> Sequence[Any]:
     """Return the schedulers of all optimizers."""
     schedulers = runner.param_schedulers
     if schedulers is not None and not isinstance(schedulers, list | dict):

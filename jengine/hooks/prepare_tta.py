@@ -4,7 +4,7 @@ from typing import Any
 
 from jengine.errors import config_path
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.model import BaseTTAModel
 from jengine.registry import HOOKS, MODELS
 
@@ -20,7 +20,7 @@ class PrepareTTAHook(Hook):
     def __init__(self, tta_cfg: Any) -> None:
         self.tta_cfg = tta_cfg
 
-    def before_test(self, runner: Runner) -> None:
+    def before_test(self, runner: RunnerProtocol) -> None:
         """Use the augmented model in the test."""
         with config_path("tta_cfg"):
             model = MODELS.build(self.tta_cfg, module=runner.model)

@@ -11,7 +11,7 @@ from jengine.annotations import Count, Index
 from jengine.errors import ConfigError, closest
 from jengine.hooks.arguments import check_integer
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 
 _DIR_NAME = "tf_tracing_logs"
@@ -61,7 +61,7 @@ class ProfilerHook(Hook):
         self._start = 0  # the first iteration in this session
         self._cycle: dict[str, float] = dict(self.schedule or {**_SCHEDULE, "active": profile_times})
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: RunnerProtocol) -> None:
         """Check that the run is long enough."""
         length = runner.max_epochs if self.by_epoch else runner.max_iters
         if runner.train_loop is not None and self.profile_times > length:
@@ -70,19 +70,21 @@ class ProfilerHook(Hook):
                 f"ProfilerHook: profile_times must be at most the {length} {unit} of the run, got {self.profile_times}"
             )
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Record the first iteration in this session, from which the schedule counts."""
         self._start = runner.iter
         if self.by_epoch:
             self._cycle["active"] = runner.train_loop.epoch_length or math.inf
 
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
         """Start a trace if it is due."""
         if self._path is None and self._is_traced(runner.iter - self._start):
             self._path = os.path.join(runner.log_dir, self._dir_name, f"iter_{runner.iter}")
             jax.profiler.start_trace(self._path)
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
+    def after_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+    ) -> None:
         """End the trace after its last iteration."""
         if self._path is not None:
             index = runner.iter - self._start
@@ -91,12 +93,12 @@ class ProfilerHook(Hook):
             if ends_cycle or not self._is_traced(index + 1):
                 self._end_trace(runner, outputs)
 
-    def after_train(self, runner: Runner) -> None:
+    def after_train(self, runner: RunnerProtocol) -> None:
         """End the trace that is open at the end of training."""
         if self._path is not None:
             self._end_trace(runner, None)
 
-    def next_step(self, runner: Runner, step: int) -> float:
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return the next step to trace, or the step at which the current trace ends."""
         if self._path is not None:
             return step
@@ -113,7 +115,7 @@ class ProfilerHook(Hook):
         is_active = index >= skipped and position >= idle
         return is_active and (not self._cycle["repeat"] or cycle < self._cycle["repeat"])
 
-    def _end_trace(self, runner: Runner, outputs: Any) -> None:
+    def _end_trace(self, runner: RunnerProtocol, outputs: Any) -> None:
         jax.block_until_ready(runner.state if outputs is None else outputs)
         jax.profiler.stop_trace()
         path, self._path = self._path, None

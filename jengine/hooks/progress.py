@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging import console, terminal_handlers
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
@@ -38,7 +38,7 @@ class ProgressHook(Hook):
         self._last_line = clock()  # when the terminal showed a training line
         self._logger: logging.Logger | None = None
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Draw the bar."""
         from rich import progress
 
@@ -78,22 +78,24 @@ class ProgressHook(Hook):
         self._last_line = self._clock()
         return True
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
+    def after_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+    ) -> None:
         """Update the bar."""
         now = self._clock()
         if now >= self._next_redraw or self.is_last_train_iter(runner):
             self._next_redraw = now + _REDRAW_SECONDS
             self._progress.update(self._task, completed=runner.iter + 1)
 
-    def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Update the bar."""
         self.after_train_iter(runner, batch_idx)
 
-    def after_train(self, runner: Runner) -> None:
+    def after_train(self, runner: RunnerProtocol) -> None:
         """Remove the bar."""
         self.close()
 
-    def on_failure(self, runner: Runner) -> None:
+    def on_failure(self, runner: RunnerProtocol) -> None:
         """Remove the bar before the lines about an error or a signal."""
         self.close()
 

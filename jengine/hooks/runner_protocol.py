@@ -1,6 +1,6 @@
 """Protocols of the Runner and its loops, as hooks see them.
 
-Hooks annotate `runner: Runner` with the protocol below instead of importing `jengine.runner`, which imports them.
+Hooks annotate `runner: RunnerProtocol` instead of importing `jengine.runner`, which imports them.
 Members are read-only unless a hook may set them. The types are those that a hook sees in the stages of training,
 validation or test; what a run does not need, such as the training loop in a test, is None in the other stages.
 """
@@ -38,7 +38,7 @@ class Progress(Protocol):
     def max_epochs(self) -> int: ...  # epochs of the whole run; 1 in an iteration loop
 
 
-class TrainLoop(Progress, Protocol):
+class TrainLoopProtocol(Progress, Protocol):
     """Training loop, as hooks see it; set `stop_training` to end training after the current iteration or chunk."""
 
     stop_training: bool
@@ -55,7 +55,7 @@ class TrainLoop(Progress, Protocol):
     def run(self) -> None: ...  # train to the end
 
 
-class EvalLoop(Protocol):
+class EvalLoopProtocol(Protocol):
     """Validation or test loop, as hooks see it."""
 
     @property
@@ -68,7 +68,7 @@ class EvalLoop(Protocol):
     def run(self) -> dict[str, float]: ...  # evaluate once; the metrics by name
 
 
-class Runner(Progress, Protocol):
+class RunnerProtocol(Progress, Protocol):
     """The run, as hooks see it.
 
     Attributes:
@@ -109,11 +109,11 @@ class Runner(Progress, Protocol):
 
     # --- Loops and data ---
     @property
-    def train_loop(self) -> TrainLoop: ...
+    def train_loop(self) -> TrainLoopProtocol: ...
     @property
-    def val_loop(self) -> EvalLoop: ...
+    def val_loop(self) -> EvalLoopProtocol: ...
     @property
-    def test_loop(self) -> EvalLoop: ...
+    def test_loop(self) -> EvalLoopProtocol: ...
     @property
     def train_dataloader(self) -> Loader: ...
     @property

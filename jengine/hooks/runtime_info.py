@@ -5,7 +5,7 @@ import numbers
 from typing import Any
 
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
 
@@ -20,14 +20,14 @@ class RuntimeInfoHook(Hook):
     def __init__(self) -> None:
         self._stage_before_val: str | None = None
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: RunnerProtocol) -> None:
         """Record the config, the seed, the experiment name and the version."""
         from jengine import __version__
 
         infos = dict(cfg=runner.cfg_text, seed=runner.seed, experiment_name=runner.experiment_name)
         runner.message_hub.update_info_dict({**infos, "jengine_version": __version__})
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Record the first iteration, the training length, and the dataset metainfo."""
         hub = runner.message_hub
         progress = dict(epoch=runner.epoch, iter=runner.iter, max_epochs=runner.max_epochs)
@@ -37,11 +37,11 @@ class RuntimeInfoHook(Hook):
         if (meta := runner.train_dataloader.metainfo) is not None:
             hub.update_info("dataset_meta", meta)
 
-    def before_train_epoch(self, runner: Runner) -> None:
+    def before_train_epoch(self, runner: RunnerProtocol) -> None:
         """Record the epoch."""
         runner.message_hub.update_info("epoch", runner.epoch)
 
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
         """Record the iteration and the learning rates, for each name in `get_lr` that of the first parameter group."""
         hub = runner.message_hub
         hub.update_info("iter", runner.iter)
@@ -50,53 +50,55 @@ class RuntimeInfoHook(Hook):
             rates[f"train/{name}"] = values[0]
         hub.update_scalars(rates)
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
+    def after_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+    ) -> None:
         """Record the step metrics."""
         scalars = {}
         for name, value in (outputs or {}).items():
             scalars[f"train/{name}"] = value
         runner.message_hub.update_scalars(scalars)
 
-    def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Record the metrics of all steps in a chunk."""
         hub, first = runner.message_hub, runner.iter - metrics.num_steps + 1
         for name, values in metrics.values.items():
             hub.update_scalar_batch(f"train/{name}", values, first, metrics.reported(name))
 
-    def before_val(self, runner: Runner) -> None:
+    def before_val(self, runner: RunnerProtocol) -> None:
         """Set the stage."""
         self._stage_before_val = runner.message_hub.get_info("loop_stage")
         runner.message_hub.update_info("loop_stage", "val")
 
-    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Record the metrics as `val/…`."""
         self._record_metrics(runner, "val", metrics)
 
-    def after_val(self, runner: Runner) -> None:
+    def after_val(self, runner: RunnerProtocol) -> None:
         """Restore the stage that the validation interrupted."""
         if self._stage_before_val is None:
             runner.message_hub.pop_info("loop_stage")
         else:
             runner.message_hub.update_info("loop_stage", self._stage_before_val)
 
-    def after_train(self, runner: Runner) -> None:
+    def after_train(self, runner: RunnerProtocol) -> None:
         """Remove the stage."""
         runner.message_hub.pop_info("loop_stage")
 
-    def before_test(self, runner: Runner) -> None:
+    def before_test(self, runner: RunnerProtocol) -> None:
         """Set the stage."""
         runner.message_hub.update_info("loop_stage", "test")
 
-    def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+    def after_test_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Record the metrics as `test/…`."""
         self._record_metrics(runner, "test", metrics)
 
-    def after_test(self, runner: Runner) -> None:
+    def after_test(self, runner: RunnerProtocol) -> None:
         """Remove the stage."""
         runner.message_hub.pop_info("loop_stage")
 
     @staticmethod
-    def _record_metrics(runner: Runner, mode: str, metrics: dict[str, float] | None) -> None:
+    def _record_metrics(runner: RunnerProtocol, mode: str, metrics: dict[str, float] | None) -> None:
         for name, value in (metrics or {}).items():
             if isinstance(value, numbers.Number) or getattr(value, "size", 0) == 1:
                 runner.message_hub.update_scalar(f"{mode}/{name}", value)

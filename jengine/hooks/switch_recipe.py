@@ -12,7 +12,7 @@ from jengine.data.batch_augments import BatchAugment, build_batch_augment, ident
 from jengine.errors import ConfigError, closest, config_path
 from jengine.hooks.arguments import check_integer
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.train import StepContext
 
@@ -64,7 +64,7 @@ class SwitchRecipeHook(Hook):
                         f"got {name!r} first in epoch {item['action_epoch']}{closest(name, first)}"
                     )
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Apply the recipe for the current epoch, also after a restart."""
         if not runner.train_loop.by_epoch and self.schedule[-1]["action_epoch"] > 1:
             raise ConfigError("SwitchRecipeHook: the training loop must count epochs, got one that counts iterations")
@@ -76,7 +76,7 @@ class SwitchRecipeHook(Hook):
             if item["action_epoch"] <= runner.epoch + 1:
                 self._apply(runner, item)
 
-    def before_train_epoch(self, runner: Runner) -> None:
+    def before_train_epoch(self, runner: RunnerProtocol) -> None:
         """Apply the change of this epoch, if there is one."""
         for item in self.schedule:
             if 1 < item["action_epoch"] == runner.epoch + 1:
@@ -109,7 +109,7 @@ class SwitchRecipeHook(Hook):
             built["batch_augments"] = len(self._augments)
         return built
 
-    def _apply(self, runner: Runner, item: Mapping[str, Any]) -> None:
+    def _apply(self, runner: RunnerProtocol, item: Mapping[str, Any]) -> None:
         if "train_pipeline" in item:
             set_pipeline(runner.train_loop.dataloader, item["train_pipeline"])
         if "batch_augments" in item and self._augments:
@@ -134,12 +134,12 @@ class PipelineSwitchHook(Hook):
             self.switch_pipeline = Pipeline(switch_pipeline)
         self._is_switched = False
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Check that the training loop counts epochs."""
         if not runner.train_loop.by_epoch:
             raise ConfigError("PipelineSwitchHook: the training loop must count epochs, got one that counts iterations")
 
-    def before_train_epoch(self, runner: Runner) -> None:
+    def before_train_epoch(self, runner: RunnerProtocol) -> None:
         """Switch if it is due."""
         if runner.epoch >= self.switch_epoch and not self._is_switched:
             set_pipeline(runner.train_loop.dataloader, self.switch_pipeline)

@@ -30,7 +30,7 @@ class RunFilesProtocol(Protocol):
     def open(self) -> None: ...
 
 
-class TrainLoopInternals(runner_protocol.TrainLoop, Protocol):
+class TrainLoopInternals(runner_protocol.TrainLoopProtocol, Protocol):
     """Training loop with the counters that a resume sets."""
 
     iter: int
@@ -43,7 +43,7 @@ class TrainLoopInternals(runner_protocol.TrainLoop, Protocol):
     on_nonfinite: str
 
 
-class RunnerInternals(runner_protocol.Runner, Protocol):
+class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):
     """Runner, as loops, checkpoints and reports see it."""
 
     settings: dict[str, Any]  # a description of all arguments, see `describe_settings`; saved in checkpoints

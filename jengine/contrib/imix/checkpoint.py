@@ -5,7 +5,7 @@ from typing import Any
 
 from jengine.annotations import Count
 from jengine.contrib.imix.hook_base import HookBase
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 
 
@@ -74,10 +74,10 @@ class CheckPointHook(HookBase):
         """Save the final checkpoint."""
         self._save("model_final", self.trainer.epoch, self.trainer.iter, final=True)
 
-    def on_failure(self, runner: Runner) -> None:
+    def on_failure(self, runner: RunnerProtocol) -> None:
         """Do nothing: an error saves no final checkpoint, and `on_interrupt` has saved the state."""
 
-    def on_interrupt(self, runner: Runner) -> None:
+    def on_interrupt(self, runner: RunnerProtocol) -> None:
         """Save the state before a signal or an error ends the run; the Runner calls this between two iterations."""
         self.bind(runner)
         if runner.iter > 0 and self.name_at(runner.iter) is None:

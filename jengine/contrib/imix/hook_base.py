@@ -10,7 +10,7 @@ from jengine.contrib.imix.log_buffer import LogBuffer
 from jengine.errors import ArgumentError
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import PriorityStatus, get_level, to_priority
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 
 if TYPE_CHECKING:
     _Base = Any  # subclasses define the six methods without arguments, which the signatures of Hook do not allow
@@ -29,7 +29,7 @@ class Trainer:
     __slots__ = ("_runner",)
     _names: ClassVar[Mapping[str, str]] = {"_hooks": "hooks", "max_iter": "max_iters", "max_epoch": "max_epochs"}
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: RunnerProtocol) -> None:
         object.__setattr__(self, "_runner", weakref.proxy(runner))  # as `__setattr__` sets on the Runner
 
     def __getattr__(self, name: str) -> Any:
@@ -84,7 +84,7 @@ class HookBase(_Base):
         self._level = get_level(level)
         self.priority = to_priority(self._level)
 
-    def bind(self, runner: Runner) -> None:
+    def bind(self, runner: RunnerProtocol) -> None:
         """Set `self.trainer` to a weak proxy for the run."""
         self.trainer = Trainer(runner)
 
@@ -108,7 +108,7 @@ class HookBase(_Base):
         hooks = [hook for hook in self.trainer.hooks if isinstance(hook, HookBase)]
         return [hook.log_buffer for hook in hooks if hook.log_buffer is not None]
 
-    def on_failure(self, runner: Runner) -> None:
+    def on_failure(self, runner: RunnerProtocol) -> None:
         """Call `after_train` when training has ended with an error; the error propagates."""
         if "after_train" in self.get_triggered_stages():
             try:
@@ -129,7 +129,7 @@ def _add_runner_arguments(cls: type, stage: str, method: Callable[[Any], None]) 
     @functools.wraps(method)
     def call(
         self: HookBase,
-        runner: Runner | None = None,
+        runner: RunnerProtocol | None = None,
         batch_idx: int | None = None,
         data_batch: Any = None,
         outputs: Mapping[str, Any] | None = None,
@@ -146,7 +146,7 @@ def _add_runner_arguments(cls: type, stage: str, method: Callable[[Any], None]) 
     return call
 
 
-def register_hooks(runner: Runner, hooks: Iterable[HookBase | None]) -> None:
+def register_hooks(runner: RunnerProtocol, hooks: Iterable[HookBase | None]) -> None:
     """Add built hooks to a run and set `trainer` of each; None is skipped."""
     for hook in hooks:
         if hook is None:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from jengine.contrib.imix.hook_base import HookBase
 from jengine.hooks.priority import PriorityStatus
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.optim.schedules import ParamScheduler, flatten_schedulers
 from jengine.registry import HOOKS
 
@@ -53,7 +53,7 @@ class LRSchedulerHook(HookBase):
         """Step the schedulers that count epochs."""
         self._step(by_epoch=True)
 
-    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Pass the metrics to the schedulers that follow one."""
         for scheduler in self._schedulers(runner):
             if scheduler.by_epoch and scheduler.need_val_args:
@@ -68,7 +68,7 @@ class LRSchedulerHook(HookBase):
     def _get_value(self) -> tuple[str, float]:
         return "train/lr", self.trainer.optim_wrapper.param_groups[self._group]["lr"]
 
-    def _schedulers(self, runner: Runner) -> Iterator[ParamScheduler]:
+    def _schedulers(self, runner: RunnerProtocol) -> Iterator[ParamScheduler]:
         has_momentum_hook = any(isinstance(hook, MomentumSchedulerHook) for hook in runner.hooks)
         for scheduler in flatten_schedulers(runner.param_schedulers):
             if not has_momentum_hook or (scheduler.param_name == _MOMENTUM) is self.steps_momentum:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TextIO
 import jax
 
 from jengine.contrib.imix.log_buffer import Bins, Image, Result, to_uint8
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging import HistoryBuffer
 from jengine.registry import Registry
 
@@ -33,10 +33,10 @@ class LogBufferWriter:
 
     writes_events: ClassVar[bool] = False
 
-    def begin(self, trainer: Runner) -> None:
+    def begin(self, trainer: RunnerProtocol) -> None:
         """Prepare for training from `trainer.iter`."""
 
-    def write(self, trainer: Runner) -> None:
+    def write(self, trainer: RunnerProtocol) -> None:
         """Write the current metrics."""
         raise NotImplementedError(f"{type(self).__name__} must define `write(trainer)`")
 
@@ -47,14 +47,14 @@ class LogBufferWriter:
         """Close open files. Closing twice has no effect."""
 
 
-def get_histories(trainer: Runner) -> dict[str, HistoryBuffer]:
+def get_histories(trainer: RunnerProtocol) -> dict[str, HistoryBuffer]:
     """Return the training metric histories by name; the sum of the losses is `total_loss`, as in iMIX."""
     scalars = trainer.message_hub.log_scalars.items()
     histories = {key.removeprefix(_PREFIX): history for key, history in scalars if key.startswith(_PREFIX)}
     return {"total_loss" if name == "loss" else name: history for name, history in histories.items()}
 
 
-def smooth_metrics(trainer: Runner, window_size: int) -> dict[str, float]:
+def smooth_metrics(trainer: RunnerProtocol, window_size: int) -> dict[str, float]:
     """Return the median of the latest `window_size` values of each training metric, or the latest value for `lr`."""
     return {
         name: history.current() if name in _UNSMOOTHED else median(history, window_size)
@@ -85,7 +85,7 @@ class CommonMetricLoggerHook(LogBufferWriter):
         self._clock = clock
         self._last: tuple[int, float] | None = None
 
-    def write(self, trainer: Runner) -> None:
+    def write(self, trainer: RunnerProtocol) -> None:
         """Log the line."""
         histories = get_histories(trainer)
         max_iter = self.max_iter or trainer.max_iters
@@ -193,14 +193,14 @@ class JSONLoggerHook(LogBufferWriter):
         self.window_size = window_size
         self._file: JsonLines | None = None
 
-    def begin(self, trainer: Runner) -> None:
+    def begin(self, trainer: RunnerProtocol) -> None:
         """Open the file, and drop the lines that the run will write again."""
         self.close()
         self._file = JsonLines(
             self.json_file or os.path.join(trainer.work_dir, "training_status.json"), "iteration", trainer.iter
         )
 
-    def write(self, trainer: Runner) -> None:
+    def write(self, trainer: RunnerProtocol) -> None:
         """Append the line."""
         if self._file is None:
             raise RuntimeError("JSONLoggerHook: `begin` must be called before `write`")
@@ -235,7 +235,7 @@ class TensorboardLoggerHook(LogBufferWriter):
         self.window_size = window_size
         self._backend: Any = None
 
-    def begin(self, trainer: Runner) -> None:
+    def begin(self, trainer: RunnerProtocol) -> None:
         """Create the event file; TensorBoard discards earlier values for iterations that the run repeats."""
         from jengine.visualization import TensorboardVisBackend
 
@@ -243,7 +243,7 @@ class TensorboardLoggerHook(LogBufferWriter):
         if trainer.iter > 0:
             self._backend.load_state_dict({}, trainer.iter - 1)  # TensorBoard drops later events of the earlier run
 
-    def write(self, trainer: Runner) -> None:
+    def write(self, trainer: RunnerProtocol) -> None:
         """Write the training metrics."""
         if self._backend is None:
             raise RuntimeError("TensorboardLoggerHook: `begin` must be called before `write`")

@@ -16,7 +16,7 @@ from jengine.data.masking import get_mask
 from jengine.distributed import process_local_batch
 from jengine.errors import ConfigError, require_extra
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.selection import Selector, find, select, select_array
 from jengine.visualization.draw import resize_nearest
@@ -72,17 +72,17 @@ class SegVisualizationHook(Hook):
             warnings.warn(text, UserWarning, stacklevel=2)
         self.draws_samples = self.draw
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: RunnerProtocol) -> None:
         """Remove the visualizer's backends for `show`."""
         if self.show:
             runner.visualizer.vis_backends = {}
 
-    def next_step(self, runner: Runner, step: int) -> float:
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return infinity: the hook does not act in training."""
         return math.inf
 
     def _after_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "val"
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "val"
     ) -> None:
         """Draw the examples in a batch except the padding; all arrays come to the host in one transfer."""
         if not self.draw or mode == "train" or not self.every_n_inner_iters(batch_idx, self.interval):

@@ -24,7 +24,7 @@ from jengine.contrib.selfsup.model_entries import (
 from jengine.data import select_arrays
 from jengine.errors import ArgumentError, closest, config_path
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.train import TrainState
 
@@ -81,7 +81,7 @@ class DeepClusterHook(Hook):
 
     # --- When to cluster. ---
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: RunnerProtocol) -> None:
         """Check the requirements and build the parts of a clustering."""
         if runner.train_loop is None:
             return
@@ -91,7 +91,7 @@ class DeepClusterHook(Hook):
         self._extract_features = Extractor(self.extract_dataloader)
         self._example_batch = select_arrays(self._train_loader.example())
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Cluster, or load the labels that the run was trained on before a restart."""
         if runner.state.is_abstract:  # `jengine plan` only compiles
             return
@@ -104,14 +104,14 @@ class DeepClusterHook(Hook):
         if self._clustered is not None or self.initial:
             self._cluster(runner, runner.epoch)
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Cluster for the next epochs, every `interval` epochs."""
         if self.every_n_epochs(runner, self.interval):
             self._cluster(runner, runner.epoch + 1)
 
     # --- Clustering. ---
 
-    def _check(self, runner: Runner) -> None:
+    def _check(self, runner: RunnerProtocol) -> None:
         name = type(self).__name__
         if not runner.train_loop.by_epoch:
             raise ArgumentError(f"{name}: `train_cfg.by_epoch` must be True, got False; it clusters between epochs")
@@ -131,7 +131,7 @@ class DeepClusterHook(Hook):
         if self.init_memory:
             find_memory_bank(runner.state.model_state, name)
 
-    def _cluster(self, runner: Runner, epoch: int) -> None:
+    def _cluster(self, runner: RunnerProtocol, epoch: int) -> None:
         """Cluster the data, and set up data and state for training on these labels from `epoch` on."""
         features = self._extract_features(runner)
         seed = runner.seed if self.seed is None else self.seed
@@ -163,7 +163,7 @@ class DeepClusterHook(Hook):
             self._train_loader.close()  # drops batches that were read ahead with the old labels
 
     @staticmethod
-    def _path(runner: Runner, epoch: int) -> str:
+    def _path(runner: RunnerProtocol, epoch: int) -> str:
         return os.path.join(runner.work_dir, f"cluster_epoch_{epoch}.npy")
 
     # --- Checkpointing. ---

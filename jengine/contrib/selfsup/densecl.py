@@ -5,7 +5,7 @@ from typing import Any
 from jengine.annotations import Index
 from jengine.errors import ArgumentError
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 
 
@@ -31,11 +31,11 @@ class DenseCLHook(Hook):
     def __init__(self, start_iters: Index = 1000) -> None:
         self.start_iters = start_iters
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Set the first value, so that the step is traced with it, and check the model."""
         self.before_train_iter(runner, 0)
 
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
         """Set the value for this iteration."""
         value = _find_loss_lambda(runner.model)
         runner.hyperparams["loss_lambda"] = value if runner.iter >= self.start_iters else 0.0

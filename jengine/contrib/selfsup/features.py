@@ -12,7 +12,7 @@ from jengine.contrib.selfsup.model_entries import drop_replica_axis
 from jengine.data import DataLoader, build_dataloader
 from jengine.data.masking import get_mask
 from jengine.errors import ArgumentError, ConfigError, config_path, require_extra
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 
 PyTree = Any
 _AVERAGE = {"type": "AvgPool2d", "output_size": 1}
@@ -75,7 +75,7 @@ class Extractor:
         self._is_pooled = pool_cfg is not None
         self._model: Any = None
 
-    def __call__(self, runner: Runner) -> np.ndarray:
+    def __call__(self, runner: RunnerProtocol) -> np.ndarray:
         """Return the features f32[N, D] of all samples, with the current weights, in inference mode."""
         state, strategy = runner.state, runner.strategy
         if state is None:
@@ -140,7 +140,7 @@ def projection_accuracy(
     return float(np.mean(accuracies))
 
 
-def compare_features(runner: Runner, train: Any, test: Any) -> tuple[float, float]:
+def compare_features(runner: RunnerProtocol, train: Any, test: Any) -> tuple[float, float]:
     """Compare a trained model's features with random projections, by nearest neighbor accuracy.
 
     Args:

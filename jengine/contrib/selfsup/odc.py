@@ -21,7 +21,7 @@ from jengine.contrib.selfsup.model_entries import (
 )
 from jengine.errors import ArgumentError
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 
 _SAVE_INTERVAL = 10  # epochs between files of labels, as in MMSelfSup
@@ -74,7 +74,7 @@ class ODCHook(Hook):
         self._class_weights = jax.jit(lambda bank: class_weights(count_labels(bank), power))
         self._count_labels = jax.jit(count_labels)
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: RunnerProtocol) -> None:
         """Check that the model's state has the required entries."""
         if runner.train_loop is None or runner.state is None:
             return
@@ -88,7 +88,7 @@ class ODCHook(Hook):
         if self.reweight:
             find_state_entry(runner.state.model_state, "loss_weight", type(self).__name__)
 
-    def next_step(self, runner: Runner, step: int) -> float:
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return the next step at which one of the intervals ends."""
         if self.reweight:
             return step
@@ -96,7 +96,7 @@ class ODCHook(Hook):
         return min(self.next_multiple(n, step) for n in intervals)
 
     def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Run the tasks whose interval ends with this iteration."""
         if self.every_n_train_iters(runner, self.centroids_update_interval):
@@ -108,7 +108,7 @@ class ODCHook(Hook):
         if self.every_n_train_iters(runner, self.evaluate_interval):
             self.evaluate(runner)
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Write the labels every ten epochs."""
         if self.every_n_epochs(runner, _SAVE_INTERVAL):
             labels = np.asarray(self._bank(runner).labels)  # on all processes, between which the first replica is sent
@@ -116,29 +116,29 @@ class ODCHook(Hook):
                 path = os.path.join(runner.work_dir, f"cluster_epoch_{runner.epoch + 1}.npy")
                 np.save(path, labels.astype(np.int64))
 
-    def update_centroids(self, runner: Runner) -> None:
+    def update_centroids(self, runner: RunnerProtocol) -> None:
         """Set the centroids to the means of their features."""
         self._set_bank(runner, self._update_centroids(self._bank(runner)))
 
-    def deal_with_small_clusters(self, runner: Runner) -> None:
+    def deal_with_small_clusters(self, runner: RunnerProtocol) -> None:
         """Empty small clusters and refill them with halves of large ones."""
         rng = jax.random.fold_in(runner.state.key, runner.iter)
         self._set_bank(runner, self._deal_with_small_clusters(self._bank(runner), rng))
 
-    def set_reweight(self, runner: Runner) -> None:
+    def set_reweight(self, runner: RunnerProtocol) -> None:
         """Set the class weights from the cluster sizes."""
         weights, name = self._class_weights(self._bank(runner)), type(self).__name__
         model_state = replace_state_entry(runner.state.model_state, "loss_weight", weights, name)
         runner.state = runner.state.replace(model_state=model_state)
 
-    def evaluate(self, runner: Runner) -> None:
+    def evaluate(self, runner: RunnerProtocol) -> None:
         """Log the cluster sizes."""
         runner.logger.info(describe_clusters(np.asarray(self._count_labels(self._bank(runner)))))
 
-    def _bank(self, runner: Runner) -> MemoryBank:
+    def _bank(self, runner: RunnerProtocol) -> MemoryBank:
         bank = find_memory_bank(runner.state.model_state, type(self).__name__)
         return drop_replica_axis(bank, runner.strategy)
 
-    def _set_bank(self, runner: Runner, bank: MemoryBank) -> None:
+    def _set_bank(self, runner: RunnerProtocol, bank: MemoryBank) -> None:
         model_state = replace_memory_bank(runner.state.model_state, bank, type(self).__name__)
         runner.state = runner.state.replace(model_state=model_state)

@@ -6,7 +6,7 @@ from typing import Any
 from jengine.annotations import NonNegative
 from jengine.errors import ArgumentError
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.optim.schedules import flatten_schedulers
 from jengine.registry import HOOKS
 
@@ -37,7 +37,7 @@ class SimSiamHook(Hook):
         self.lr = lr
         self.adjust_by_epoch = adjust_by_epoch
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: RunnerProtocol) -> None:
         """Check that a group is marked; without `fix_pred_lr`, return the marked groups to the schedules."""
         if runner.optim_wrapper is None:
             return
@@ -53,18 +53,18 @@ class SimSiamHook(Hook):
                 "optim_wrapper: paramwise_cfg=dict(custom_keys={'predictor': dict(fix_lr=True)})"
             )
 
-    def before_train_epoch(self, runner: Runner) -> None:
+    def before_train_epoch(self, runner: RunnerProtocol) -> None:
         """Set the rate."""
         for group in _fixed_groups(runner) if self.fix_pred_lr else ():
             group["lr"] = self.lr
 
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
         """Set the rate, unless `adjust_by_epoch`."""
         if not self.adjust_by_epoch:
             self.before_train_epoch(runner)
 
 
-def _fixed_groups(runner: Runner) -> list[Any]:
+def _fixed_groups(runner: RunnerProtocol) -> list[Any]:
     by_optimizer = runner.optim_wrapper.param_groups
     if not isinstance(by_optimizer, Mapping):
         by_optimizer = {"": by_optimizer}

@@ -15,7 +15,7 @@ from jengine.contrib.selfsup.losses import SwAVQueue, empty_queue
 from jengine.contrib.selfsup.model_entries import device_put_like, save_array
 from jengine.errors import ArgumentError, closest
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Runner
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.train import StepContext
 
@@ -100,7 +100,7 @@ class SwAVHook(Hook):
 
     # --- On the host. ---
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: RunnerProtocol) -> None:
         """Check that the frozen layers exist, and read the queue that an earlier run wrote."""
         if runner.state is None or runner.optim_wrapper is None:
             return
@@ -122,11 +122,11 @@ class SwAVHook(Hook):
             runner.logger.info(f"SwAVHook: starting with the queue in {path}.")
             self._set_queue(runner, queue._replace(rows=rows, active=jnp.ones((), jnp.bool_)))
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: RunnerProtocol) -> None:
         """Set the first flags, so that the step is traced with them."""
         self.before_train_iter(runner, 0)
 
-    def before_train_epoch(self, runner: Runner) -> None:
+    def before_train_epoch(self, runner: RunnerProtocol) -> None:
         """Activate the queue from its epoch on; the step determines again whether it is full."""
         queue = self._queue(runner)
         if queue is not None:
@@ -134,12 +134,12 @@ class SwAVHook(Hook):
             active = jnp.logical_or(queue.active, runner.epoch >= self.epoch_queue_starts)
             self._set_queue(runner, queue._replace(active=active, use_queue=jnp.zeros((), jnp.bool_)))
 
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
         """Set the flags that freeze layers in this iteration."""
         for pattern, iters in self._frozen.items():
             runner.hyperparams[f"frozen:{pattern}"] = runner.iter < iters
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Write the queue to its file."""
         queue = self._queue(runner)
         if queue is None or not runner.is_main_process or not self.every_n_epochs(runner, self.interval):
@@ -147,16 +147,16 @@ class SwAVHook(Hook):
         if queue.active:
             save_array(self._path(runner), np.asarray(queue.rows))
 
-    def _queue(self, runner: Runner) -> SwAVQueue | None:
+    def _queue(self, runner: RunnerProtocol) -> SwAVQueue | None:
         return runner.state.hook_state.get(type(self).__name__)
 
-    def _set_queue(self, runner: Runner, queue: SwAVQueue) -> None:
+    def _set_queue(self, runner: RunnerProtocol, queue: SwAVQueue) -> None:
         name = type(self).__name__
         queue = device_put_like(queue, self._queue(runner))
         runner.state = runner.state.replace(hook_state={**runner.state.hook_state, name: queue})
 
     @staticmethod
-    def _path(runner: Runner) -> str:
+    def _path(runner: RunnerProtocol) -> str:
         return os.path.join(runner.work_dir, "queue.npy")
 
 
