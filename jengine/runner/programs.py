@@ -57,6 +57,21 @@ class Hyperparams(dict[str, np.float32]):
         # A scalar, not an array, which `hyperparams["x"] += 1` would modify while a dispatched step still reads it
         super().__setitem__(name, np.float32(array.item()))
 
+    def update(self, *values: Any, **named: Any) -> None:
+        """Set several scalars; the method of dict would store them as they are."""
+        for name, value in dict(*values, **named).items():
+            self[name] = value
+
+    def __ior__(self, values: Any) -> "Hyperparams":  # type: ignore[override, misc]
+        self.update(values)
+        return self
+
+    def setdefault(self, name: str, value: Any) -> np.float32:
+        """Set a scalar unless it is present, and return it."""
+        if name not in self:
+            self[name] = value
+        return self[name]
+
 
 @dataclasses.dataclass(frozen=True)
 class _VectorSpec:

@@ -235,3 +235,15 @@ def test_a_subclass_of_the_runner_can_change_the_hooks(make_runner):
             super().register_default_hooks({**(hooks or {}), "logger": None})
 
     assert "LoggerHook" not in list_names(make_runner(runner_class=Quiet, default_hooks=None))
+
+
+def test_every_way_to_set_hyperparameters_stores_float32_scalars(make_runner):
+    hyperparams = make_runner().hyperparams
+    hyperparams["a"] = 1
+    hyperparams.update(b=2, a=3.5)
+    hyperparams |= {"c": np.arange(1)}
+    assert hyperparams.setdefault("d", 4) == 4
+    assert hyperparams == {"a": 3.5, "b": 2, "c": 0, "d": 4}
+    assert {type(value) for value in hyperparams.values()} == {np.float32}
+    with pytest.raises(TypeError, match="the hyperparameter 'a' must be a number, got 'x'"):
+        hyperparams.update(a="x")
