@@ -1,6 +1,7 @@
 """Signals that end a run between two iterations, in all processes together, and waits for data."""
 
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -159,6 +160,8 @@ def watch_waits(interrupts: Interrupts, logger: logging.Logger, after: float = _
             if wait is not reported:
                 due = after
             seconds = time.monotonic() - wait[1]
+            if seconds >= after / 6:  # so that a signal saves at once, instead of importing Orbax first
+                importlib.import_module("orbax.checkpoint")
             if seconds >= due:
                 logger.warning(f"The run has waited {seconds:.0f} s for {wait[0]}.")
                 reported, due = wait, 2 * due
