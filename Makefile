@@ -28,7 +28,7 @@ types: $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 pytest: $(VENV)/.installed
 	@$(BIN)/python .ci/versions.py
-	$(PYTEST) -m "not full_optimization and not four_processes"
+	$(PYTEST) -m "not full_optimization and not many_processes"
 	$(PYTEST) -m full_optimization
 	$(PYTEST) --doctest-modules jengine
 
@@ -43,10 +43,9 @@ pytest-chips: $(VENV)/.installed
 configs: $(VENV)/.installed
 	JENGINE_RANDOM_CONFIGS=200 $(PYTEST) --dist load -m full_optimization tests/runner/test_random_configs.py
 
-# Trains with four processes, and kills one of two or three at 20 random moments; `make test` has two and three processes,
-# and one kill.
+# Trains with four processes, and kills one of two or three at 20 random moments; `make test` has two and three processes.
 processes: $(VENV)/.installed
-	JENGINE_PROCESS_KILLS=20 JENGINE_PROCESSES=4 $(PYTEST) tests/crash tests/distributed/test_training_cases.py
+	$(PYTEST) --dist load -m many_processes tests/crash tests/distributed
 
 # The tests with PyTorch, TensorFlow, Hugging Face datasets, Haiku and Equinox as well, in an environment of their own;
 # `make test` skips them. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.

@@ -4,13 +4,10 @@
 """
 
 import importlib.util
-import os
 import pathlib
 import signal
 
 import pytest
-
-PROCESS_KILLS = range(int(os.environ.get("JENGINE_PROCESS_KILLS", "1")))
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +31,7 @@ def test_terminated_runs_are_bit_identical(kills, directory):
     assert kills.run(directory, kills=1, seed=1, signum=signal.SIGTERM) == 1
 
 
-@pytest.mark.parametrize("seed", PROCESS_KILLS)
+@pytest.mark.many_processes
+@pytest.mark.parametrize("seed", range(20))
 def test_runs_of_which_one_process_is_killed_are_bit_identical(kills, directory, seed):
     kills.run_with_processes(directory, seed, count=2 + seed // 2 % 2, in_save=seed % 2 == 0)

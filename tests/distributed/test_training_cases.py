@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 import pathlib
 import re
 import shutil
@@ -150,7 +149,7 @@ def split_batches(found):
         ("two_devices_each", "tensor"),
         ("two_devices_each", "data_tensor"),
         ("two_devices_each", "data_tensor_stream"),
-        *[pytest.param(("four_processes", case), marks=pytest.mark.four_processes) for case in SHARDED],
+        *[pytest.param(("four_processes", case), marks=pytest.mark.many_processes) for case in SHARDED],
     ],
     ids="-".join,
 )
@@ -185,7 +184,7 @@ def test_data_shards_train_validate_and_predict_like_one_device(sharded, one_dev
         ("one_device_each", "tensor"),
         ("one_device_each", "tensor_stream"),
         ("two_devices_each", "data_tensor"),
-        pytest.param(("four_processes", "tensor"), marks=pytest.mark.four_processes),
+        pytest.param(("four_processes", "tensor"), marks=pytest.mark.many_processes),
     ],
     ids="-".join,
     indirect=True,
@@ -310,9 +309,6 @@ def two_exact(one_process, tmp_path_factory):
     return run_cases(folder, EXACT, 2)
 
 
-MOST = int(os.environ.get("JENGINE_PROCESSES", "3"))  # processes
-
-
 @pytest.fixture(scope="module")
 def four_exact(two_exact, tmp_path_factory):
     """Results of four processes; the last case resumes from two, within a window."""
@@ -320,10 +316,18 @@ def four_exact(two_exact, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def three_exact(request, tmp_path_factory):
-    """Results of three processes; the last case resumes from four, or else from two, within a window."""
-    source = request.getfixturevalue("four_exact" if MOST == 4 else "two_exact")
-    return resume_with(3, source, tmp_path_factory.mktemp("three_exact"))
+def three_exact(two_exact, tmp_path_factory):
+    """Results of three processes; the last case resumes from two, within a window."""
+    return resume_with(3, two_exact, tmp_path_factory.mktemp("three_exact"))
+
+
+@pytest.fixture(scope="module")
+def three_after_four(four_exact, tmp_path_factory):
+    """Results of three processes; the last case resumes from four, within a window."""
+    return resume_with(3, four_exact, tmp_path_factory.mktemp("three_after_four"))
+
+
+MANY = [pytest.param(name, marks=pytest.mark.many_processes) for name in ("four_exact", "three_after_four")]
 
 
 def resume_with(count, source, folder):
@@ -331,7 +335,7 @@ def resume_with(count, source, folder):
     return run_cases(folder, EXACT, 1, count=count)
 
 
-@pytest.fixture(params=["two_exact", "three_exact", "four_exact"][: MOST - 1])
+@pytest.fixture(params=["two_exact", "three_exact", *MANY])
 def exact(request):
     return request.getfixturevalue(request.param)
 
