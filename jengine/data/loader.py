@@ -45,6 +45,9 @@ class DataLoader:
       num_batch_per_epoch: maximum number of batches per epoch, for a quick test.
       device_prefetch: batches that a loop sends to the device ahead of the current one; each takes device memory.
 
+    Attributes:
+      length: number of batches in an epoch.
+
     Raises:
       TypeError: the dataset is not map-style. ValueError: a number out of range, or a dataset smaller than one batch.
     """

@@ -335,5 +335,3 @@ def _check_scalar(key: str, value: Any) -> Any:
     except (TypeError, ValueError) as error:
         error.add_note(f"in the update of the scalar {key!r}")
         raise
-
-

@@ -2,7 +2,7 @@
 
 One iteration, in order (`TrainLoop.run_iters` and `run_iter`):
 
-* source: `BatchStream.take`, at most one batch ahead of the step;
+* source: `BatchStream.take`, which reads `device_prefetch` batches ahead;
 * check and put: `_check_and_put`, which sends checked batches to the device;
 * hooks: `before_train_iter`;
 * step: `Runner.train_step`, which calls `TrainPrograms.run_step`;

@@ -45,7 +45,7 @@ def to_number(value: Any) -> float | None:
     return float(array.item()) if array.size == 1 and array.dtype.kind in _REAL_KINDS else None
 
 
-def to_plain(value: Any) -> Any:
+def array_to_list(value: Any) -> Any:
     """Convert an array to a list, or to a Python number if it has one element; return anything else unchanged."""
     if not hasattr(value, "__array__"):
         return value

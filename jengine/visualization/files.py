@@ -12,7 +12,7 @@ from jengine.config import write_config
 from jengine.json_codec import encode
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
-from jengine.visualization.convert import Histogram, encode_png, to_plain
+from jengine.visualization.convert import Histogram, array_to_list, encode_png
 
 
 class FilesVisBackend(BaseVisBackend):
@@ -157,7 +157,7 @@ class CSVVisBackend(FilesVisBackend):
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
         """Append a row for each entry except `step`; `file_path` is ignored."""
-        rows = [(step, name, to_plain(value)) for name, value in scalar_dict.items() if name != "step"]
+        rows = [(step, name, array_to_list(value)) for name, value in scalar_dict.items() if name != "step"]
         self._append_rows(self._scalar_file, ("step", "name", "value"), rows)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:

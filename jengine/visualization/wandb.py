@@ -10,7 +10,7 @@ import numpy as np
 from jengine.errors import require_extra
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
-from jengine.visualization.convert import Histogram, encode_png, to_plain
+from jengine.visualization.convert import Histogram, array_to_list, encode_png
 
 _RUN_SELECTION = ("id", "resume", "resume_from", "fork_from")  # arguments of `wandb.init` that select a run
 
@@ -77,7 +77,7 @@ class WandbVisBackend(BaseVisBackend):
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
         """Write the values of one step as one entry; `file_path` is ignored."""
-        self._log({name: to_plain(value) for name, value in scalar_dict.items()}, step)
+        self._log({name: array_to_list(value) for name, value in scalar_dict.items()}, step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the run id and the number of entries."""

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from jengine import annotations
-from jengine.annotations import Count, checked
+from jengine.annotations import Count, checked, is_mapping
 from jengine.errors import ConfigError, config_path
 from jengine.optim.schedules.annealing import OneCycleRule
 from jengine.optim.schedules.from_optax import OptaxRule
@@ -94,9 +94,9 @@ class _RunLength:
 
 
 def _build(cfg: Any, wrapper: Any, run: _RunLength) -> Schedulers:
-    is_by_name = _is_mapping(cfg) and "type" not in cfg
+    is_by_name = is_mapping(cfg) and "type" not in cfg
     with config_path("param_scheduler"):
-        if not _is_mapping(wrapper):
+        if not is_mapping(wrapper):
             if is_by_name and cfg:
                 raise ConfigError(
                     "`param_scheduler` must be a scheduler with a 'type' or a list of schedulers for a single "
@@ -135,7 +135,7 @@ def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
     if callable(cfg) and not isinstance(cfg, type):  # without an end, so that the run can be extended
         cfg = {"type": "OptaxLR", "schedule": cfg, "by_epoch": False, "end": INF}
     cfg = as_config(cfg)
-    if not _is_mapping(cfg):
+    if not is_mapping(cfg):
         raise TypeError(
             "a parameter scheduler must be a dict with a 'type', or a function from the iteration to the learning rate "
             f"such as an optax schedule, got {type(cfg).__name__}: {cfg!r}"
@@ -250,7 +250,3 @@ def _default(entry: Any, name: str, fallback: Any) -> Any:
     """Return an argument's default; `fallback` if the constructor of `entry` has no explicit signature."""
     signature: Any = getattr(entry.__init__, "__signature__", None)
     return signature.parameters[name].default if signature is not None else fallback
-
-
-def _is_mapping(value: Any) -> bool:
-    return hasattr(value, "items")  # a ConfigDict is not a Mapping
