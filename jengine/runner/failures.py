@@ -275,7 +275,7 @@ def _run_within_limit(job: Callable[[], object], runner: RunnerInternals, what: 
         thread.join(_LIMIT - _ANNOUNCED_AFTER)
     if thread.is_alive():
         runner.logger.error(
-            f"{what.capitalize()} were not finished within {_LIMIT:g} s ({_LIMIT_VARIABLE}): the run ends without."
+            f"{what.capitalize()} were not finished within {_LIMIT:g} s ({_LIMIT_VARIABLE}): the run ends without them."
         )
         _end_without(thread.is_alive, runner)
         return False

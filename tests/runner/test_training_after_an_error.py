@@ -261,6 +261,6 @@ def test_an_error_ends_the_process_although_a_service_never_answers(tmp_path):
     assert done.returncode == 1
     assert done.stderr.count("OSError: the disk is gone") == 1
     assert done.stdout.splitlines()[-1].endswith(
-        "Logs were not finished within 0.2 s (JENGINE_FAILURE_TIMEOUT): the run ends without."
+        "Logs were not finished within 0.2 s (JENGINE_FAILURE_TIMEOUT): the run ends without them."
     )
     assert (tmp_path / "run" / "iter_1").is_dir()
