@@ -19,6 +19,7 @@ from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.manifest import MANIFEST, META, read_manifest, validate_checkpoint
 from jengine.errors import closest
 from jengine.json_codec import decode
+from jengine.local_path import check_local_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
     Raises:
       FileNotFoundError: the directory does not exist.
     """
-    root = Path(work_dir).absolute()
+    root = Path(check_local_path("work_dir", work_dir))
     if not root.is_dir():
         raise FileNotFoundError(f"there is no work dir {root}")
     pointer = read_pointer(root)
@@ -93,7 +94,7 @@ def remove_checkpoints(
       FileNotFoundError: there is no such checkpoint. ValueError: the latest, without `force`; or one that is being
         saved. Nothing was removed.
     """
-    root = Path(work_dir).absolute()
+    root = Path(check_local_path("work_dir", work_dir))
     by_name = {entry.name: entry for entry in list_checkpoint_entries(root)}
     removed = []
     for name in dict.fromkeys(names):

@@ -32,6 +32,7 @@ from jengine.checkpoint.manifest import (
 )
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.json_codec import decode, encode
+from jengine.local_path import check_local_path
 
 POINTER = "last_checkpoint"
 CURRENT_RUN = "current_run"
@@ -109,7 +110,7 @@ def find_latest(
       checksums: whether to skip checkpoints whose files do not match the checksums, or whose arrays are unreadable.
       processes: those that look for it together: the first one finds it, and each verifies a share of the files.
     """
-    candidates = _iter_candidates(Path(work_dir).absolute()) if processes.index == 0 else iter(())
+    candidates = _iter_candidates(Path(check_local_path("work_dir", work_dir))) if processes.index == 0 else iter(())
     while (path := processes.all_gather("the checkpoint to resume from", next(candidates, None))[0]) is not None:
         if (problem := _verify(path, checksums, processes, readable=True)) is None:
             return str(path)
@@ -188,7 +189,7 @@ def _locate(
     checksums: bool = False,
     processes: ProcessGroup = ALONE,
 ) -> str:
-    path = Path(path).absolute()
+    path = Path(check_local_path("path", path))
     replacement = path.with_name(path.name + INCOMING)
     if not path.exists() and validate_checkpoint(replacement) is None:  # killed between the renames of a replacement
         return str(replacement)

@@ -25,6 +25,7 @@ from jengine.checkpoint import arrays, files
 from jengine.checkpoint.layout import ALONE, STATE, ProcessGroup, find_checkpoint, read_meta
 from jengine.checkpoint.manifest import MANIFEST, META
 from jengine.checkpoint.restore import list_arrays
+from jengine.local_path import check_local_path
 from jengine.paths import dotted, flatten
 
 Structs = Mapping[str, jax.ShapeDtypeStruct]
@@ -70,7 +71,7 @@ def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, pro
       FileNotFoundError: nothing is there. ValueError: another file format. CorruptCheckpointError: the checkpoint is
         incomplete or damaged.
     """
-    absolute = Path(path).absolute()
+    absolute = Path(check_local_path("path", path))
     if absolute.is_file():
         if not absolute.name.endswith((".safetensors", ".npz", _INDEX)):
             hint = ""

@@ -10,6 +10,7 @@ import numpy as np
 from jengine import paths
 from jengine.cli.commands import build_runner, list_data
 from jengine.errors import ConfigError
+from jengine.local_path import check_local_path
 
 _MODES = ("test", "val", "train")
 
@@ -19,6 +20,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     # Checked before anything is built.
     if not args.out.endswith(".npz"):
         raise ConfigError(f"`--out` must be an .npz file, got {args.out!r}")
+    check_local_path("--out", args.out)
     if args.data is not None and args.data not in _MODES and not args.data.endswith(".npz"):
         raise ConfigError(f"`--data` must be one of {', '.join(_MODES)}, or an .npz file, got {args.data!r}")
     runner = build_runner(args, overrides, load_from=args.checkpoint, resume=False)

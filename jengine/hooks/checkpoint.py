@@ -15,6 +15,7 @@ from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, ke
 from jengine.errors import ArgumentError, ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.local_path import check_local_path
 from jengine.registry import HOOKS
 
 
@@ -417,8 +418,8 @@ def _check_destination(
             "CheckpointHook: backend_args and file_client_args must be None, since storage backends are not supported; "
             "set out_dir to a directory of a file system"
         )
-    if out_dir is not None and "://" in str(out_dir):
-        raise ConfigError(f"CheckpointHook: out_dir must be a directory of a file system, got {str(out_dir)!r}")
+    if out_dir is not None:
+        check_local_path("CheckpointHook.out_dir", out_dir)
     if filename_tmpl is None:
         return
     if filename_tmpl.endswith((INCOMING, OUTGOING)):

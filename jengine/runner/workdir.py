@@ -20,6 +20,7 @@ from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook
+from jengine.local_path import check_local_path
 from jengine.logging import escape_name
 from jengine.runner.resume_check import read_flags
 from jengine.runner.start_from import LoadFrom, ResumePolicy, parse_load_from
@@ -76,7 +77,7 @@ def agree_on_identity(
     assert_equal_across_processes(processes, values)
     if not os.fspath(work_dir).strip():
         raise ConfigError(f"`work_dir` must be the path of a directory, got {os.fspath(work_dir)!r}")
-    work_dir = os.path.abspath(os.fspath(work_dir))
+    work_dir = check_local_path("work_dir", work_dir)
     _check_directory("work_dir", work_dir)
     if experiment_name is not None and not experiment_name.isprintable():
         raise ConfigError(f"experiment_name must be one line of printable characters, got {experiment_name!r}")

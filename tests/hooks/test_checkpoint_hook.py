@@ -414,7 +414,7 @@ def test_an_unknown_metric_is_an_error_that_lists_the_known_ones():
         ({"save_best": "acc", "rule": "greter"}, KeyError, "did you mean 'greater'"),
         ({"save_best": ["a", "b", "c"], "rule": ["less", "less"]}, ValueError, "one for each of the 3 metrics"),
         ({"backend_args": {"backend": "s3"}}, ValueError, "storage backends are not supported"),
-        ({"out_dir": "s3://bucket"}, ValueError, "directory of a file system, got 's3://bucket'"),
+        ({"out_dir": "s3://bucket"}, ValueError, "mounted file system, got 's3://bucket'"),
     ],
 )
 def test_an_invalid_argument_is_refused_at_construction(settings, error, message):

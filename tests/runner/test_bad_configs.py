@@ -342,6 +342,20 @@ def test_messages_give_path_expectation_and_value(changes, message, tmp_path):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("url", ["gs://bucket/run", "s3://bucket/run", "s3a://bucket"])
+@pytest.mark.parametrize(
+    "argument", ["work_dir", "resume", "load_from", "load_from.path", "default_hooks.checkpoint.out_dir"]
+)
+def test_urls_of_object_storage_are_refused_and_no_directory_is_named_after_them(argument, url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name, *keys = argument.split(".")
+    for key in reversed(keys):
+        url = {key: url} | ({"type": "CheckpointHook"} if key == "out_dir" else {})
+    with pytest.raises(ConfigError, match="must be a path on a local or mounted file system, got '(gs|s3|s3a)://"):
+        Runner(**{**config("run"), name: url})
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("work_dir", ["", " "])
 def test_a_work_dir_without_a_name_is_refused(work_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

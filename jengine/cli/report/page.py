@@ -15,6 +15,7 @@ from jengine.cli.report.page_data import build_page_data
 from jengine.cli.report.run_files import find_runs, name_runs, read_run
 from jengine.errors import require_extra
 from jengine.json_codec import encode
+from jengine.local_path import check_local_path
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
@@ -22,7 +23,7 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 def collect_data(work_dirs: Sequence[str], images: int) -> dict[str, Any]:
     """Read the runs (see `find_runs`) and return the report data, with at most `images` steps per image."""
     skipped: list[str] = []
-    found = (find_runs(pathlib.Path(path).absolute(), skipped) for path in work_dirs)
+    found = (find_runs(pathlib.Path(check_local_path("work_dir", path)), skipped) for path in work_dirs)
     log_dirs = list(dict.fromkeys(itertools.chain.from_iterable(found)))
     runs = dict(zip(name_runs(log_dirs), map(read_run, log_dirs), strict=True))
     next(iter(runs.values())).notes.extend(skipped)
