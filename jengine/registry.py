@@ -251,10 +251,19 @@ def is_built_in(entry: Callable[..., Any]) -> bool:
     return module.partition(".")[0] in ("jengine", "optax")
 
 
-def find_registered(name: str) -> list[Callable[..., Any]]:
-    """Return the entries called `name` in all registries so far, without importing anything."""
-    entries = (registry.registered(name) for registry in _REGISTRIES)
-    return [entry for entry in entries if entry is not None]
+def find_registered(name: str, import_all: bool = False) -> list[Callable[..., Any]]:
+    """Return the entries called `name` in all registries.
+
+    Args:
+      name: without a scope.
+      import_all: import all built-in entries if no entry has this name so far.
+    """
+    found = [entry for registry in _REGISTRIES if (entry := registry.registered(name)) is not None]
+    if found or not import_all:
+        return found
+    for registry in list(_REGISTRIES):  # an imported package may have a registry of its own
+        len(registry)
+    return find_registered(name)
 
 
 def _find_elsewhere(name: str) -> str:

@@ -121,7 +121,8 @@ def test_a_python_that_is_not_installed_is_named_and_fails(tmp_path):
 def _named_extras(text):
     in_brackets = re.findall(r"(?:jengine(?:-[\w.-]+\.whl)?|\.)\[([a-z0-9, -]+)\]", text)
     in_calls = re.findall(r'require_extra\("([\w-]+)"', text)
-    return {name.strip() for names in [*in_brackets, *in_calls] for name in names.split(",")}
+    in_classes = re.findall(r'^    extra = "([\w-]+)"', text, re.MULTILINE)
+    return {name.strip() for names in [*in_brackets, *in_calls, *in_classes] for name in names.split(",")}
 
 
 @pytest.mark.parametrize("directory", ["docs", "jengine", "benchmarks", "examples", "tests"])

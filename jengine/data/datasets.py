@@ -69,6 +69,8 @@ class Digits(ArrayDataset):
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI repository, 1998.
     """
 
+    extra = "examples"
+
     def __init__(self, split: Literal["train", "test"] = "train", flat: bool = False) -> None:
         with require_extra("examples", "Digits requires scikit-learn"):
             from sklearn.datasets import load_digits

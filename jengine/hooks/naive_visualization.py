@@ -42,6 +42,7 @@ class NaiveVisualizationHook(Hook):
       prediction: the entry in the predictions; None if they are an array.
     """
 
+    extra = "draw"
     priority = "LOWEST"
     draws_samples = True
 

@@ -20,16 +20,8 @@ from jengine.optim.schedules import ParamScheduler, check_param_schedulers
 from jengine.registry import LOOPS, OPTIM_WRAPPERS, as_config, find_registered, is_built_in
 from jengine.train import TrainState
 
-# Extras: the module that each installs, and the types that require it
-_EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "tensorboard": ("tensorboard", ("TensorboardVisBackend", "TensorboardLoggerHook")),
-    "wandb": ("wandb", ("WandbVisBackend",)),
-    "mlflow": ("mlflow", ("MLflowVisBackend",)),
-    "draw": ("PIL", ("LocalVisualizer", "SelfSupVisualizer", "NaiveVisualizationHook", "SegVisualizationHook")),
-    "examples": ("sklearn", ("Digits", "Kmeans", "PIC")),
-    "safetensors": ("safetensors", ()),
-}
-_EXTRA_OF_TYPE = {name: extra for extra, (_, names) in _EXTRAS.items() for name in names}
+# Modules of the extras that have another name
+_MODULES = {"draw": "PIL", "examples": "sklearn"}
 _SAFETENSORS = (".safetensors", ".safetensors.index.json")
 _SECTIONS = {
     "train": ("train_dataloader", "train_cfg", "optim_wrapper"),
@@ -48,10 +40,13 @@ _ALMOST = 0.9  # similarity at which a method is a misspelled stage; hooks may d
 
 
 def check_extras(cfg: Mapping[str, Any]) -> None:
-    """Raise MissingPackageError, with the command to install them, if types or weights in a config lack packages."""
+    """Raise MissingPackageError, with the command to install them, if types or weights in a config lack packages.
+
+    A class names the extra that installs what it imports: `extra = "wandb"`.
+    """
     missing: dict[str, str] = {}
     for path, extra in _list_extras({key: value for key, value in cfg.items() if key != "vars"}, ""):
-        module, _ = _EXTRAS[extra]
+        module = _MODULES.get(extra, extra)
         if importlib.util.find_spec(module) is None:
             missing.setdefault(extra, f"{module} (for `{path}`)")
     if missing:
@@ -73,10 +68,12 @@ def _list_extras(node: Any, path: str) -> Iterator[tuple[str, str]]:
         if str(node).endswith(_SAFETENSORS):
             yield path, "safetensors"
     elif path == "visualizer" or "." in path or "[" in path:  # other values at the top level are no types
-        name = node.rpartition(".")[2] if isinstance(node, str) else getattr(node, "__name__", "")
-        entries = [node] if isinstance(node, type) else find_registered(name)
-        if name in _EXTRA_OF_TYPE and all(map(is_built_in, entries)):
-            yield path.removesuffix(".type"), _EXTRA_OF_TYPE[name]
+        entries: list[Any] = [node] if isinstance(node, type) else []
+        if isinstance(node, str) and (name := node.rpartition(".")[2])[:1].isupper():  # may be a class
+            entries = find_registered(name, import_all=True)
+        for entry in entries:
+            if is_built_in(entry) and hasattr(entry, "extra"):
+                yield path.removesuffix(".type"), entry.extra
 
 
 def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> tuple[dict[str, Any], str]:

@@ -50,6 +50,7 @@ class LocalVisualizer(Visualizer):
       (32, 32, 3)
     """
 
+    extra = "draw"
     kinds: ClassVar[tuple[str, ...]] = ("label", "sem_seg", "instances")
 
     def __init__(

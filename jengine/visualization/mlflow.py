@@ -30,6 +30,8 @@ class MLflowVisBackend(BaseVisBackend):
       tracking_uri: a server or a store; by default the directory `<save_dir>/mlruns`.
     """
 
+    extra = "mlflow"
+
     def __init__(
         self,
         save_dir: str | os.PathLike[str],

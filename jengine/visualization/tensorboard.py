@@ -23,6 +23,8 @@ class TensorboardVisBackend(BaseVisBackend):
     Values that are not numbers are skipped, with one warning per name.
     """
 
+    extra = "tensorboard"
+
     def __init__(self, save_dir: str | os.PathLike[str]) -> None:
         super().__init__(save_dir)
         self._writer: Any = None

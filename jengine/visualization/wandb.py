@@ -29,6 +29,8 @@ class WandbVisBackend(BaseVisBackend):
       define_metric_cfg: name -> summary for `define_metric`, such as `{'val/accuracy': 'max'}`.
     """
 
+    extra = "wandb"
+
     def __init__(
         self,
         save_dir: str | os.PathLike[str],

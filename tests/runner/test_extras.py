@@ -38,6 +38,7 @@ def test_all_missing_packages_of_a_config_are_one_line_before_anything_starts(tm
         (dict(visualizer="LocalVisualizer"), "draw"),
         (dict(visualizer=dict(vis_backends=["WandbVisBackend"])), "wandb"),
         (dict(custom_hooks=[dict(type="mmseg.SegVisualizationHook")]), "draw"),
+        (dict(custom_hooks=[dict(type="DeepClusterHook", clustering=dict(type="PIC"))]), "examples"),
         (dict(load_from="vit.safetensors"), "safetensors"),
         (dict(load_from=dict(path=pathlib.Path("vit.safetensors"))), "safetensors"),
     ],

@@ -228,6 +228,7 @@ class TensorboardLoggerHook(LogBufferWriter):
       window_size: number of values for the medians.
     """
 
+    extra = "tensorboard"
     writes_events = True
 
     def __init__(self, log_dir: str | os.PathLike[str] | None = None, window_size: int = 20) -> None:

@@ -48,6 +48,7 @@ class SegVisualizationHook(Hook):
         an array.
     """
 
+    extra = "draw"
     priority = "NORMAL"
 
     draw: bool = False

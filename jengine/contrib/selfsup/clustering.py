@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.annotations import Count, Fraction, Positive
-from jengine.errors import ConfigError, closest, require_extra
-from jengine.registry import check_arguments
+from jengine.errors import ConfigError, require_extra
+from jengine.registry import Registry
+
+CLUSTERINGS = Registry("clustering", "jengine.contrib.selfsup", used_in="`clustering` of DeepClusterHook")
 
 
+@CLUSTERINGS.register_module()
 @dataclasses.dataclass(frozen=True)
 class Kmeans:
     """scikit-learn's k-means on whitened, L2-normalized features.
@@ -24,6 +27,8 @@ class Kmeans:
       pca_dim: number of whitened principal components that features are first reduced to; -1 skips the reduction.
       max_iter: maximum number of iterations.
     """
+
+    extra = "examples"
 
     k: int
     pca_dim: int = 256
@@ -40,6 +45,7 @@ class Kmeans:
         return kmeans.fit_predict(features).astype(np.int64)
 
 
+@CLUSTERINGS.register_module()
 @dataclasses.dataclass(frozen=True)
 class PIC:
     """Power iteration clustering on the nearest neighbor graph of whitened, L2-normalized features.
@@ -60,6 +66,8 @@ class PIC:
       alpha: share of the affinities in a power iteration; the rest is uniform.
       distribute_singletons: a cluster of one sample joins the cluster of its closest neighbor that is in a larger one.
     """
+
+    extra = "examples"
 
     k: Count
     pca_dim: int = 256
@@ -107,7 +115,6 @@ class PIC:
 
 
 _POWER_ITERATIONS = 200
-_CLUSTERINGS: dict[str, type[Kmeans] | type[PIC]] = {"Kmeans": Kmeans, "PIC": PIC}
 
 
 def build_clustering(cfg: Mapping[str, Any]) -> Kmeans | PIC:
@@ -116,12 +123,7 @@ def build_clustering(cfg: Mapping[str, Any]) -> Kmeans | PIC:
     >>> build_clustering(dict(type="Kmeans", k=10, pca_dim=-1))
     Kmeans(k=10, pca_dim=-1, max_iter=20)
     """
-    arguments = {**cfg}
-    name = arguments.pop("type", "Kmeans")
-    if name not in _CLUSTERINGS:
-        raise ConfigError(f"`type` must be a clustering, got {name!r}{closest(name, _CLUSTERINGS)}")
-    check_arguments(_CLUSTERINGS[name], arguments)
-    return _CLUSTERINGS[name](**arguments)
+    return CLUSTERINGS.build({"type": "Kmeans", **cfg})
 
 
 def class_weights(counts: Any, power: float) -> jax.Array:

@@ -323,12 +323,16 @@ def test_the_extractor_takes_the_mean_over_the_positions_of_a_map():
         (dict(type="Kmeans", k=2, pca_dim=3), "`pca_dim` must be at most 2 for 24 samples of 2 features, got 3"),
         (dict(type="PIC", k=2, nnn=24, pca_dim=-1), "`nnn` must be below the number of samples, 24, got 24"),
         (dict(type="PIC", k=2, pca_dim=3), "PIC: `pca_dim` must be at most 2 for 24 samples of 2 features, got 3"),
-        (dict(type="KMeans", k=2), "`type` must be a clustering, got 'KMeans'; did you mean 'Kmeans'"),
     ],
 )
 def test_an_impossible_clustering_is_rejected(cfg, message):
     with pytest.raises(ValueError, match=message):
         build_clustering(cfg)(make_blobs().arrays["x"], seed=0)
+
+
+def test_an_unknown_clustering_is_an_error_with_the_closest_name():
+    with pytest.raises(KeyError, match="clustering must be a registered name .* got 'KMeans'; did you mean 'Kmeans'"):
+        build_clustering(dict(type="KMeans", k=2))
 
 
 @pytest.mark.parametrize(
