@@ -1,6 +1,6 @@
-"""History of one logged scalar: the newest values in a ring buffer, and totals over all values."""
+"""History of one logged scalar: the newest values, and totals over all values."""
 
-import collections
+import array
 import math
 import types
 from collections.abc import Callable, Sequence
@@ -11,13 +11,12 @@ import numpy as np
 from jengine.errors import UnknownNameError, closest
 
 Statistic = TypeVar("Statistic", bound=Callable[..., Any])
-Number = TypeVar("Number", int, float)
 
 _NUM_SAVED_VALUES = 256  # per history in a checkpoint: enough for the windows of log lines
 
 
 class HistoryBuffer:
-    """Ring buffer with the newest `capacity` values of one scalar, at least 1.
+    """Buffer with the newest `capacity` values of one scalar, at least 1.
 
     An update costs the same at any run length. Sum, count, maximum and minimum cover *all* values, so that statistics
     over the whole run are exact.
@@ -38,8 +37,9 @@ class HistoryBuffer:
         self._clear()
 
     def _clear(self) -> None:
-        self._values: collections.deque[float] = collections.deque(maxlen=self._capacity)
-        self._counts: collections.deque[int] | None = None  # None as long as all counts are 1
+        # 8 bytes a value, where a list or a deque of floats has 32; with a few that are older than the capacity.
+        self._values = array.array("d")
+        self._counts: array.array[int] | None = None  # None as long as all counts are 1
         self._updates = 0
         self._sum = 0.0
         self._count = 0
@@ -62,60 +62,55 @@ class HistoryBuffer:
 
     def extend(self, values: Sequence[float], count: int = 1) -> None:
         """Append several values that are already checked, each the sum over `count` samples."""
-        num_values = len(values)
+        if not values:
+            return
         if count != 1 and self._counts is None:  # the first value with several samples
-            self._counts = collections.deque([1] * len(self._values), self._capacity)
-        self._values.extend(map(float, values))  # integer metrics are shown as floats too
+            self._counts = array.array("q", [1]) * len(self._values)
+        self._values.extend(values)
         if self._counts is not None:
-            self._counts.extend([count] * num_values)
-        self._updates += num_values
-        self._count += num_values * count
-        total = self._sum
-        for value in values:
-            total += value
-        self._sum = total
-        if num_values and total == total:  # not NaN
-            self._max, self._min = max(self._max, *values), min(self._min, *values)
+            self._counts.extend([count] * len(values))
+        if len(self._values) > 1.125 * self._capacity:  # seldom, as it moves all values
+            del self._values[: -self._capacity]
+            if self._counts is not None:
+                del self._counts[: -self._capacity]
+        self._updates += len(values)
+        self._count += len(values) * count
+        for value in values:  # `sum` would round otherwise if values come one by one
+            self._sum += value
+        if math.isnan(self._sum):  # a NaN replaces the extremum and stays there; for `max` it depends on the order
+            self._max, self._min = float(np.max([self._max, *values])), float(np.min([self._min, *values]))
         else:
-            for value in values:
-                # a NaN replaces the extremum and stays there, as in np.max: comparisons with it are false
-                if value > self._max or value != value:
-                    self._max = value
-                if value < self._min or value != value:
-                    self._min = value
+            self._max, self._min = max(self._max, *values), min(self._min, *values)
 
     @property
     def updates(self) -> int:
-        """The number of updates in total, including values no longer in the ring."""
+        """The number of updates in total, including values that are no longer kept."""
         return self._updates
 
     @property
     def data(self) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of the values and counts in the ring, oldest first, float64[n] each."""
-        counts = [1] * len(self) if self._counts is None else self._counts
-        return np.array(self._values, np.float64), np.array(counts, np.float64)
+        """Copies of the values and counts that are kept, oldest first, float64[n] each."""
+        return np.array(self._newest()), np.array(self._newest_counts(), np.float64)
 
     def mean(self, window_size: int | None = None) -> float:
         """Return the mean of the newest `window_size` values, weighted by sample counts.
 
-        Without a window, or if it covers all updates, the mean is exact; other windows are cut to the ring.
+        Without a window, or if it covers all updates, the mean is exact; other windows are cut to the values kept.
 
         Raises:
           ValueError: the history is empty, or `window_size` is below 1. TypeError: `window_size` is not an int.
         """
         if self._covers_all(window_size):
             return self._sum / self._count
-        values = _newest(self._values, window_size)
-        samples = len(values) if self._counts is None else sum(_newest(self._counts, window_size))
-        return float(np.add.reduce(values)) / samples
+        return float(np.add.reduce(self._newest(window_size))) / sum(self._newest_counts(window_size))
 
     def max(self, window_size: int | None = None) -> float:
         """Return the largest of the newest `window_size` values; arguments and errors as in `mean`."""
-        return self._max if self._covers_all(window_size) else float(np.max(_newest(self._values, window_size)))
+        return self._max if self._covers_all(window_size) else float(np.max(self._newest(window_size)))
 
     def min(self, window_size: int | None = None) -> float:
         """Return the smallest of the newest `window_size` values; arguments and errors as in `mean`."""
-        return self._min if self._covers_all(window_size) else float(np.min(_newest(self._values, window_size)))
+        return self._min if self._covers_all(window_size) else float(np.min(self._newest(window_size)))
 
     def current(self, window_size: int | None = None) -> float:
         """Return the newest value, for any window; ValueError if the history is empty."""
@@ -137,10 +132,9 @@ class HistoryBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return at most the newest 256 values, and the totals over all values, as a JSON-serializable dict."""
-        values = _newest(self._values, _NUM_SAVED_VALUES)
         return {
-            "values": values,
-            "counts": [1] * len(values) if self._counts is None else _newest(self._counts, _NUM_SAVED_VALUES),
+            "values": self._newest(_NUM_SAVED_VALUES).tolist(),
+            "counts": list(self._newest_counts(_NUM_SAVED_VALUES)),
             "updates": self._updates,
             "sum": self._sum,
             "count": self._count,
@@ -158,7 +152,7 @@ class HistoryBuffer:
         self._max, self._min = float(state["max"]), float(state["min"])
 
     def __len__(self) -> int:
-        return len(self._values)
+        return min(len(self._values), self._capacity)
 
     def __repr__(self) -> str:
         return f"HistoryBuffer({self._updates} values, the newest {len(self)} kept)"
@@ -174,12 +168,13 @@ class HistoryBuffer:
             raise ValueError(f"`window_size` must be at least 1, got {window_size}")
         return window_size >= self._updates
 
+    def _newest(self, size: int | None = None) -> "array.array[float]":
+        """Return the newest `size` values, oldest first; at most all that are kept."""
+        return self._values[-min(size or len(self), len(self)) :]
 
-def _newest(values: "collections.deque[Number]", size: int | None) -> "list[Number]":
-    """Return the newest `size` entries, oldest first; at most all that are kept."""
-    if size is None or size >= len(values):
-        return list(values)
-    return [values[i] for i in range(-size, 0)]  # near the end, a deque is as fast as a list
+    def _newest_counts(self, size: int | None = None) -> Sequence[int]:
+        size = min(size or len(self), len(self))
+        return [1] * size if self._counts is None else self._counts[-size:]
 
 
 for _method in (HistoryBuffer.mean, HistoryBuffer.max, HistoryBuffer.min, HistoryBuffer.current):
