@@ -271,8 +271,10 @@ def _is_sequence(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Return whether a value is a real number, but not a bool: of Python or NumPy, or an array without axes."""
-    is_scalar = isinstance(value, numbers.Real) or (hasattr(value, "__float__") and hasattr(value, "shape"))
-    return is_scalar and not isinstance(value, bool) and (not hasattr(value, "shape") or value.shape == ())
+    if hasattr(value, "dtype"):
+        kind = getattr(value.dtype, "kind", "")  # the dtype of a PRNG key has none
+        return value.shape == () and kind in ("i", "u", "f", "V")  # V: bfloat16 and other ml_dtypes
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def is_mapping(value: Any) -> bool:

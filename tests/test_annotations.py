@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Annotated, Any, Literal
 
+import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
@@ -62,6 +63,8 @@ def test_values_that_fit(annotation, value):
         (int, True, TypeError, "`Entry.x` must be an integer, got True"),
         (int, 1.0, TypeError, "`Entry.x` must be an integer, got 1.0"),
         (float, "1e-3", TypeError, "`Entry.x` must be a number, got '1e-3'"),
+        (float, np.bool_(True), TypeError, "`Entry.x` must be a number, got "),
+        (float, jax.random.key(0), TypeError, "`Entry.x` must be a number, got "),
         (bool, "False", TypeError, "`Entry.x` must be True or False, got 'False'"),
         (bool, 1, TypeError, "`Entry.x` must be True or False, got 1"),
         (Count, 0, ConfigError, "`Entry.x` must be an integer of at least 1, got 0"),

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jengine.annotations import is_number
 from jengine.logging.console import escape_name
 
 Align = Literal["left", "center", "right"]
@@ -48,7 +49,7 @@ def format_table(
             raise ValueError(f"`rows[{index}]` must have {len(columns)} cells, got {len(row)}: {row!r}")
     if align is None:
         filled = [[row[i] for row in cells if row[i] is not None] for i in range(len(columns))]
-        sides: list[Align] = ["right" if column and all(map(_is_number, column)) else "left" for column in filled]
+        sides: list[Align] = ["right" if column and all(map(is_number, column)) else "left" for column in filled]
     elif len(sides := list(align)) != len(columns):
         raise ValueError(f"`align` must have {len(columns)} entries, one per column, got {len(align)}")
     table = Table(box=box.ASCII2)
@@ -71,13 +72,9 @@ def shorten_rows(rows: Sequence[Sequence[str]], limit: int) -> list[Sequence[str
     return [*rows[:head], left_out, *rows[len(rows) - tail :]]
 
 
-def _is_number(cell: Any) -> bool:
-    return isinstance(cell, numbers.Real) and not isinstance(cell, bool)
-
-
 def _format_cell(value: Any) -> str:
     if value is None:
         return ""
-    if not _is_number(value):
+    if not is_number(value):
         return escape_name(str(value))
     return f"{value:,}" if isinstance(value, numbers.Integral) else f"{float(value):.6g}"

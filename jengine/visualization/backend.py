@@ -4,7 +4,7 @@ import abc
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -84,3 +84,70 @@ class BaseVisBackend(abc.ABC):
 
     def close(self) -> None:  # noqa: B027 - most file backends have nothing to close
         """Flush and close open files and connections. Can be called twice."""
+
+
+class RunVisBackend(BaseVisBackend):
+    """Backend that writes to a run on a server, which the first value opens.
+
+    The config and the graph wait for it: a checkpoint that is loaded before may have the run to continue.
+
+    Attributes:
+      text_names: the names of the config and the graph in the run.
+    """
+
+    text_names: ClassVar[tuple[str, str]] = ("config", "graph")
+
+    def __init__(self, save_dir: str | os.PathLike[str]) -> None:
+        super().__init__(save_dir)
+        self._experiment: Any = None  # None while no run is open
+        self._pending_texts: dict[str, str] = {}
+
+    @property
+    def experiment(self) -> Any:
+        """The open run; the first use opens it, with an error that names the extra if the package is missing."""
+        if self._experiment is None:
+            self._experiment = self._open_run()
+            self._write_texts()
+        return self._experiment
+
+    @abc.abstractmethod
+    def _import_package(self) -> Any:
+        """Import and return the client package, or raise an error that names the extra."""
+
+    @abc.abstractmethod
+    def _open_run(self) -> Any:
+        """Start a run, or continue that in the checkpoint, and return the client's object for it."""
+
+    @abc.abstractmethod
+    def _write_text(self, name: str, text: str) -> None:
+        """Write a text to the open run."""
+
+    @abc.abstractmethod
+    def _end_run(self) -> None:
+        """End the open run."""
+
+    def add_config(self, config: str) -> None:
+        """Write the config as text, together with the first value: only then the run to resume is known."""
+        self._add_text(self.text_names[0], config)
+
+    def add_graph(self, graph: str) -> None:
+        """Write the model description as text, together with the first value."""
+        self._add_text(self.text_names[1], graph)
+
+    def close(self) -> None:
+        """End the run; the next write continues it."""
+        if self._pending_texts or self._experiment is not None:
+            _ = self.experiment  # opened for the texts
+            self._end_run()
+            self._experiment = None
+
+    def _add_text(self, name: str, text: str) -> None:
+        self._import_package()  # report a missing package now instead of at the end of the run
+        self._pending_texts[name] = text
+        if self._experiment is not None:
+            self._write_texts()
+
+    def _write_texts(self) -> None:
+        for name, text in self._pending_texts.items():
+            self._write_text(name, text)
+        self._pending_texts = {}

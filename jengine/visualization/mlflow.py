@@ -10,12 +10,12 @@ import numpy as np
 
 from jengine.errors import require_extra
 from jengine.registry import VISBACKENDS
-from jengine.visualization.backend import BaseVisBackend
+from jengine.visualization.backend import RunVisBackend
 from jengine.visualization.convert import Histogram, encode_png, to_number
 
 
 @VISBACKENDS.register_module()
-class MLflowVisBackend(BaseVisBackend):
+class MLflowVisBackend(RunVisBackend):
     """Scalars as metrics in an MLflow run, and images, histograms, config and graph as artifacts.
 
     Values that are not numbers are skipped. A resumed run continues the MLflow run in the checkpoint. MLflow cannot
@@ -31,6 +31,7 @@ class MLflowVisBackend(BaseVisBackend):
     """
 
     extra = "mlflow"
+    text_names = ("config.py", "graph.txt")
 
     def __init__(
         self,
@@ -47,41 +48,37 @@ class MLflowVisBackend(BaseVisBackend):
         self._run_name = run_name
         self._tags = dict(tags or {})
         self._params = dict(params or {})
-        self._pending_texts: dict[str, str] = {}  # artifacts to write once the run is open
         self._counts: collections.Counter[str] = collections.Counter()  # number of logged values by metric
         # Steps logged after the checkpoint, by metric; None in a run that was not resumed.
         self._logged_steps: dict[str, collections.Counter[int]] | None = None
-        self._client: Any = None
         self._run_id: str | None = None
 
-    @property
-    def experiment(self) -> Any:
-        """The `MlflowClient`; the first use opens the run, with an error that names the extra without mlflow."""
-        if self._client is None:
-            if self._uri.startswith("file:"):
-                # MLflow still maintains file stores, but refuses to use one without this opt-in
-                os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            client = _import_client()(tracking_uri=self._uri)
-            if self._run_id is None:
-                existing = client.get_experiment_by_name(self._exp_name)
-                exp_id = client.create_experiment(self._exp_name) if existing is None else existing.experiment_id
-                run = client.create_run(exp_id, tags=self._tags or None, run_name=self._run_name)
-                self._run_id = run.info.run_id
-                for name, value in self._params.items():
-                    client.log_param(self._run_id, name, value)
-            else:
-                client.update_run(self._run_id, status="RUNNING")
-            self._client = client
-            self._write_texts()
-        return self._client
+    def _import_package(self) -> Any:
+        with require_extra("mlflow", "MLflowVisBackend requires mlflow"):
+            from mlflow.tracking import MlflowClient
+        return MlflowClient
 
-    def add_config(self, config: str) -> None:
-        """Write the artifact `config.py`, together with the first value: only then the run to resume is known."""
-        self._add_text("config.py", config)
+    def _open_run(self) -> Any:
+        if self._uri.startswith("file:"):
+            # MLflow still maintains file stores, but refuses to use one without this opt-in
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        client = self._import_package()(tracking_uri=self._uri)
+        if self._run_id is not None:
+            client.update_run(self._run_id, status="RUNNING")
+            return client
+        existing = client.get_experiment_by_name(self._exp_name)
+        exp_id = client.create_experiment(self._exp_name) if existing is None else existing.experiment_id
+        run = client.create_run(exp_id, tags=self._tags or None, run_name=self._run_name)
+        self._run_id = run.info.run_id
+        for name, value in self._params.items():
+            client.log_param(self._run_id, name, value)
+        return client
 
-    def add_graph(self, graph: str) -> None:
-        """Write the artifact `graph.txt`."""
-        self._add_text("graph.txt", graph)
+    def _write_text(self, name: str, text: str) -> None:
+        self.experiment.log_text(self._run_id, text, name)
+
+    def _end_run(self) -> None:
+        self.experiment.set_terminated(self._run_id)
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
         """Write `image`, uint8[H, W, C], as the artifact `images/<name>_<step>.png`."""
@@ -110,28 +107,9 @@ class MLflowVisBackend(BaseVisBackend):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
         """Continue the run in the checkpoint, unless a run is open."""
-        if "run_id" in state_dict and self._client is None:
+        if "run_id" in state_dict and self._experiment is None:
             self._run_id, self._counts = state_dict["run_id"], collections.Counter(state_dict["counts"])
             self._logged_steps = {}
-
-    def close(self) -> None:
-        """End the run; the next write continues it."""
-        if self._pending_texts:
-            _ = self.experiment
-        if self._client is not None:
-            self._client.set_terminated(self._run_id)
-            self._client = None
-
-    def _add_text(self, name: str, text: str) -> None:
-        _import_client()  # report a missing package now instead of at the end of the run
-        self._pending_texts[name] = text
-        if self._client is not None:
-            self._write_texts()
-
-    def _write_texts(self) -> None:
-        for name, text in self._pending_texts.items():
-            self._client.log_text(self._run_id, text, name)
-        self._pending_texts = {}
 
     def _is_logged(self, metric: Any) -> bool:
         """Return whether the run logged this metric and step before it was resumed; each earlier value counts once."""
@@ -139,15 +117,9 @@ class MLflowVisBackend(BaseVisBackend):
             return False
         name = metric.key
         if name not in self._logged_steps:
-            history = self._client.get_metric_history(self._run_id, name)
+            history = self.experiment.get_metric_history(self._run_id, name)
             in_order = sorted(history, key=lambda m: (m.timestamp, m.step))  # as they were logged
             self._logged_steps[name] = collections.Counter(m.step for m in in_order[self._counts[name] :])
         is_logged = self._logged_steps[name][metric.step] > 0
         self._logged_steps[name][metric.step] -= is_logged
         return is_logged
-
-
-def _import_client() -> Any:
-    with require_extra("mlflow", "MLflowVisBackend requires mlflow"):
-        from mlflow.tracking import MlflowClient
-    return MlflowClient

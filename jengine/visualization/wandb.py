@@ -1,6 +1,7 @@
 """Backend for Weights & Biases."""
 
 import os
+import types
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -9,14 +10,14 @@ import numpy as np
 
 from jengine.errors import require_extra
 from jengine.registry import VISBACKENDS
-from jengine.visualization.backend import BaseVisBackend
+from jengine.visualization.backend import RunVisBackend
 from jengine.visualization.convert import Histogram, array_to_list, encode_png
 
 _RUN_SELECTION = ("id", "resume", "resume_from", "fork_from")  # arguments of `wandb.init` that select a run
 
 
 @VISBACKENDS.register_module()
-class WandbVisBackend(BaseVisBackend):
+class WandbVisBackend(RunVisBackend):
     """A run in Weights & Biases with everything; offline, files below `save_dir` for a later `wandb sync`.
 
     Each entry has a `step`, the x-axis in all plots: W&B's counter cannot decrease, while validations may count in
@@ -42,40 +43,37 @@ class WandbVisBackend(BaseVisBackend):
         self._summaries = dict(define_metric_cfg or {})
         self._run_id: str | None = None
         self._num_entries = 0  # W&B's own counter
-        self._pending_texts: dict[str, str] = {}  # config and graph, until the run is open
-        self._run: Any = None
 
-    @property
-    def experiment(self) -> Any:
-        """The run, opened at the first use, with an error that names the extra without wandb."""
-        if self._run is None:
-            wandb = _import_wandb()
-            self.save_dir.mkdir(parents=True, exist_ok=True)
-            self._run = self._start_run(wandb)
-            self._run.define_metric("*", step_metric="step")  # instead of its own counter
-            for name, summary in self._summaries.items():
-                self._run.define_metric(name, step_metric="step", summary=summary)
-            self._write_texts()
-        return self._run
+    def _import_package(self) -> types.ModuleType:
+        with require_extra("wandb", "WandbVisBackend requires wandb"):
+            import wandb
+        return wandb
 
-    def add_config(self, config: str) -> None:
-        """Write the config as text, together with the first entry: only then the run to resume is known."""
-        self._add_text("config", config)
+    def _open_run(self) -> Any:
+        wandb = self._import_package()
+        self.save_dir.mkdir(parents=True, exist_ok=True)
+        run = self._start_run(wandb)
+        run.define_metric("*", step_metric="step")  # instead of its own counter
+        for name, summary in self._summaries.items():
+            run.define_metric(name, step_metric="step", summary=summary)
+        return run
 
-    def add_graph(self, graph: str) -> None:
-        """Write the model description as text, under `graph`."""
-        self._add_text("graph", graph)
+    def _write_text(self, name: str, text: str) -> None:
+        self.experiment.config.update({name: text}, allow_val_change=True)
+
+    def _end_run(self) -> None:
+        self.experiment.finish()
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
         """Write `image`, uint8[H, W, C]."""
         encode_png(image)  # raises for a wrong dtype or shape
         array = np.asarray(image)
         pixels = array[..., 0] if array.shape[-1] == 1 else array
-        self._log({name: _import_wandb().Image(pixels)}, step)
+        self._log({name: self._import_package().Image(pixels)}, step)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
         """Write the histogram bins."""
-        self._log({name: _import_wandb().Histogram(np_histogram=(histogram.counts, histogram.edges))}, step)
+        self._log({name: self._import_package().Histogram(np_histogram=(histogram.counts, histogram.edges))}, step)
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
         """Write the values of one step as one entry; `file_path` is ignored."""
@@ -87,18 +85,10 @@ class WandbVisBackend(BaseVisBackend):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
         """Continue the run in the checkpoint after the last entry there, unless a run is open."""
-        if "id" in state_dict and self._run is None:
+        if "id" in state_dict and self._experiment is None:
             self._run_id, self._num_entries = state_dict["id"], state_dict["entries"]
 
-    def close(self) -> None:
-        """End the run; the next write continues it."""
-        if self._pending_texts:
-            _ = self.experiment
-        if self._run is not None:
-            self._run.finish()
-            self._run = None
-
-    def _start_run(self, wandb: Any) -> Any:
+    def _start_run(self, wandb: types.ModuleType) -> Any:
         """Start a new run, or continue that in the checkpoint."""
         if self._run_id is None:
             run = wandb.init(**{"dir": str(self.save_dir), **self._init_kwargs})
@@ -118,23 +108,6 @@ class WandbVisBackend(BaseVisBackend):
             )
             return wandb.init(**init, id=self._run_id, resume="allow")
 
-    def _add_text(self, name: str, text: str) -> None:
-        _import_wandb()  # report a missing package now instead of at the end of the run
-        self._pending_texts[name] = text
-        if self._run is not None:
-            self._write_texts()
-
-    def _write_texts(self) -> None:
-        if self._pending_texts:
-            self._run.config.update(self._pending_texts, allow_val_change=True)
-            self._pending_texts = {}
-
     def _log(self, entry: Mapping[str, Any], step: int) -> None:
         self.experiment.log({**entry, "step": step})
         self._num_entries += 1
-
-
-def _import_wandb() -> Any:
-    with require_extra("wandb", "WandbVisBackend requires wandb"):
-        import wandb
-    return wandb
