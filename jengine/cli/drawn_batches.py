@@ -97,8 +97,8 @@ def draw_batches(loader: Any, count: int, name: str, max_bytes: int = 2**30) -> 
 
     Errors in the data get notes with the batch and the line of code; messages contain the name, 'train_dataloader'.
     """
-    drawn, check, num_bytes = DrawnBatches(), BatchCheck(name), 0
-    with contextlib.closing(BatchStream(loader)) as stream:
+    drawn, num_bytes = DrawnBatches(), 0
+    with contextlib.closing(BatchStream(loader, BatchCheck(name))) as stream:
         for index in range(count):
             start = time.perf_counter()
             with config_path(name), _noting_place(index):
@@ -106,7 +106,7 @@ def draw_batches(loader: Any, count: int, name: str, max_bytes: int = 2**30) -> 
                 seconds = time.perf_counter() - start
                 if not taken:
                     break
-                batch = to_numpy(check(taken.pop()))
+                batch = to_numpy(taken.pop())
             mask = get_mask(batch)
             drawn.seconds.append(seconds)
             drawn.examples.append(loader.batch_size if mask is None else int(np.sum(mask)))

@@ -1,6 +1,7 @@
 """Datasets, samplers and loaders, adapters for foreign data, and the path to the device."""
 
 from jengine.data.batch_check import BatchCheck as BatchCheck
+from jengine.data.batch_check import BatchForm as BatchForm
 from jengine.data.batch_stream import BatchStream as BatchStream
 from jengine.data.batch_stream import prefetch_to_device as prefetch_to_device
 from jengine.data.build import build_dataloader as build_dataloader

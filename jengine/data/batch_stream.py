@@ -2,16 +2,14 @@
 
 import collections
 import contextlib
-import operator
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import jax
-import numpy as np
 
-from jengine.data.host_entries import select_arrays
+from jengine.data.batch_check import Batch, BatchForm, batch_form
 
-_SHAPE_DTYPE = operator.attrgetter("shape", "dtype")
+Position = Any  # of a loader's `state_dict`
 
 
 class BatchStream:
@@ -23,6 +21,7 @@ class BatchStream:
 
     Args:
       source: yields batches. `close` closes its iterator as well, if that has the method.
+      check: batch -> form, called once for each batch; raises for one that cannot be used.
       put: batch -> batch on the device, called as soon as a batch is read; it must not block. None keeps it as it is.
       depth: number of batches that are read, and sent to the device, ahead of those taken.
       position: returns the data position after the last batch that was read; by default the source's `state_dict`, if
@@ -35,23 +34,26 @@ class BatchStream:
 
     def __init__(
         self,
-        source: Iterable[Any],
-        put: Callable[[Any], Any] | None = None,
+        source: Iterable[Batch],
+        check: Callable[[Batch], BatchForm] = batch_form,
+        put: Callable[[Batch], Batch] | None = None,
         depth: int = 0,
-        position: Callable[[], Any] | None = None,
+        position: Callable[[], Position] | None = None,
     ) -> None:
-        self.position: Any = None
-        self.positions: list[Any] = []
-        self._get_position: Any = position or getattr(source, "state_dict", _no_position)
+        self.position: Position = None
+        self.positions: list[Position] = []
+        own: Callable[[], Position] = getattr(source, "state_dict", _no_position)
+        self._get_position = position or own
         self._source = iter(source)
+        self._check = check
         self._put = put
         self._depth = depth
-        self._buffer: collections.deque[tuple[Any, Any]] = collections.deque()
+        self._buffer: collections.deque[tuple[Batch, BatchForm, Position]] = collections.deque()
         self._is_done = False  # the source has ended, at the position `_end`, or failed
         self._error: Exception | None = None
         self._end: Any = None
 
-    def take(self, count: int) -> list[Any]:
+    def take(self, count: int) -> list[Batch]:
         """Return the next batches.
 
         Args:
@@ -69,7 +71,8 @@ class BatchStream:
         while len(buffer) < wanted and not self._is_done:
             try:
                 batch = next(self._source)
-                buffer.append((batch if self._put is None else self._put(batch), self._get_position()))
+                form = self._check(batch)
+                buffer.append((batch if self._put is None else self._put(batch), form, self._get_position()))
             except StopIteration:
                 self._is_done, self._end = True, self._get_position()
             except Exception as error:
@@ -79,11 +82,10 @@ class BatchStream:
                 raise self._error
             self.position = self._end
             return []
-        batch, self.position = buffer.popleft()
+        batch, form, self.position = buffer.popleft()
         taken, self.positions = [batch], [self.position]
-        first = _signature(batch) if count > 1 else None
-        while buffer and len(taken) < count and _signature(buffer[0][0]) == first:
-            batch, self.position = buffer.popleft()
+        while buffer and len(taken) < count and buffer[0][1] == form:
+            batch, _, self.position = buffer.popleft()
             taken.append(batch)
             self.positions.append(self.position)
         return taken
@@ -95,8 +97,11 @@ class BatchStream:
 
 
 def prefetch_to_device(
-    batches: Iterable[Any], put: Callable[[Any], Any] = jax.device_put, depth: int = 2
-) -> Generator[Any, None, None]:
+    batches: Iterable[Batch],
+    put: Callable[[Batch], Batch] = jax.device_put,
+    depth: int = 2,
+    check: Callable[[Batch], BatchForm] = batch_form,
+) -> Generator[Batch, None, None]:
     """Yield batches as device arrays, with `depth` of them sent ahead of the consumer.
 
     Transfers are asynchronous, so no thread is needed: while the device computes on a batch, the next ones travel.
@@ -108,6 +113,7 @@ def prefetch_to_device(
       batches: numpy pytrees.
       put: numpy pytree -> device pytree; it must not block. One call for the whole pytree is the fastest.
       depth: number of batches sent ahead; 0 for none.
+      check: see `BatchStream`.
 
     Raises:
       ValueError: a negative depth. A source's exception is raised after the batches before it, with the traceback.
@@ -115,8 +121,8 @@ def prefetch_to_device(
     if depth < 0:
         raise ValueError(f"depth must be 0 or more batches, got {depth}")
 
-    def prefetch() -> Generator[Any, None, None]:
-        with contextlib.closing(BatchStream(batches, put, depth)) as stream:
+    def prefetch() -> Generator[Batch, None, None]:
+        with contextlib.closing(BatchStream(batches, check, put, depth)) as stream:
             while taken := stream.take(1):
                 yield taken.pop()
 
@@ -125,9 +131,3 @@ def prefetch_to_device(
 
 def _no_position() -> None:
     """Return None: a foreign iterable has no position."""
-
-
-def _signature(batch: Any) -> Any:
-    """Return what all batches in a chunk must share: structure, shapes and dtypes."""
-    leaves, treedef = jax.tree.flatten(select_arrays(batch))
-    return treedef, [_SHAPE_DTYPE(leaf if hasattr(leaf, "dtype") else np.asarray(leaf)) for leaf in leaves]

@@ -9,13 +9,13 @@ import numpy as np
 from jengine import paths
 
 # Kinds of NumPy dtypes without a form on the device: objects, strings, bytes, dates and durations.
-_HOST_KINDS = frozenset("OUSMm")
+HOST_KINDS = frozenset("OUSMm")
 
 
 def is_array(leaf: Any) -> bool:
     """Return whether a leaf can be stored on a device: a numeric or boolean array, or a number."""
     if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.dtype.kind not in _HOST_KINDS
+        return leaf.dtype.kind not in HOST_KINDS
     return isinstance(leaf, jax.Array | bool | int | float | complex) or hasattr(leaf, "__jax_array__")
 
 
@@ -30,7 +30,7 @@ def select_arrays(batch: Any) -> Any:
     if type(batch) is dict:
         for leaf in batch.values():
             if type(leaf) is np.ndarray:
-                if leaf.dtype.kind in _HOST_KINDS:
+                if leaf.dtype.kind in HOST_KINDS:
                     break
             elif not isinstance(leaf, jax.Array):
                 break

@@ -64,7 +64,8 @@ class DataLoaders:
         loader = self.get(mode)
         assert loader is not None
         with config_path(f"{mode}_dataloader"):
-            batch = BatchCheck(f"{mode}_dataloader")(self._read_example(mode, loader))
+            batch = self._read_example(mode, loader)
+            BatchCheck(f"{mode}_dataloader")(batch)
             self._check_readers(mode, batch)
         self._host_entries[mode] = list_host_entries(batch)
         arrays = select_arrays(batch)

@@ -1,13 +1,22 @@
 """Evaluation loops: validation and test."""
 
 import contextlib
+import functools
 import itertools
 from typing import Any
 
 import jax
 
 from jengine.annotations import Count
-from jengine.data import BatchCheck, DataLoader, IterableLoader, prefetch_to_device, put_arrays, select_arrays
+from jengine.data import (
+    BatchCheck,
+    BatchForm,
+    DataLoader,
+    IterableLoader,
+    prefetch_to_device,
+    put_arrays,
+    select_arrays,
+)
 from jengine.distributed import all_gather_objects, process_local_batch
 from jengine.errors import ConfigError
 from jengine.evaluation import Evaluator
@@ -116,7 +125,8 @@ class EvalLoop:
         runner, mode, loader = self.runner, self.mode, self.dataloader
         sums = runner.strategy.put_replicated(self.evaluator.init())
         loader.set_epoch(0)  # the same order in each evaluation
-        with contextlib.closing(prefetch_to_device(loader, self._check_and_put, loader.device_prefetch)) as batches:
+        put = functools.partial(put_arrays, put=runner.strategy.put_batch)
+        with contextlib.closing(prefetch_to_device(loader, put, loader.device_prefetch, self._check)) as batches:
             data = WaitedLoader(f"{mode}_dataloader", loader)
             ready = iterate(itertools.islice(batches, self._epoch_length), data, runner.interrupts)
             for batch_idx, batch in enumerate(ready):
@@ -131,9 +141,9 @@ class EvalLoop:
         self._label_checks.stop()  # the next evaluation has the same data
         return self.evaluator.evaluate(sums, self._gather_results)
 
-    def _check_and_put(self, batch: PyTree) -> PyTree:
-        self._label_checks.add(self._check_batch(batch))
-        return put_arrays(batch, self.runner.strategy.put_batch)
+    def _check(self, batch: PyTree) -> BatchForm:
+        self._label_checks.add(batch)
+        return self._check_batch(batch)
 
     def _call(self, *args: PyTree) -> Any:
         """Run the evaluation step and record compile time."""

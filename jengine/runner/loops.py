@@ -3,7 +3,7 @@
 One iteration, in order (`TrainLoop.run_iters` and `run_iter`):
 
 * source: `BatchStream.take`, which reads `device_prefetch` batches ahead;
-* check and put: `_check_and_put`, which sends checked batches to the device;
+* check and put: `BatchCheck` and `put_arrays`, which the stream calls for each batch;
 * hooks: `before_train_iter`;
 * step: `Runner.train_step`, which calls `TrainPrograms.run_step`;
 * hooks and metrics: `after_train_iter`, with metrics that stay on the device.
@@ -11,6 +11,7 @@ One iteration, in order (`TrainLoop.run_iters` and `run_iter`):
 
 import bisect
 import contextlib
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NoReturn
@@ -177,10 +178,8 @@ class TrainLoop:
         self._takes_host_batches = self.steps_per_call > 1
         if self._takes_host_batches:  # a chunk is stacked on the host
             return BatchStream(source, self._check_batch, position=loader.state_dict)
-        return BatchStream(source, self._check_and_put, loader.device_prefetch, loader.state_dict)
-
-    def _check_and_put(self, batch: PyTree) -> PyTree:
-        return put_arrays(self._check_batch(batch), self.runner.strategy.put_batch)
+        put = functools.partial(put_arrays, put=self.runner.strategy.put_batch)
+        return BatchStream(source, self._check_batch, put, loader.device_prefetch, loader.state_dict)
 
     def _repeat_data(self) -> Iterator[PyTree]:
         """Yield the batches in one pass over the data after another, from the current position on."""

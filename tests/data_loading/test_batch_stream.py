@@ -56,3 +56,12 @@ def test_the_source_is_closed_with_the_stream():
 def test_names_of_different_lengths_do_not_separate_batches():
     batches = [{"x": np.zeros(1), "name": np.array([name])} for name in ("a", "bc")]
     assert len(BatchStream(batches).take(2)) == 2
+
+
+def test_each_batch_is_checked_once_and_its_form_goes_with_it():
+    checked = []
+    stream = BatchStream(
+        [batch(0), batch(1), batch(2, size=3), batch(3)], lambda b: checked.append(values([b])) or b["x"].shape
+    )
+    assert [len(stream.take(3)) for _ in range(4)] == [2, 1, 1, 0]
+    assert checked == [[0], [1], [2], [3]]
