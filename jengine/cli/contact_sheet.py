@@ -2,6 +2,7 @@
 
 import math
 import os
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ _MARGIN, _LINE = 4, 14
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 
 
-def import_pillow() -> Any:
+def import_pillow() -> types.ModuleType:
     """Return the package `PIL`, or raise an error that names the extra."""
     with require_extra("draw", "--sheet requires Pillow"):
         import PIL.Image
@@ -60,7 +61,7 @@ def to_uint8(images: Sequence[np.ndarray]) -> list[np.ndarray]:
     ]
 
 
-def _fit(pillow: Any, pixels: np.ndarray) -> Any:
+def _fit(pillow: types.ModuleType, pixels: np.ndarray) -> Any:
     """Return an image with at most `_SIDE` pixels a side; small ones are enlarged by a whole number."""
     image = pillow.Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     side = max(image.size)

@@ -1,7 +1,7 @@
 """Conversion of MMEngine config sections to jengine's."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jengine.config.mmengine_keys import SECTIONS, drop_without_effect
@@ -29,6 +29,9 @@ _MODES = ("train", "val", "test")
 _LOOPS = {"val_cfg": "ValLoop", "test_cfg": "TestLoop"}
 _EVAL = ("val_evaluator", "test_evaluator")
 _LOSSES = {"CrossEntropyLoss": "CrossEntropy", "LabelSmoothLoss": "CrossEntropy", "MSELoss": "MeanSquaredError"}
+
+
+Section = dict[str, Any] | Sequence[dict[str, Any]]  # one part, or several
 
 
 class Row(NamedTuple):
@@ -68,7 +71,7 @@ class Conversion:
         dropped = [key for key in cfg if key not in kept]
         for path in dropped + [f"{key}.{inner}" for key in both for inner in cfg[key] if inner not in kept[key]]:
             self._note(path, "dropped", "has no effect here")
-        convert = {
+        convert: dict[str, Callable[[str, Any], None]] = {
             "model": self._model, "optim_wrapper": self._optim_wrapper, "param_scheduler": self._schedulers,
             "default_hooks": self._default_hooks, "custom_hooks": self._custom_hooks, "visualizer": self._visualizer,
             "load_from": self._load_from, "resume": self._resume, "log_processor": self._log_processor,
@@ -89,8 +92,8 @@ class Conversion:
 
     # --- Sections. ---
 
-    def _model(self, name: str, cfg: Any) -> None:
-        if cfg.get("type") in MODELS:
+    def _model(self, name: str, cfg: dict[str, Any]) -> None:
+        if cfg.get("type", "") in MODELS:
             self._take(name, self._fit(MODELS, name, cfg))
             return
         loss = next((loss for loss in _find_types(cfg) if loss in _LOSSES), None)
@@ -137,8 +140,8 @@ class Conversion:
             self._note(f"{name}.drop_last", "changed", text)
         self._take(name, loader)
 
-    def _dataset(self, path: str, cfg: Any) -> dict[str, Any]:
-        if cfg.get("type") in DATASETS:
+    def _dataset(self, path: str, cfg: dict[str, Any]) -> dict[str, Any]:
+        if cfg.get("type", "") in DATASETS:
             return self._fit(DATASETS, path, cfg)
         kind = cfg.get("type", "MyDataset")
         self._do(path.partition(".")[0], f"write the dataset my_data.{kind}: `__len__` and `__getitem__` -> a dict of "
@@ -173,7 +176,7 @@ class Conversion:
             self._take(name, {key: value for key, value in cfg.items() if key != "type"})
             self._do(name, f"a loop in place of {cfg['type']}: see docs/runner.md, custom loops")
 
-    def _optim_wrapper(self, name: str, cfg: Any) -> None:
+    def _optim_wrapper(self, name: str, cfg: dict[str, Any]) -> None:
         if "optimizer" not in cfg:
             self._take(name, cfg)
             self._do(name, "several optimizers: see docs/runner.md, several optimizers")
@@ -201,7 +204,7 @@ class Conversion:
             except (KeyError, TypeError, ValueError) as error:
                 self._do(name, str(error))
 
-    def _rules(self, rules: Any) -> dict[str, Any]:
+    def _rules(self, rules: Mapping[str, Any] | None) -> dict[str, Any]:
         kept = dict(rules or {})
         if kept.pop("dcn_offset_lr_mult", None) is not None:
             path = "optim_wrapper.paramwise_cfg.dcn_offset_lr_mult"
@@ -211,7 +214,7 @@ class Conversion:
                      "Flax names and their PyTorch aliases (`layers.3`, `weight`) both match")  # fmt: skip
         return kept
 
-    def _schedulers(self, name: str, cfg: Any) -> None:
+    def _schedulers(self, name: str, cfg: Section) -> None:
         schedulers = cfg if isinstance(cfg, list | tuple) else [cfg]
         kept = []
         for i, scheduler in enumerate(schedulers):
@@ -228,11 +231,11 @@ class Conversion:
         hooks = {key: hook if hook is None else self._hook(name, f"{name}.{key}", hook) for key, hook in cfg.items()}
         self._take(name, {key: hook for key, hook in hooks.items() if hook is not None or cfg[key] is None})
 
-    def _custom_hooks(self, name: str, cfg: Any) -> None:
+    def _custom_hooks(self, name: str, cfg: Sequence[dict[str, Any]]) -> None:
         hooks = [self._hook(name, f"{name}[{i}]", hook) for i, hook in enumerate(cfg)]
         self._take(name, [hook for hook in hooks if hook is not None])
 
-    def _hook(self, section: str, path: str, cfg: Any) -> dict[str, Any] | None:
+    def _hook(self, section: str, path: str, cfg: dict[str, Any]) -> dict[str, Any] | None:
         if cfg["type"] not in HOOKS:
             arguments = ", ".join(f"{key}={value!r}" for key, value in cfg.items() if key != "type")
             self._do(section, f"jengine has no hook {cfg['type']}({arguments}): write one (docs/hooks.md), or "
@@ -240,7 +243,7 @@ class Conversion:
             return None
         return self._fit(HOOKS, path, cfg, priority=None)
 
-    def _evaluator(self, name: str, cfg: Any) -> None:
+    def _evaluator(self, name: str, cfg: Section) -> None:
         metrics = cfg if isinstance(cfg, list | tuple) else [cfg]
         kept = []
         for i, metric in enumerate(metrics):
@@ -271,11 +274,11 @@ class Conversion:
     def _log_processor(self, name: str, cfg: dict[str, Any]) -> None:
         self._take(name, self._fit(LOG_PROCESSORS, name, {"type": "LogProcessor", **cfg}))
 
-    def _load_from(self, name: str, cfg: Any) -> None:
+    def _load_from(self, name: str, cfg: str | dict[str, Any]) -> None:
         self.result[name] = None
         self._do(name, f"weights of {cfg}: a local file, and `rename` for your model's names (docs/pretrained.md)")
 
-    def _resume(self, name: str, resume: Any) -> None:
+    def _resume(self, name: str, resume: bool | str) -> None:
         if resume is not True or self._load_from_path is None:
             self._take(name, resume)
             return

@@ -10,7 +10,7 @@ import numpy as np
 from jengine.cli.commands import config_name, list_data, load
 from jengine.cli.contact_sheet import import_pillow, write_contact_sheet
 from jengine.cli.drawn_batches import HOST_REASONS, DrawnBatches, describe_entry, draw_batches
-from jengine.data import build_dataloader
+from jengine.data import DataLoader, IterableLoader, build_dataloader
 from jengine.data.batch_check import describe_batch
 from jengine.errors import ConfigError, config_path, did_you_mean
 from jengine.logging import format_table
@@ -55,7 +55,9 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         print(f"\n{_write_sheet(drawn, loader.metainfo, sheet)}")
 
 
-def _describe_loader(loader: Any, drawn: DrawnBatches, args: argparse.Namespace, loop: Any) -> list[tuple[str, str]]:
+def _describe_loader(
+    loader: DataLoader | IterableLoader, drawn: DrawnBatches, args: argparse.Namespace, loop: Mapping[str, Any] | None
+) -> list[tuple[str, str]]:
     lines = []
     if loader.dataset_size is not None and loader.dataset_size >= 0:
         lines.append(("examples", f"{loader.dataset_size:,}"))
@@ -104,7 +106,7 @@ def _format_entries(drawn: DrawnBatches) -> str:
     return "\n".join(lines)
 
 
-def _write_sheet(drawn: DrawnBatches, metainfo: Any, file: str) -> str:
+def _write_sheet(drawn: DrawnBatches, metainfo: Mapping[str, Any] | None, file: str) -> str:
     path = drawn.find_images()
     if path is None:
         entries = describe_batch({path: leaves[0] for path, leaves in drawn.entries.items()})

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jengine import paths
-from jengine.data import BatchCheck, BatchStream, list_host_entries
+from jengine.data import BatchCheck, BatchStream, DataLoader, IterableLoader, list_host_entries
 from jengine.data.host_entries import is_array
 from jengine.data.iterables import to_numpy
 from jengine.data.masking import get_mask
@@ -92,7 +92,7 @@ class DrawnBatches:
         return [] if path is None else [os.path.basename(str(text)) for text in self.iterate(path)]
 
 
-def draw_batches(loader: Any, count: int, name: str, max_bytes: int = 2**30) -> DrawnBatches:
+def draw_batches(loader: DataLoader | IterableLoader, count: int, name: str, max_bytes: int = 2**30) -> DrawnBatches:
     """Draw the first `count` batches in a pass, with the checks in a run, and keep `max_bytes` besides the first one.
 
     Errors in the data get notes with the batch and the line of code; messages contain the name, 'train_dataloader'.
@@ -109,7 +109,7 @@ def draw_batches(loader: Any, count: int, name: str, max_bytes: int = 2**30) -> 
                 batch = to_numpy(taken.pop())
             mask = get_mask(batch)
             drawn.seconds.append(seconds)
-            drawn.examples.append(loader.batch_size if mask is None else int(np.sum(mask)))
+            drawn.examples.append((loader.batch_size or 0) if mask is None else int(np.sum(mask)))
             leaves = paths.flatten(batch)
             num_bytes += sum(np.asarray(leaf).nbytes for leaf in leaves.values())
             if index and num_bytes > max_bytes:

@@ -1,7 +1,8 @@
 """Commands and options of `jengine`; what they import when they run is not imported here."""
 
 import argparse
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 _SHELLS = ("bash", "zsh", "fish")
 _MODES = ("train", "val", "test")
@@ -15,11 +16,13 @@ _COMPLETION_EPILOG = """To complete `jengine` in new shells:
 """
 _CHECKPOINT = "a checkpoint, or a work dir for its newest one"
 
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
 
 class _VersionAction(argparse.Action):
     """Option that prints the versions of jengine and of what it runs on, and exits."""
 
-    def __init__(self, option_strings: Any, dest: str, **settings: Any) -> None:
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, help="print versions and devices, for bug reports", **settings)
 
     def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
@@ -63,13 +66,15 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(commands: Any, name: str, run: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, parents=parents, help=text)
+def _add(
+    commands: Commands, name: str, run: str, text: str, *parents: argparse.ArgumentParser
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, parents=parents, help=text)
     parser.set_defaults(run=run)
     return parser
 
 
-def _add_run_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def _add_run_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     run = argparse.ArgumentParser(add_help=False, parents=[common])
     run.add_argument("--work-dir", metavar="DIR", help="directory for checkpoints and logs (default: work_dirs/CONFIG)")
     processes = run.add_argument_group("several processes")
@@ -95,7 +100,7 @@ def _add_run_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     predict.add_argument("--batch-size", type=int, metavar="N", help="examples per batch (default: that of the config)")
 
 
-def _add_config_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def _add_config_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     _add(commands, "config", "commands.config", "print the resolved config", common)
     _add(commands, "groups", "commands.groups", "print the table of parameter groups", common)
     schedule = _add(commands, "schedule", "schedule.run", "draw the schedules over the whole run", common)
@@ -112,7 +117,7 @@ def _add_config_commands(commands: Any, common: argparse.ArgumentParser) -> None
     replay.add_argument("dump", metavar="DUMP", help="the file named in the error of the numerics guard")
 
 
-def _add_plan(commands: Any, common: argparse.ArgumentParser) -> None:
+def _add_plan(commands: Commands, common: argparse.ArgumentParser) -> None:
     text = "print memory, sharding, collectives and estimated time on many devices"
     plan = _add(commands, "plan", "plan.run", text, common)
     devices = plan.add_mutually_exclusive_group(required=True)
@@ -131,7 +136,7 @@ def _add_plan(commands: Any, common: argparse.ArgumentParser) -> None:
     plan.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
-def _add_report(commands: Any, traceback: argparse.ArgumentParser) -> None:
+def _add_report(commands: Commands, traceback: argparse.ArgumentParser) -> None:
     report = _add(commands, "report", "report.run", "write or serve a page about one or several runs", traceback)
     work_dirs = "a work dir, for its newest run; one of its directories WORK_DIR/TIMESTAMP; or a directory of work dirs"
     report.add_argument("work_dirs", nargs="+", metavar="WORK_DIR", help=work_dirs)
@@ -142,7 +147,7 @@ def _add_report(commands: Any, traceback: argparse.ArgumentParser) -> None:
     report.add_argument("--port", type=int, default=8080, metavar="PORT", help="port to serve on; 0 for any free one")
 
 
-def _add_ckpt(commands: Any, traceback: argparse.ArgumentParser) -> None:
+def _add_ckpt(commands: Commands, traceback: argparse.ArgumentParser) -> None:
     work_dir = argparse.ArgumentParser(add_help=False)
     work_dir.add_argument("work_dir", metavar="WORK_DIR", help="a run's directory")
     checkpoint = argparse.ArgumentParser(add_help=False)

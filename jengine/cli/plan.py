@@ -115,7 +115,7 @@ def set_devices(cfg: Mapping[str, Any], devices: int, mesh: Mapping[str, Any] | 
     return {**cfg, "parallel": {**parallel, "devices": devices}}
 
 
-def scale_batches(cfg: Mapping[str, Any], mesh: Any, processes: int) -> dict[str, Any]:
+def scale_batches(cfg: Mapping[str, Any], mesh: jax.sharding.Mesh, processes: int) -> dict[str, Any]:
     """Return the config with the batches that `processes` processes would read for devices that here belong to one."""
     devices = sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
     if len(devices) % processes:

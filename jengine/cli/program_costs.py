@@ -5,10 +5,11 @@ import math
 import re
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from jengine import paths
 from jengine.cli.memory_traffic import compute_loop_factor
@@ -17,13 +18,15 @@ from jengine.data import select_arrays
 from jengine.runner import Runner
 from jengine.runner.config_checks import check_top_level
 from jengine.runner.initial_state import StateInitializer
-from jengine.sharding import Program, find_collectives
+from jengine.sharding import Collective, Program, find_collectives
+from jengine.sharding.mesh_strategy import MeshStrategy
+from jengine.train import TrainState
 from jengine.train.flops import count_flops
 from jengine.train.peak_flops import get_peak_flops
 
 PyTree = Any
 Plan = dict[str, Any]  # as `jengine plan --json` prints it
-_Program = tuple[Any, dict[str, PyTree]]  # traced, and its arguments on the devices by kind
+_Program = tuple[jax.stages.Traced, dict[str, PyTree]]  # traced, and its arguments on the devices by kind
 
 _COMPILED_AT_ONCE = 2  # programs; each takes more than a GiB of the host's memory if it is large
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
@@ -59,7 +62,7 @@ def compile_plan(cfg: Mapping[str, Any], chip: Chip | None = None, training_only
             runner.close()
 
 
-def _compile_programs(runner: Any, chip: Chip | None, training_only: bool) -> Plan:
+def _compile_programs(runner: Runner, chip: Chip | None, training_only: bool) -> Plan:
     strategy = runner.strategy
     state = _with_shardings(runner.state, strategy.shardings(runner.state))
     batch, traced = _trace(runner, state, training_only)
@@ -93,7 +96,7 @@ def _compile_programs(runner: Any, chip: Chip | None, training_only: bool) -> Pl
     }
 
 
-def _trace(runner: Any, state: Any, training_only: bool) -> tuple[PyTree, dict[str, _Program]]:
+def _trace(runner: Runner, state: TrainState, training_only: bool) -> tuple[PyTree, dict[str, _Program]]:
     """Return the batch for a step, and the programs by name, with a chunk if the run has chunks."""
     strategy, steps, loop = runner.strategy, runner.train_loop.steps_per_call, runner.val_loop
     example = select_arrays(runner.train_dataloader.example())
@@ -111,7 +114,7 @@ def _trace(runner: Any, state: Any, training_only: bool) -> tuple[PyTree, dict[s
         metrics = jax.eval_shape(loop.evaluator.init)
         metrics = _with_shardings(metrics, jax.tree.map(lambda _: strategy.sharding(), metrics))
         variables = {"params": state.params, "model_state": state.model_state}
-        program = loop.trace(*variables.values(), metrics, val_batch)
+        program = loop.trace(state.params, state.model_state, metrics, val_batch)
         traced["evaluation"] = program, {"variables": variables, "batch": val_batch}
     return batch, traced
 
@@ -120,13 +123,13 @@ def _with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
 
-def _global_batch(strategy: Any, example: PyTree, steps: int | None = None) -> PyTree:
+def _global_batch(strategy: MeshStrategy, example: PyTree, steps: int | None = None) -> PyTree:
     """Return the batch of all processes, or a chunk of such batches, from one process's batch."""
     strategy.check_batch(example)
     leading = () if steps is None else (steps,)
     sharding = strategy.batch_sharding(chunked=steps is not None)
 
-    def scale(x: Any) -> Any:
+    def scale(x: np.ndarray | jax.Array) -> jax.ShapeDtypeStruct:
         shape = (*leading, x.shape[0] * strategy.data_shard.count, *x.shape[1:])
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
@@ -134,7 +137,7 @@ def _global_batch(strategy: Any, example: PyTree, steps: int | None = None) -> P
     return jax.tree.map(scale, example)
 
 
-def _compile(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: Chip | None) -> Plan:
+def _compile(traced: jax.stages.Traced, arguments: Mapping[str, PyTree], devices: int, chip: Chip | None) -> Plan:
     """Compile a program and return what it costs on a device; without memory if the compiler cannot fit it."""
     flops = {kind: count / devices for kind, count in count_flops(traced.jaxpr).items()}
     start = time.monotonic()  # the program is traced already
@@ -159,7 +162,7 @@ def _compile(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: C
     return plan if chip is None else {**plan, **estimate_time(flops, plan, chip)}
 
 
-def measure_program(compiled: Any, arguments: Mapping[str, PyTree]) -> Plan:
+def measure_program(compiled: jax.stages.Compiled, arguments: Mapping[str, PyTree]) -> Plan:
     """Return what a compiled program takes on a device, and what it contains.
 
     >>> compiled = jax.jit(lambda x: x @ x).lower(jax.ShapeDtypeStruct((8, 8), "float32")).compile()
@@ -168,9 +171,10 @@ def measure_program(compiled: Any, arguments: Mapping[str, PyTree]) -> Plan:
 
     `arguments` are `state`, `variables` and `batch`, as far as the program has them, whose memory is listed by kind.
     """
-    text = compiled.as_text()
+    text = compiled.as_text() or ""
     program = Program(text)
-    memory = _measure_memory(compiled, arguments)
+    memory_stats: Any = compiled.memory_analysis()  # which the platforms of `jengine plan` all have
+    memory = _measure_memory(memory_stats, arguments)
     costs = compiled.cost_analysis() or {}
     costs = costs[0] if isinstance(costs, list) else costs
     return {
@@ -182,15 +186,15 @@ def measure_program(compiled: Any, arguments: Mapping[str, PyTree]) -> Plan:
         "bytes_accessed": _positive(costs.get("bytes accessed"), compute_loop_factor(program)),
         "collectives": _sum_collectives(find_collectives(program)),
         "unknown_loops": program.unknown_loops,
-        "donated_bytes": compiled.memory_analysis().alias_size_in_bytes,
+        "donated_bytes": memory_stats.alias_size_in_bytes,
         "has_float64": _FLOAT64.search(text) is not None,
         "host_callbacks": len(_HOST_CALLBACK.findall(text)),
     }
 
 
-def _measure_memory(compiled: Any, arguments: Mapping[str, PyTree]) -> dict[str, int]:
-    """Return the bytes that a device holds while the program runs, by kind."""
-    memory, parts = compiled.memory_analysis(), {}
+def _measure_memory(memory: Any, arguments: Mapping[str, PyTree]) -> dict[str, int]:
+    """Return the bytes that a device holds while the program runs, by kind, from XLA's `CompiledMemoryStats`."""
+    parts: dict[str, PyTree] = {}
     if (state := arguments.get("state")) is not None:
         parts["parameters"], parts["optimizer state"] = state.params, state.opt_state
         parts["state of model and hooks"] = state.model_state, state.hook_state, state.step, state.rng
@@ -210,7 +214,7 @@ def _shard_bytes(tree: PyTree) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _sum_collectives(collectives: Any) -> list[dict[str, Any]]:
+def _sum_collectives(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
     """Return the collectives in a program by kind; one in a loop counts in each iteration."""
     rows: dict[str, dict[str, Any]] = {}
     for each in collectives:

@@ -6,24 +6,27 @@ the keys, and do not convert dicts in lists.
 
 import copy
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 from ml_collections import ConfigDict, FieldReference
 
+Config: TypeAlias = dict[Any, Any] | ConfigDict  # one level, with further ones in it
+Key = str | int  # an int in a config that is not for jengine
 
-def is_mapping(value: Any) -> bool:
+
+def is_mapping(value: Any) -> TypeGuard[Config]:
     """Return whether `value` is a config level. Other mappings (a parameter FrozenDict, say) are values."""
     return isinstance(value, dict | ConfigDict)
 
 
-def iter_items(mapping: Any) -> Iterable[tuple[Any, Any]]:
+def iter_items(mapping: Config) -> Iterable[tuple[Key, Any]]:
     """Iterate over keys and values, without resolving references."""
     if isinstance(mapping, ConfigDict):
         return mapping.iteritems(preserve_field_references=True)
     return mapping.items()
 
 
-def to_config_dict(mapping: Any, memo: dict[int, Any] | None = None) -> ConfigDict:
+def to_config_dict(mapping: Config, memo: dict[int, Any] | None = None) -> ConfigDict:
     """Convert a dict or a ConfigDict to a ConfigDict, at every level.
 
     Keys stay in order and may have dots, and a value may be replaced by one with another type. References keep
@@ -54,7 +57,7 @@ def copy_containers(value: Any, memo: dict[int, Any] | None = None) -> Any:
     return value
 
 
-def get_value(mapping: Any, key: Any) -> Any:
+def get_value(mapping: Config, key: Key) -> Any:
     """Return the value at `mapping[key]`, references resolved; None for a missing key and an empty placeholder."""
     if key not in mapping:
         return None
@@ -64,7 +67,7 @@ def get_value(mapping: Any, key: Any) -> Any:
     return value
 
 
-def assign(mapping: Any, key: Any, value: Any) -> None:
+def assign(mapping: Config, key: Key, value: Any) -> None:
     """Set `mapping[key]`, or the reference stored there; dicts in a ConfigDict become ConfigDicts."""
     if isinstance(mapping, ConfigDict):
         mapping[key] = to_config_dict(value) if isinstance(value, dict) else value

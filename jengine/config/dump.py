@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jengine.config.containers import Config
 from jengine.config.load import MODULE_PREFIX
 from jengine.config.modules import find_directory
 from jengine.config.resolve import resolve
@@ -25,7 +26,7 @@ _WIDTH = 100
 _NO_PATH = (MODULE_PREFIX, "__main__", "__mp_main__")  # beginnings of module names that cannot be imported
 
 
-def dump_config(cfg: Any, path: str | os.PathLike[str] | None = None) -> str:
+def dump_config(cfg: Config, path: str | os.PathLike[str] | None = None) -> str:
     """Return the text of a Python file whose `get_config()` returns the config.
 
     `load_config` reads an equal config from it, and imports the modules that define the user's classes. Classes and
@@ -50,7 +51,7 @@ def dump_config(cfg: Any, path: str | os.PathLike[str] | None = None) -> str:
     return text
 
 
-def format_config(cfg: Any, path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:
+def format_config(cfg: Config, path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:
     """Return the text for `dump_config`, and a sentence for each value that the file cannot reproduce."""
     writer = _Writer()
     literal = writer.literal(resolve(cfg), indent=4, path="")
@@ -65,7 +66,7 @@ def format_config(cfg: Any, path: str | os.PathLike[str] | None = None) -> tuple
     return text, writer.problems
 
 
-def format_literal(cfg: Any, comments: Mapping[str, Sequence[str]], indent: int = 4) -> str:
+def format_literal(cfg: Config, comments: Mapping[str, Sequence[str]], indent: int = 4) -> str:
     """Return a config as a dict literal, with comment lines above keys, which are given by dotted path.
 
     `indent` is the number of columns before the closing brace.
@@ -105,7 +106,7 @@ class _ReplaceNames(ast.NodeTransformer):
         return ast.Constant(...) if node.id == "Ellipsis" else node
 
 
-def write_config(cfg: Any, path: str | os.PathLike[str]) -> None:
+def write_config(cfg: Config | str, path: str | os.PathLike[str]) -> None:
     """Write a config file, atomically: an existing file is either replaced or, if writing fails, left unchanged.
 
     Args:

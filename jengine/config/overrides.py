@@ -5,12 +5,12 @@ ml_collections' flags cannot replace a list, set None, change a type or add a ke
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from jengine.config.containers import assign, get_value, is_mapping, to_config_dict
+from jengine.config.containers import Config, assign, get_value, is_mapping, to_config_dict
 from jengine.config.merge import merge_into, remove_delete_keys, replaces
 from jengine.errors import ConfigError, closest
 
@@ -20,7 +20,7 @@ _PART = re.compile(
 _WORDS = {"true": True, "false": False, "inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
-def apply_overrides(cfg: Any, overrides: Iterable[str]) -> ConfigDict:
+def apply_overrides(cfg: Config, overrides: Iterable[str]) -> ConfigDict:
     """Return a config with single values changed, as a new ConfigDict.
 
     An override is `path=value`. A path has dots between keys, and brackets around list indices and around keys that
@@ -126,7 +126,7 @@ def _set_value(node: Any, parts: list[str | int], value: Any, path: str) -> Any:
     raise ConfigError(f"{_quote(path)} must be a dict or a list, got {node!r}")
 
 
-def _match_key(node: Any, parts: list[str | int]) -> tuple[str | int, list[str | int]]:
+def _match_key(node: Config, parts: list[str | int]) -> tuple[str | int, list[str | int]]:
     """Split `parts` into a key in `node` and the remaining parts; existing keys with dots take precedence."""
     names = []
     for part in parts:
@@ -139,7 +139,7 @@ def _match_key(node: Any, parts: list[str | int]) -> tuple[str | int, list[str |
     return parts[0], parts[1:]
 
 
-def _parse_index(node: Any, part: str | int, path: str) -> int:
+def _parse_index(node: Sequence[Any], part: str | int, path: str) -> int:
     if isinstance(part, str) and not re.fullmatch(r"-?\d+", part):
         raise ConfigError(
             f"an index of {_quote(path)} must be an integer, got {part!r}; write {path}[0].{part} for its first item"

@@ -4,7 +4,7 @@ import functools
 import logging
 import pathlib
 import re
-from typing import IO, Any
+from typing import IO
 
 import jax
 from rich.console import Console
@@ -93,7 +93,7 @@ def current_logger() -> logging.Logger:
     return next(reversed(_loggers.values())) if _loggers else logging.getLogger("jengine")
 
 
-def print_log(msg: Any, logger: logging.Logger | str | None = None, level: int = logging.INFO) -> None:
+def print_log(msg: object, logger: logging.Logger | str | None = None, level: int = logging.INFO) -> None:
     """Print or log a message.
 
     Args:

@@ -194,7 +194,7 @@ def to_float(value: Any) -> float:
         raise TypeError(f"a logged scalar must be a real number, got {type(value).__name__}: {value!r}") from error
 
 
-def check_count(count: Any) -> int:
+def check_count(count: int) -> int:
     """Return `count` as a Python int; TypeError if it is not an int, ValueError if it is below 1."""
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
         raise TypeError(f"`count` of a logged scalar must be an int, got {count!r}")

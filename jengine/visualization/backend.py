@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jengine.visualization.convert import Histogram
 
@@ -60,7 +61,7 @@ class BaseVisBackend(abc.ABC):
         values = {name.removeprefix(f"{mode}/"): value for name, value in values.items() if name not in _PROGRESS}
         return {f"{mode}/{name}": value for name, value in values.items()}
 
-    def add_scalar(self, name: str, value: Any, step: int = 0) -> None:
+    def add_scalar(self, name: str, value: ArrayLike, step: int = 0) -> None:
         """Write one value of one step."""
         self.add_scalars({name: value}, step)
 

@@ -5,6 +5,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jengine.errors import require_extra
 
@@ -20,7 +21,7 @@ class Histogram(NamedTuple):
     std: float
 
 
-def histogram(values: Any, bins: int = 64) -> Histogram:
+def histogram(values: ArrayLike, bins: int = 64) -> Histogram:
     """Bin an array of real numbers, of any shape, between minimum and maximum; skip NaN and infinity.
 
     Examples:

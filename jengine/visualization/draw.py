@@ -2,12 +2,16 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jengine.errors import require_extra
 from jengine.visualization.convert import check_image_shape
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageDraw
 
 Color = tuple[int, int, int]
 
@@ -27,7 +31,7 @@ def default_palette(count: int) -> list[Color]:
     return [(r, g, b) for r, g, b in colors.tolist()]
 
 
-def to_rgb(image: Any) -> np.ndarray:
+def to_rgb(image: ArrayLike) -> np.ndarray:
     """Convert an image to uint8[H, W, 3].
 
     Args:
@@ -153,7 +157,12 @@ def import_pillow() -> tuple[Any, Any, Any]:
 
 
 def _draw_text(
-    canvas: Any, pen: Any, position: tuple[float, float], text: str, color: Color, is_centered: bool = False
+    canvas: "Image.Image",
+    pen: "ImageDraw.ImageDraw",
+    position: tuple[float, float],
+    text: str,
+    color: Color,
+    is_centered: bool = False,
 ) -> None:
     """Draw a text with its upper left corner or center at `position`, moved, reduced and cut to be in the image."""
     text, font = _fit(pen, text, canvas.size)
@@ -171,7 +180,7 @@ def _draw_text(
     pen.text((x - left, y - top), text, font=font, fill=(0, 0, 0) if luma > 127 else (255, 255, 255))
 
 
-def _fit(pen: Any, text: str, size: tuple[int, int]) -> tuple[str, Any]:
+def _fit(pen: "ImageDraw.ImageDraw", text: str, size: tuple[int, int]) -> tuple[str, Any]:
     """Return the text with the largest font in which it fits into `size`, width and height.
 
     If it fits in none, return the longest beginning that fits, in the smallest font.
@@ -193,7 +202,7 @@ def _fonts() -> list[Any]:
     return [image_font.load_default(size) for size in (12, 11, 10, 9, 8, 7)]
 
 
-def _open_canvas(image: np.ndarray) -> tuple[Any, Any]:
+def _open_canvas(image: np.ndarray) -> "tuple[Image.Image, ImageDraw.ImageDraw]":
     image_module, image_draw, _ = import_pillow()
     canvas = image_module.fromarray(np.ascontiguousarray(image))
     return canvas, image_draw.Draw(canvas)

@@ -1,14 +1,13 @@
 """Labels and predictions as the entries that LocalVisualizer draws."""
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jengine.errors import ConfigError
 from jengine.selection import describe_array
 
 
-def to_entry(value: Any, argument: str) -> tuple[str, np.ndarray]:
+def to_entry(value: ArrayLike, argument: str) -> tuple[str, np.ndarray]:
     """Return the kind of an entry, 'label' or 'sem_seg', and the value to draw.
 
     Args:

@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jengine.config import dump_config
+from jengine.config.containers import Config
 from jengine.errors import ConfigError, UnknownNameError, closest, config_path
 from jengine.registry import VISBACKENDS, VISUALIZERS
 from jengine.visualization.backend import BaseVisBackend
@@ -74,7 +76,7 @@ class Visualizer:
             raise UnknownNameError(f"no visualization backend is called {name!r}{closest(name, self.vis_backends)}")
         return self.vis_backends[name]
 
-    def add_config(self, config: Any) -> None:
+    def add_config(self, config: Config | str) -> None:
         """Write the config: a ConfigDict, a dict, or the text of a config file."""
         with self._lock:
             for backend in self._active_backends():
@@ -94,7 +96,7 @@ class Visualizer:
             for backend in self._active_backends():
                 backend.add_image(name, image, step)
 
-    def add_histogram(self, name: str, values: Any, step: int = 0, bins: int = 64) -> None:
+    def add_histogram(self, name: str, values: ArrayLike, step: int = 0, bins: int = 64) -> None:
         """Write a histogram of array elements; see `histogram`. A device array blocks until it is computed."""
         with self._lock:
             if backends := self._active_backends():
@@ -102,7 +104,7 @@ class Visualizer:
                 for backend in backends:
                     backend.add_histogram(name, binned, step)
 
-    def add_scalar(self, name: str, value: Any, step: int = 0) -> None:
+    def add_scalar(self, name: str, value: ArrayLike, step: int = 0) -> None:
         """Write one host number; a device array blocks until it is computed."""
         with self._lock:
             for backend in self._active_backends():

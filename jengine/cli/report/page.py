@@ -8,7 +8,7 @@ import itertools
 import pathlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.cli.report.page_data import build_page_data
@@ -42,7 +42,7 @@ def render_page(data: dict[str, Any], refresh: float = 0) -> str:
     return _PLACE.sub(lambda match: parts[match[1]], (assets / "page.html").read_text(encoding="utf-8"))
 
 
-def to_json(data: Any) -> str:
+def to_json(data: Mapping[str, Any]) -> str:
     """Return the data as compact JSON."""
     return encode(data, for_logs=True, separators=(",", ":"))
 
