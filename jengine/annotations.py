@@ -156,6 +156,11 @@ def checked(entry: T, owner: str | None = None) -> T:
     return entry
 
 
+def checks_itself(entry: Callable[..., Any]) -> bool:
+    """Return whether `entry` is a result of `checked`; a class that only inherits a checked constructor is not."""
+    return (vars(entry).get("__init__") if isinstance(entry, type) else entry) in _wrapped
+
+
 @functools.lru_cache(maxsize=1024)
 def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a class or function; each annotation that is text is resolved if it can be.

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from jengine.annotations import check_values, checked, parameters_of
+from jengine.annotations import check_values, checked, checks_itself, parameters_of
 from jengine.errors import UnknownNameError, closest, config_path, list_unknown
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -135,7 +135,8 @@ class Registry:
           ArgumentError: an argument is out of range.
         """
         entry, arguments = self._parse(cfg, extra)
-        check_arguments(entry, arguments)
+        if check_names(entry, arguments) and not checks_itself(entry):  # the others check the values when called
+            check_values(_name(entry), entry, arguments)
         return entry(**arguments)
 
     def check(self, cfg: Any, **extra: Any) -> None:
@@ -227,11 +228,17 @@ def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any], sup
       TypeError: an unknown argument (the message suggests the closest), a missing one, or one with another type.
       ArgumentError: one is out of range.
     """
+    if check_names(entry, arguments, supplied):
+        check_values(_name(entry), entry, arguments)
+
+
+def check_names(entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()) -> bool:
+    """Raise TypeError for unknown and missing arguments; return whether `entry` has a signature to check."""
     try:
         parameters = parameters_of(entry)
-    except (TypeError, ValueError):  # some built-ins have no signature
-        return
-    name = getattr(entry, "__name__", repr(entry))
+    except (TypeError, ValueError):  # some built-ins have none
+        return False
+    name = _name(entry)
     named = {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         unknown = [str(key) for key in arguments if key not in named]
@@ -242,7 +249,11 @@ def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any], sup
     missing = [k for k, p in named.items() if p.default is p.empty and k not in arguments and k not in supplied]
     if missing:
         raise TypeError(f"{name} needs the argument{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}")
-    check_values(name, entry, arguments)
+    return True
+
+
+def _name(entry: Callable[..., Any]) -> str:
+    return getattr(entry, "__name__", repr(entry))
 
 
 def is_built_in(entry: Callable[..., Any]) -> bool:

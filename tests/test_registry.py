@@ -1,12 +1,13 @@
 import subprocess
 import sys
 import types
+from typing import Annotated
 
 import pytest
 
 import jengine.registry
-from jengine.annotations import check_values, parameters_of
-from jengine.errors import UnknownNameError, closest, config_path, current_config_path
+from jengine.annotations import Range, check_values, parameters_of
+from jengine.errors import ArgumentError, UnknownNameError, closest, config_path, current_config_path
 from jengine.registry import HOOKS, Registry
 
 
@@ -225,3 +226,27 @@ def test_a_writer_in_the_place_of_a_hook_is_named_with_its_place():
         "hook must be a registered name or an import path, got 'TensorboardLoggerHook', which is a writer; add it to "
         "the `loggers` of a PeriodicLogger"
     )
+
+
+@pytest.mark.parametrize("by_function", [False, True])
+def test_a_built_object_is_validated_once(tools, by_function):
+    class Counted(Range):
+        def __contains__(self, value):
+            seen.append(value)
+            return super().__contains__(value)
+
+    seen = []
+    Length = Annotated[int, Counted(ge=1)]
+
+    class Rope:
+        def __init__(self, length: Length):
+            self.length = length
+
+    def make_rope(length: Length):
+        return length
+
+    tools.register_module(name="Rope", module=make_rope if by_function else Rope)
+    tools.build(dict(type="Rope", length=3))
+    assert seen == [3]
+    with pytest.raises(ArgumentError, match="length. must be an integer of at least 1, got 0"):
+        tools.build(dict(type="Rope", length=0))

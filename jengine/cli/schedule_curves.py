@@ -5,8 +5,9 @@ from typing import Any
 
 from jengine.data import build_dataloader
 from jengine.errors import ConfigError, config_path
+from jengine.optim import check_optim_wrapper
 from jengine.optim.schedules import build_param_schedulers, flatten_schedulers
-from jengine.runner.config_checks import is_epoch_based, train_loop_config, wrappers_without_params
+from jengine.runner.config_checks import is_epoch_based, train_loop_config
 
 Curves = dict[str, list[float]]
 
@@ -41,7 +42,7 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
         raise ConfigError("`train_cfg.epoch_length` must be given for data without a length, got none")
     max_epochs = train_cfg["max_epochs"] if by_epoch else 1
     max_iters = max_epochs * (epoch_length or 0) if by_epoch else train_cfg["max_iters"]
-    wrappers = wrappers_without_params(cfg["optim_wrapper"])
+    wrappers = check_optim_wrapper(cfg["optim_wrapper"])
     has_several = list(wrappers) != [""]
     schedulers = build_param_schedulers(
         cfg.get("param_scheduler"),

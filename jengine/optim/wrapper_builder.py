@@ -1,5 +1,6 @@
 """Build an optimizer wrapper from the `optim_wrapper` of a config."""
 
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -64,20 +65,31 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
     return constructor(params_or_model)
 
 
-def check_optim_wrapper(cfg: Any) -> None:
-    """Check an optimizer wrapper config and the parameter-wise rules, for which no parameters are needed."""
+def check_optim_wrapper(cfg: Any) -> dict[str, OptimWrapper]:
+    """Check an optimizer wrapper config and the parameter-wise rules, as far as no parameters are needed.
+
+    >>> check_optim_wrapper(dict(optimizer=dict(type="SGD", lr=0.5)))[""].get_lr()
+    {'lr': [0.5]}
+
+    Returns:
+      The wrappers by name, without parameters and with one group each; a single wrapper has the name ''.
+    """
     with config_path("optim_wrapper"):
-        check(cfg)
+        return build_without_params(cfg)
 
 
-def check(cfg: Any) -> None:
+def build_without_params(cfg: Any) -> dict[str, OptimWrapper]:
     """Check like `check_optim_wrapper`, but at the current config path."""
     reject_trailing_comma(cfg, "an optimizer wrapper")
-    if isinstance(cfg, OptimWrapper | OptimWrapperDict):
-        return
+    if isinstance(cfg, OptimWrapper | OptimWrapperDict):  # a copy, as schedulers write into the groups
+        return copy.deepcopy(dict(cfg) if isinstance(cfg, OptimWrapperDict) else {"": cfg})
     constructor = _build_constructor(cfg)
-    if hasattr(constructor, "check_rules"):
-        constructor.check_rules()
+    if not hasattr(constructor, "build_without_params"):  # the user's own, whose rules and arguments are unknown
+        kept = {name: value for name, value in cfg.items() if name not in ("constructor", "paramwise_cfg", "modules")}
+        constructor = _build_constructor(
+            kept if "optimizer" in kept else {name: value for name, value in kept.items() if _is_wrapper(value)}
+        )
+    return constructor.build_without_params()
 
 
 def _build_constructor(cfg: Any) -> Any:

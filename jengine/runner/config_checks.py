@@ -1,6 +1,5 @@
 """Config checks before anything is built."""
 
-import copy
 import difflib
 import importlib.util
 import inspect
@@ -15,9 +14,9 @@ from jengine.data.find_source import as_source, is_stream
 from jengine.errors import ConfigError, MissingPackageError, closest, config_path
 from jengine.evaluation import Evaluator, build_evaluator
 from jengine.hooks import CheckpointHook, Hook
-from jengine.optim import OptimWrapper, OptimWrapperDict, check_optim_wrapper
+from jengine.optim import check_optim_wrapper
 from jengine.optim.schedules import ParamScheduler, check_param_schedulers
-from jengine.registry import LOOPS, OPTIM_WRAPPERS, as_config, find_registered, is_built_in
+from jengine.registry import LOOPS, as_config, find_registered, is_built_in
 from jengine.train import TrainState
 
 # Modules of the extras that have another name
@@ -245,8 +244,7 @@ def _check_loop(mode: str, cfg: Any) -> None:
 
 
 def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: Any) -> Sequence[ParamScheduler]:
-    check_optim_wrapper(cfg)
-    wrappers = wrappers_without_params(cfg)
+    wrappers = check_optim_wrapper(cfg)
     loop = train_loop_config(train_cfg) if _is_config(train_cfg) else {}
     return check_param_schedulers(
         schedulers,
@@ -255,32 +253,6 @@ def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: Any) -> Sequence[Para
         max_iters=loop.get("max_iters"),
         by_epoch_loop=is_epoch_based(train_cfg),
     )
-
-
-def wrappers_without_params(cfg: Any) -> dict[str, Any]:
-    """Return the optimizer wrapper as '', or several by name, all without parameters."""
-    if isinstance(cfg, OptimWrapperDict):
-        return {name: copy.deepcopy(wrapper) for name, wrapper in cfg.items()}
-    if not hasattr(cfg, "items"):
-        return {"": copy.deepcopy(cfg) if isinstance(cfg, OptimWrapper) else OptimWrapper(cfg)}
-    with config_path("optim_wrapper"):
-        if "optimizer" in cfg:
-            return {"": _wrapper(cfg)}
-        wrappers: dict[str, Any] = {}
-        for name, own in cfg.items():
-            if hasattr(own, "items"):
-                with config_path(name):
-                    wrappers[name] = _wrapper(own)
-            elif isinstance(own, OptimWrapper):
-                wrappers[name] = copy.deepcopy(own)
-        if not wrappers:
-            raise ConfigError(f"`optim_wrapper` must have an 'optimizer', got only the keys {sorted(cfg)}")
-        return wrappers
-
-
-def _wrapper(cfg: Mapping[str, Any]) -> Any:
-    model_related = ("paramwise_cfg", "constructor", "modules", "_delete_")
-    return OPTIM_WRAPPERS.build({"type": "OptimWrapper", **{k: v for k, v in cfg.items() if k not in model_related}})
 
 
 def _is_config(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """Constructor of optimizer wrappers, with the parameter-wise rules in `paramwise_cfg`."""
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -99,10 +100,16 @@ class DefaultOptimWrapperConstructor:
         self.report_unmatched(params, types, () if self._overrides_rules() else _RULES)
         return self.wrap(params, merge_equal(groups))
 
-    def check_rules(self) -> None:
-        """Check the fields in custom keys, for which no parameters are needed; see `read_optimizer`."""
+    @functools.cached_property
+    def optimizer(self) -> Optimizer:
+        """The optimizer with default settings."""
+        return build_optimizer(self.optimizer_cfg)
+
+    def build_without_params(self) -> dict[str, OptimWrapper]:
+        """Return the wrapper by the name '', after the checks of the rules that need no parameters."""
         if self.paramwise_cfg:
             self.read_optimizer()
+        return {"": self.wrap(None, None)}
 
     def read_optimizer(self) -> None:
         """Use the optimizer's default learning rate if the config has none, and check the custom keys.
@@ -111,7 +118,7 @@ class DefaultOptimWrapperConstructor:
           ConfigError: a custom key with a field that the optimizer's groups do not have, or an illegal value; or a
             multiplier for an optimizer without a learning rate. ValueError: a decay multiplier for the default decay.
         """
-        optimizer = build_optimizer(self.optimizer_cfg)
+        optimizer = self.optimizer
         if self.base_lr is None:
             self.base_lr = optimizer.defaults.get("lr")
         has_default_decay = self.base_wd is None and bool(optimizer.defaults.get("weight_decay"))
@@ -135,9 +142,7 @@ class DefaultOptimWrapperConstructor:
 
         `params` is None if they are unknown until `wrapper.init(params)`, `groups` for one group with all parameters.
         """
-        optimizer = build_optimizer(self.optimizer_cfg)
-        if groups is not None:
-            optimizer = optimizer.with_groups(groups)
+        optimizer = self.optimizer if groups is None else self.optimizer.with_groups(groups)
         wrapper = OPTIM_WRAPPERS.build({"type": "OptimWrapper", **self.optim_wrapper_cfg}, optimizer=optimizer)
         wrapper.grouped.unmatched = self.unmatched  # for the group table
         if params is not None:

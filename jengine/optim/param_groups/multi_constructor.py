@@ -51,13 +51,15 @@ class MultiOptimWrapperConstructor:
 
         return {name: config(cfg) for name, cfg in self.optim_wrapper_cfg.items()}
 
-    def check_rules(self) -> None:
-        """Check the rules of every wrapper, for which no parameters are needed."""
-        from jengine.optim.wrapper_builder import check
+    def build_without_params(self) -> dict[str, OptimWrapper]:
+        """Return the wrappers by name, after the checks of the rules that need no parameters."""
+        from jengine.optim.wrapper_builder import build_without_params
 
+        wrappers = {}
         for name, cfg in self.configs().items():
             with config_path(name):
-                check(cfg)
+                wrappers[name] = build_without_params(cfg)[""]
+        return wrappers
 
     def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> OptimWrapperDict:
         """Build the wrappers; the arguments are those of `get_params`.
