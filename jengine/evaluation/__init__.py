@@ -1,6 +1,7 @@
 """Evaluation: metrics as sums on the device, and an evaluator that combines several metrics."""
 
 from jengine.evaluation.accuracy import Accuracy as Accuracy
+from jengine.evaluation.adapter import MetricAdapter as MetricAdapter
 from jengine.evaluation.evaluator import Evaluator as Evaluator
 from jengine.evaluation.evaluator import EvaluatorState as EvaluatorState
 from jengine.evaluation.evaluator import build_evaluator as build_evaluator

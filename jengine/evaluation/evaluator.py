@@ -11,6 +11,7 @@ import numpy as np
 
 from jengine.data.masking import get_mask, without_mask
 from jengine.errors import ConfigError, config_path
+from jengine.evaluation.adapter import MetricAdapter, find_kind, get_class
 from jengine.evaluation.metric import BaseMetric, Gather, HostMetric, drop_padding, example_mask
 from jengine.registry import EVALUATOR, METRICS, as_config
 
@@ -29,7 +30,8 @@ class Evaluator:
     `init` starts an evaluation, the pure `update` is called in the compiled step, and `evaluate` fetches the sums once.
 
     Args:
-      metrics: a metric, the config of one, or a list of these.
+      metrics: a metric, the config of one, or a list of these. Metrics from `flax.nnx.metrics`, clu and metrax, objects
+        or classes, are wrapped in a `MetricAdapter`.
 
     Examples:
       >>> from jengine.evaluation import Accuracy
@@ -56,7 +58,7 @@ class Evaluator:
     @property
     def host_metrics(self) -> list[HostMetric]:
         """The metrics that require every batch on the host; without any, `process_host` does nothing."""
-        return [metric for metric in self.metrics if isinstance(metric, HostMetric)]
+        return [metric for metric in self.metrics if isinstance(metric, HostMetric) and metric.on_host]
 
     @property
     def dataset_meta(self) -> Mapping[str, Any]:
@@ -115,8 +117,9 @@ class Evaluator:
                 "an evaluation must have at least one example, got none; does the dataloader yield any batches?"
             )
         results: list[tuple[str, Any]] = []
+        on_host = self.host_metrics
         for metric, metric_state in zip(self.metrics, metric_states, strict=True):
-            values = metric.collect(gather) if isinstance(metric, HostMetric) else metric.compute(metric_state)
+            values = metric.collect(gather) if metric in on_host else metric.compute(metric_state)
             results += [(metric.add_prefix(name), _to_float(value)) for name, value in values.items()]
         _check_unique([name for name, _ in results])
         return dict(results)
@@ -148,13 +151,26 @@ def _build_metrics(metrics: Any) -> list[BaseMetric]:
     built = []
     for index, entry in enumerate(metrics if is_list else [metrics]):
         with config_path(index) if is_list else contextlib.nullcontext():
-            metric = as_config(entry)
-            metric = METRICS.build(metric) if hasattr(metric, "items") else metric
-            if not isinstance(metric, BaseMetric):
-                kind = type(metric).__name__
-                raise TypeError(f"a metric must be a BaseMetric or a dict with a 'type', got {kind}: {metric!r}")
-            built.append(metric)
+            built.append(_build_metric(as_config(entry)))
     return built
+
+
+def _build_metric(metric: Any) -> BaseMetric:
+    """Build a metric from its config, and wrap those from other libraries."""
+    if hasattr(metric, "items") and not isinstance(metric, type):
+        kind = get_class(metric.get("type"))
+        if isinstance(kind, type) and hasattr(kind, "merge"):  # clu's classes make their objects from the first batch
+            return METRICS.build({**metric, "type": MetricAdapter, "metric": kind})
+        metric = METRICS.build({**metric, "type": kind} if "type" in metric else metric)
+    if isinstance(metric, BaseMetric):
+        return metric
+    if find_kind(metric) is None:
+        kind = type(metric).__name__
+        raise TypeError(
+            f"a metric must be a BaseMetric, a metric of flax.nnx, clu or metrax, or a dict with a 'type', got {kind}: "
+            f"{metric!r}"
+        )
+    return MetricAdapter(metric)
 
 
 def _check_unique(names: Sequence[str]) -> None:

@@ -40,6 +40,7 @@ class BaseMetric:
     """
 
     default_prefix: str | None = None
+    on_host = False  # whether the examples are collected on the host, see `HostMetric`
 
     def __init__(self, prefix: str | None = None) -> None:
         self.prefix = self.default_prefix if prefix is None else prefix
@@ -73,6 +74,8 @@ class HostMetric(BaseMetric):
     Every batch is transferred to the host, so you should implement a metric as a sum if possible. As in MMEngine,
     subclasses append to `self.results` in `process` and compute the results from all entries in `compute_metrics`.
     """
+
+    on_host = True
 
     def __init__(self, prefix: str | None = None) -> None:
         super().__init__(prefix)

@@ -80,6 +80,7 @@ class EvalLoop:
 
     def predict_with(self, model: Any) -> None:
         """Evaluate this model from now on, with the run's parameters."""
+        self._model = model
         strategy = self.runner.strategy
         model = strategy.adapt_for_eval(CastModel(model, Precision(compute="float16")) if self._fp16 else model)
         self._label_checks = LabelChecks()
@@ -93,7 +94,12 @@ class EvalLoop:
 
     def trace(self, params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> jax.stages.Traced:
         """Trace the evaluation step, without compiling it, for arrays or `jax.ShapeDtypeStruct`s with shardings."""
-        return self._step.trace(params, model_state, metrics, batch)
+        traced = self._step.trace(params, model_state, metrics, batch)
+        learned = jax.eval_shape(self.evaluator.init)
+        if jax.tree.map(_shape, learned) != jax.tree.map(_shape, metrics):
+            self.predict_with(self._model)  # the batch has shown the shapes of a metric's state: start over
+            traced = self._step.trace(params, model_state, learned, batch)
+        return traced
 
     def check(self, batch: PyTree, params: PyTree, model_state: PyTree) -> None:
         """Trace the evaluation for a host batch, such that what does not fit is an error before the run has files."""
@@ -151,6 +157,7 @@ class EvalLoop:
         before = timer.enter(self._phase)
         if self._traced.shapes is None:
             self.trace(*args)  # the call below uses this trace
+            args = (*args[:2], self.runner.strategy.put_replicated(self.evaluator.init()), args[3])  # see `trace`
             self.runner.files.open()
         try:
             with report_first_compile(self._traced):
@@ -176,6 +183,10 @@ class EvalLoop:
         processes = self.runner.processes
         is_first = self.runner.strategy.data_shard.readers[0] == processes.index
         return all_gather_objects(values if is_first else [], name, processes)
+
+
+def _shape(leaf: jax.Array | jax.ShapeDtypeStruct) -> tuple[tuple[int, ...], Any]:
+    return leaf.shape, leaf.dtype
 
 
 @LOOPS.register_module()

@@ -163,7 +163,12 @@ def test_results_that_are_not_numbers_are_returned_unchanged():
     ("metrics", "error", "message", "path"),
     [
         ([], ValueError, "an evaluator must have at least one metric, got none", None),
-        (3, TypeError, "a metric must be a BaseMetric or a dict with a 'type', got int", None),
+        (
+            3,
+            TypeError,
+            "a metric must be a BaseMetric, a metric of flax.nnx, clu or metrax, or a dict with a 'type', got int",
+            None,
+        ),
         ({"metrics": "Acuracy"}, KeyError, "did you mean 'Accuracy'", "metrics.type"),
         ({"metrics": [{"type": "Acuracy"}]}, KeyError, "did you mean 'Accuracy'", "metrics[0].type"),
         ([{"type": "Acuracy"}], KeyError, "did you mean 'Accuracy'", "[0].type"),
