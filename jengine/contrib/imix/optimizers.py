@@ -7,15 +7,16 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
+from optax import Params, Updates
 
 from jengine.annotations import CountOrNever, Decay, NonNegative, Positive
 from jengine.errors import ConfigError, closest
 from jengine.optim.optimizers import common
-from jengine.optim.optimizers.adam import init_moments
-from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.adam import scale_by_moments
+from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.transforms import scale_by_group_learning_rate
-from jengine.optim.transforms.groups import broadcast_to_params
+from jengine.optim.transforms.groups import PerParameter, broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
 _SCHEDULES = ("warmup_linear", "warmup_cosine", "warmup_constant")
@@ -103,7 +104,13 @@ def _settings(lr: float, betas: Sequence[float], eps: float, weight_decay: float
 
 
 def _make_bert_adam(
-    lr: Any, betas: Any, eps: Any, weight_decay: Any, warmup: float, t_total: int, schedule: str
+    lr: PerParameter,
+    betas: tuple[Scalar, Scalar],
+    eps: Scalar,
+    weight_decay: PerParameter,
+    warmup: float,
+    t_total: int,
+    schedule: str,
 ) -> Parts:
     parts = _make_uncorrected_adam(lr, betas, eps, weight_decay)
     if t_total == -1:
@@ -112,7 +119,9 @@ def _make_bert_adam(
     return [*parts, ("scale_by_schedule", optax.scale_by_schedule(factor))]
 
 
-def _make_bert_adam1(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: float) -> Parts:
+def _make_bert_adam1(
+    lr: PerParameter, betas: tuple[Scalar, Scalar], eps: Scalar, weight_decay: PerParameter, max_grad_norm: float
+) -> Parts:
     def clip(g: jax.Array) -> jax.Array:
         return g * jnp.minimum(max_grad_norm / (common.norm(g) + 1e-6), 1.0)
 
@@ -121,7 +130,9 @@ def _make_bert_adam1(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_
     return [("clip_each_by_norm", clip_each), *_make_uncorrected_adam(lr, betas, eps, weight_decay)]
 
 
-def _make_transformers_adamw(lr: Any, betas: Any, eps: Any, weight_decay: Any, correct_bias: bool) -> Parts:
+def _make_transformers_adamw(
+    lr: PerParameter, betas: tuple[Scalar, Scalar], eps: Scalar, weight_decay: PerParameter, correct_bias: bool
+) -> Parts:
     b1, b2 = betas
     return [
         ("scale_by_transformers_adam", scale_by_transformers_adam(b1, b2, eps, correct_bias)),
@@ -130,36 +141,35 @@ def _make_transformers_adamw(lr: Any, betas: Any, eps: Any, weight_decay: Any, c
     ]
 
 
-def _make_uncorrected_adam(lr: Any, betas: Any, eps: Any, weight_decay: Any) -> Parts:
+def _make_uncorrected_adam(
+    lr: PerParameter, betas: tuple[Scalar, Scalar], eps: Scalar, weight_decay: PerParameter
+) -> Parts:
     """Return Adam without bias correction and with decoupled decay."""
     b1, b2 = betas
     scale = [("scale_by_transformers_adam", scale_by_transformers_adam(b1, b2, eps, correct_bias=False))]
     return common.chain_with_decay(scale, lr, weight_decay, decoupled=True)
 
 
-def scale_by_transformers_adam(b1: Any, b2: Any, eps: Any, correct_bias: bool) -> optax.GradientTransformation:
+def scale_by_transformers_adam(b1: Scalar, b2: Scalar, eps: Scalar, correct_bias: bool) -> optax.GradientTransformation:
     """Rescale gradients by Adam; unlike `optax.scale_by_adam`, eps is added before the optional bias correction."""
 
-    def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
-        count = state.count + 1
-        mu = common.moving_average(state.mu, b1, grads)
-        nu = common.moving_average_of_squares(state.nu, b2, grads)
-        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)  # eps before the bias correction
+    def rescale(count: jax.Array, grads: Updates, mu: Updates, nu: Updates) -> tuple[Updates]:
+        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
         if correct_bias:
             factor = jnp.sqrt(common.bias_correction(b2, count)) / common.bias_correction(b1, count)
             updates = jax.tree.map(lambda u: factor * u, updates)
-        return updates, optax.ScaleByAdamState(count, mu, nu)
+        return (updates,)
 
-    return optax.GradientTransformation(init_moments, update)
+    return scale_by_moments(b1, b2, rescale)
 
 
-def decay_updated_params(learning_rate: Any, weight_decay: Any) -> optax.GradientTransformation:
+def decay_updated_params(learning_rate: PerParameter, weight_decay: PerParameter) -> optax.GradientTransformation:
     """Decay the updated parameters; `optax.add_decayed_weights` decays the parameters before the update.
 
     Both arguments are numbers, or trees of numbers like the parameters.
     """
 
-    def update(updates: Tree, params: Tree) -> Tree:
+    def update(updates: Updates, params: Params) -> Params:
         params = common.require_params("TansformerAdamW", params)
         rates, decays = broadcast_to_params(learning_rate, params), broadcast_to_params(weight_decay, params)
         return jax.tree.map(lambda u, p, lr, decay: u - lr * decay * (p + u), updates, params, rates, decays)

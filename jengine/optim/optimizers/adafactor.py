@@ -1,16 +1,17 @@
 """Adafactor with the formulas of torch.optim.Adafactor."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from optax import Params, Updates
 
 from jengine.annotations import NonNegative, Range
 from jengine.optim.optimizers import common
-from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer, rename_optimizer
-from jengine.optim.transforms.groups import broadcast_to_params
+from jengine.optim.transforms.groups import PerParameter, broadcast_to_params
 
 
 @define_optimizer("lr", "beta2_decay", "d", "weight_decay", whole_tensor=True)
@@ -51,26 +52,28 @@ class FactoredRmsState(NamedTuple):
     """Factored second moments."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    rows: Tree  # float32[..., n, 1], mean squares along the last axis; the whole second moment of a vector or scalar
-    columns: Tree  # float32[..., 1, m], mean squares along the last but one; float32[] for a vector or scalar
+    rows: Updates  # float32[..., n, 1], mean squares along the last axis; the whole second moment of a vector or scalar
+    columns: Updates  # float32[..., 1, m], mean squares along the last but one; float32[] for a vector or scalar
 
 
-def scale_by_factored_rms(beta2_decay: Any, eps: Any) -> optax.GradientTransformation:
+def scale_by_factored_rms(beta2_decay: Scalar, eps: Scalar) -> optax.GradientTransformation:
     """Divide gradients by the root of a second moment that is factored over the last two axes of each tensor.
 
     `optax.scale_by_factored_rms` factors over the two largest axes, and only if both have at least 128 elements.
     """
 
-    def init(params: Tree) -> FactoredRmsState:
+    def init(params: Params) -> FactoredRmsState:
         zeros = common.zeros_like(params)
         rows = jax.tree.map(lambda z: z[..., :1] if z.ndim > 1 else z, zeros)
         columns = jax.tree.map(lambda z: z[..., :1, :] if z.ndim > 1 else jnp.zeros((), z.dtype), zeros)
         return FactoredRmsState(common.zero_count(), rows, columns)
 
-    def update(grads: Tree, state: FactoredRmsState, params: Tree = None) -> tuple[Tree, FactoredRmsState]:
+    def update(
+        grads: Updates, state: FactoredRmsState, params: Params | None = None
+    ) -> tuple[Updates, FactoredRmsState]:
         count = state.count + 1
 
-        def leaf(g: Any, row: Any, column: Any) -> tuple[Any, ...]:
+        def leaf(g: jax.Array, row: jax.Array, column: jax.Array) -> tuple[jax.Array, ...]:
             weight = count.astype(row.dtype) ** beta2_decay
             square = g * g
             if g.ndim > 1:
@@ -94,13 +97,15 @@ class CapLearningRateState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
 
 
-def cap_learning_rate(learning_rate: Any) -> optax.GradientTransformation:
+def cap_learning_rate(learning_rate: PerParameter) -> optax.GradientTransformation:
     """Scale updates so that the learning rate, applied later in the chain, acts like at most `1 / sqrt(count)`."""
 
-    def update(updates: Tree, state: CapLearningRateState, params: Tree = None) -> tuple[Tree, CapLearningRateState]:
+    def update(
+        updates: Updates, state: CapLearningRateState, params: Params | None = None
+    ) -> tuple[Updates, CapLearningRateState]:
         count = state.count + 1
 
-        def leaf(u: Any, lr: Any) -> jax.Array:
+        def leaf(u: jax.Array, lr: Scalar) -> jax.Array:
             return u * jnp.minimum(1, jax.lax.rsqrt(count.astype(u.dtype)) / lr)
 
         return jax.tree.map(leaf, updates, broadcast_to_params(learning_rate, updates)), CapLearningRateState(count)

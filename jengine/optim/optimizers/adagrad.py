@@ -1,14 +1,15 @@
 """Adagrad and Adadelta with the formulas of torch.optim."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from optax import Params, Updates
 
 from jengine.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
-from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer
 
 
@@ -62,16 +63,16 @@ def Adadelta(
 class AdagradState(NamedTuple):
     """Adagrad's state."""
 
-    sum_of_squares: Tree  # float32, like the parameters
+    sum_of_squares: Updates  # float32, like the parameters
 
 
-def scale_by_adagrad(initial_accumulator_value: float, eps: Any) -> optax.GradientTransformation:
+def scale_by_adagrad(initial_accumulator_value: float, eps: Scalar) -> optax.GradientTransformation:
     """Divide gradients by the root of the summed squares; `optax.scale_by_rss` adds eps inside the root."""
 
-    def init(params: Tree) -> AdagradState:
+    def init(params: Params) -> AdagradState:
         return AdagradState(jax.tree.map(lambda z: z + initial_accumulator_value, common.zeros_like(params)))
 
-    def update(grads: Tree, state: AdagradState, params: Tree = None) -> tuple[Tree, AdagradState]:
+    def update(grads: Updates, state: AdagradState, params: Params | None = None) -> tuple[Updates, AdagradState]:
         sum_of_squares = jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, grads)
         updates = jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), grads, sum_of_squares)
         return updates, AdagradState(sum_of_squares)

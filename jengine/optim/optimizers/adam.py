@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from jengine.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
-from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import Optimizer, define_optimizer
 from jengine.registry import OPTIMIZERS
 
@@ -139,11 +140,11 @@ def RAdam(
 
 
 def scale_by_moments(
-    b1: Any,
-    b2: Any,
+    b1: Scalar,
+    b2: Scalar,
     rescale: Callable[..., tuple[Any, ...]],
     state_type: type[Any] = optax.ScaleByAdamState,
-    init_memory: Callable[[Tree], tuple[Any, ...]] = lambda params: (),
+    init_memory: Callable[[Params], tuple[Any, ...]] = lambda params: (),
 ) -> optax.GradientTransformation:
     """Build a relative of Adam from the averages of gradients and squared gradients.
 
@@ -154,10 +155,10 @@ def scale_by_moments(
       init_memory: returns the first memory, what the optimizer keeps besides the averages.
     """
 
-    def init(params: Tree) -> Any:
+    def init(params: Params) -> Any:
         return state_type(*init_moments(params), *init_memory(params))
 
-    def update(grads: Tree, state: Any, params: Tree = None) -> tuple[Tree, Any]:
+    def update(grads: Updates, state: OptState, params: Params | None = None) -> tuple[Updates, OptState]:
         old_count, mu, nu, *memory = state
         count = old_count + 1
         mu = common.moving_average(mu, b1, grads)
@@ -168,12 +169,12 @@ def scale_by_moments(
     return optax.GradientTransformation(init, update)
 
 
-def init_moments(params: Tree) -> optax.ScaleByAdamState:
+def init_moments(params: Params) -> optax.ScaleByAdamState:
     """Return Adam's initial state."""
     return optax.ScaleByAdamState(common.zero_count(), common.zeros_like(params), common.zeros_like(params))
 
 
-def scale_by_adam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
+def scale_by_adam(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransformation:
     """Rescale gradients by Adam, with the state of `optax.scale_by_adam`.
 
     `optax.scale_by_adam` computes `1 - b2**count` in float32 without `expm1`: updates have a relative error up to
@@ -181,7 +182,7 @@ def scale_by_adam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
     `lax.scan`, so that steps in chunks would differ from single steps in the last bit.
     """
 
-    def rescale(count: jax.Array, grads: Tree, mu: Tree, nu: Tree) -> tuple[Tree]:
+    def rescale(count: jax.Array, grads: Updates, mu: Updates, nu: Updates) -> tuple[Updates]:
         return (_divide_corrected(b1, b2, eps, count, mu, nu),)
 
     return scale_by_moments(b1, b2, rescale)
@@ -191,15 +192,15 @@ class AmsgradState(NamedTuple):
     """AMSGrad's state: Adam's averages, and the largest so far."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    mu: Tree  # float32, like the parameters: mean gradients
-    nu: Tree  # float32, like the parameters: mean squares
-    nu_max: Tree  # float32, like the parameters: largest nu so far
+    mu: Updates  # float32, like the parameters: mean gradients
+    nu: Updates  # float32, like the parameters: mean squares
+    nu_max: Updates  # float32, like the parameters: largest nu so far
 
 
-def scale_by_amsgrad(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
+def scale_by_amsgrad(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransformation:
     """Rescale gradients by AMSGrad; optax takes the maximum after the bias correction, here as in PyTorch before."""
 
-    def rescale(count: jax.Array, grads: Tree, mu: Tree, nu: Tree, nu_max: Tree) -> tuple[Tree, Tree]:
+    def rescale(count: jax.Array, grads: Updates, mu: Updates, nu: Updates, nu_max: Updates) -> tuple[Updates, Updates]:
         nu_max = jax.tree.map(jnp.maximum, nu_max, nu)
         return _divide_corrected(b1, b2, eps, count, mu, nu_max), nu_max
 
@@ -210,18 +211,20 @@ class NadamState(NamedTuple):
     """NAdam's state: Adam's averages, and the momentum product."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    mu: Tree  # float32, like the parameters: mean gradients
-    nu: Tree  # float32, like the parameters: mean squares
+    mu: Updates  # float32, like the parameters: mean gradients
+    nu: Updates  # float32, like the parameters: mean squares
     momentum_product: jax.Array  # float32[], product of all momenta so far
 
 
-def scale_by_nadam(b1: Any, b2: Any, eps: Any, momentum_decay: Any) -> optax.GradientTransformation:
+def scale_by_nadam(b1: Scalar, b2: Scalar, eps: Scalar, momentum_decay: Scalar) -> optax.GradientTransformation:
     """Rescale gradients by NAdam; `optax.scale_by_adam(nesterov=True)` lacks the momentum schedule."""
 
     def momentum(count: jax.Array) -> jax.Array:
         return b1 * (1 - 0.5 * 0.96 ** (count * momentum_decay))
 
-    def rescale(count: jax.Array, grads: Tree, mu: Tree, nu: Tree, old_product: jax.Array) -> tuple[Tree, jax.Array]:
+    def rescale(
+        count: jax.Array, grads: Updates, mu: Updates, nu: Updates, old_product: jax.Array
+    ) -> tuple[Updates, jax.Array]:
         current, following = momentum(count), momentum(count + 1)
         product = old_product * current
         grad_weight, mean_weight = (1 - current) / (1 - product), following / (1 - product * following)
@@ -234,14 +237,14 @@ def scale_by_nadam(b1: Any, b2: Any, eps: Any, momentum_decay: Any) -> optax.Gra
     return scale_by_moments(b1, b2, rescale, NadamState, lambda params: (jnp.ones((), jnp.float32),))
 
 
-def scale_by_radam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
+def scale_by_radam(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransformation:
     """Rescale gradients by rectified Adam; `optax.scale_by_radam` adds eps after the bias correction."""
 
-    def rescale(count: jax.Array, grads: Tree, mu: Tree, nu: Tree) -> tuple[Tree]:
+    def rescale(count: jax.Array, grads: Updates, mu: Updates, nu: Updates) -> tuple[Updates]:
         first = common.bias_correction(b1, count)
         is_rectified, factor = _average_length(b2, count) > 5, _rectification(b2, count)
 
-        def leaf(m: Any, v: Any) -> jax.Array:
+        def leaf(m: jax.Array, v: jax.Array) -> jax.Array:
             return m / first * jnp.where(is_rectified, factor / (jnp.sqrt(v) + eps), 1)
 
         return (jax.tree.map(leaf, mu, nu),)
@@ -249,13 +252,13 @@ def scale_by_radam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
     return scale_by_moments(b1, b2, rescale)
 
 
-def _divide_corrected(b1: Any, b2: Any, eps: Any, count: jax.Array, mu: Tree, nu: Tree) -> Tree:
+def _divide_corrected(b1: Scalar, b2: Scalar, eps: Scalar, count: jax.Array, mu: Updates, nu: Updates) -> Updates:
     # torch's order of operations: the root before its bias correction
     first, second = common.bias_correction(b1, count), jnp.sqrt(common.bias_correction(b2, count))
     return jax.tree.map(lambda m, v: m / first / (jnp.sqrt(v) / second + eps), mu, nu)
 
 
-def _average_length(beta: jax.Array, count: jax.Array) -> jax.Array:
+def _average_length(beta: Scalar, count: jax.Array) -> jax.Array:
     """Return the length of the approximated moving average, rho_t in the paper."""
     rate = -jnp.log(beta)
     t = count.astype(jnp.result_type(beta))
@@ -267,7 +270,7 @@ def _average_length(beta: jax.Array, count: jax.Array) -> jax.Array:
     return jnp.where(x < 1, series, plain)
 
 
-def _rectification(beta: jax.Array, count: jax.Array) -> jax.Array:
+def _rectification(beta: Scalar, count: jax.Array) -> jax.Array:
     """Return r_t in the paper times the root of the bias correction for the squares."""
     infinite = 2 / (1 - beta) - 1
     length = jnp.maximum(_average_length(beta, count), 5)  # for smaller lengths the result is not used

@@ -1,16 +1,17 @@
 """Adan with the formulas of MMPretrain."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from optax import Params, Updates
 
 from jengine.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
-from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer, rename_optimizer
-from jengine.optim.transforms.groups import broadcast_to_params
+from jengine.optim.transforms.groups import PerParameter, broadcast_to_params
 
 
 @define_optimizer("lr", "betas", "eps", "weight_decay")
@@ -46,19 +47,19 @@ class AdanState(NamedTuple):
     """Adan's state."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    mu: Tree  # float32, like the parameters: mean gradients
-    delta: Tree  # float32, like the parameters: mean gradient differences
-    nu: Tree  # float32, like the parameters: mean squared look-ahead gradients
-    previous_grads: Tree  # float32, like the parameters
+    mu: Updates  # float32, like the parameters: mean gradients
+    delta: Updates  # float32, like the parameters: mean gradient differences
+    nu: Updates  # float32, like the parameters: mean squared look-ahead gradients
+    previous_grads: Updates  # float32, like the parameters
 
 
-def scale_by_adan(b1: Any, b2: Any, b3: Any, eps: Any) -> optax.GradientTransformation:
+def scale_by_adan(b1: Scalar, b2: Scalar, b3: Scalar, eps: Scalar) -> optax.GradientTransformation:
     """Rescale gradients by Adan; `optax.scale_by_adan` weights the difference of gradients by `1 - b2`, not by `b2`."""
 
-    def init(params: Tree) -> AdanState:
+    def init(params: Params) -> AdanState:
         return AdanState(common.zero_count(), *(common.zeros_like(params) for _ in range(4)))
 
-    def update(grads: Tree, state: AdanState, params: Tree = None) -> tuple[Tree, AdanState]:
+    def update(grads: Updates, state: AdanState, params: Params | None = None) -> tuple[Updates, AdanState]:
         count = state.count + 1
         change = jax.tree.map(lambda g, p: jnp.where(state.count == 0, 0, g - p), grads, state.previous_grads)
         mu = common.moving_average(state.mu, b1, grads)
@@ -73,13 +74,13 @@ def scale_by_adan(b1: Any, b2: Any, b3: Any, eps: Any) -> optax.GradientTransfor
     return optax.GradientTransformation(init, update)
 
 
-def divide_by_proximal_decay(learning_rate: Any, weight_decay: Any) -> optax.GradientTransformation:
+def divide_by_proximal_decay(learning_rate: PerParameter, weight_decay: PerParameter) -> optax.GradientTransformation:
     """Divide updates by `1 + learning_rate * weight_decay`, which makes decoupled weight decay proximal.
 
     Both arguments are numbers, or trees of numbers like the parameters.
     """
 
-    def update(updates: Tree, params: Tree) -> Tree:
+    def update(updates: Updates, params: Params) -> Updates:
         rates, decays = broadcast_to_params(learning_rate, updates), broadcast_to_params(weight_decay, updates)
         return jax.tree.map(lambda u, lr, decay: u / (1 + lr * decay), updates, rates, decays)
 

@@ -9,25 +9,28 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from optax import Params, Updates
 
-from jengine.optim.transforms.groups import add_decayed_weights_by_rule, scale_by_group_learning_rate
+from jengine.optim.transforms.groups import PerParameter, add_decayed_weights_by_rule, scale_by_group_learning_rate
 
 Tree: TypeAlias = Any  # a pytree of arrays with the structure of the parameters
+Scalar: TypeAlias = float | jax.Array  # a Python number, or float[] while a step is traced
 Parts: TypeAlias = Sequence[tuple[str, optax.GradientTransformation]]
 
 
-def state_dtype(dtype: Any) -> Any:
+def state_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
     """Return the state dtype for a parameter dtype: float32, or the same if it is wider."""
     return jnp.promote_types(jnp.float32, dtype)
 
 
-def upcast(tree: Tree) -> Tree:
+def upcast(tree: Updates) -> Updates:
     """Return `tree` with at least float32 precision."""
     return jax.tree.map(lambda x: jnp.asarray(x, state_dtype(x.dtype)), tree)
 
 
-def strip_weak_types(tree: Tree) -> Tree:
+def strip_weak_types(tree: Updates) -> Updates:
     """Return `tree` with strongly typed arrays; weak types come from Python numbers (`jnp.full(3, 0.5)`).
 
     >>> strip_weak_types(jnp.full(3, 0.5)).weak_type
@@ -36,7 +39,7 @@ def strip_weak_types(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: jnp.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x, tree)
 
 
-def zeros_like(tree: Tree) -> Tree:
+def zeros_like(tree: Updates) -> Updates:
     """Return zeros with the shapes and shardings of `tree`, at least float32."""
     return jax.tree.map(lambda x: jnp.zeros_like(x, dtype=state_dtype(x.dtype)), tree)
 
@@ -46,7 +49,7 @@ def zero_count() -> jax.Array:
     return jnp.zeros((), jnp.int32)
 
 
-def bias_correction(beta: Any, count: jax.Array) -> jax.Array:
+def bias_correction(beta: Scalar, count: jax.Array) -> jax.Array:
     """Return `1 - beta**count`, accurate in float32, in which the plain formula loses five digits.
 
     Args:
@@ -57,17 +60,17 @@ def bias_correction(beta: Any, count: jax.Array) -> jax.Array:
     return -jnp.expm1(count.astype(jnp.result_type(jnp.float32, beta)) * log)
 
 
-def moving_average(previous: Tree, beta: Any, new: Tree) -> Tree:
+def moving_average(previous: Updates, beta: Scalar, new: Updates) -> Updates:
     """Return the exponential moving average `beta * previous + (1 - beta) * new`."""
     return jax.tree.map(lambda m, x: m + (1 - beta) * (x - m), previous, new)
 
 
-def moving_average_of_squares(previous: Tree, beta: Any, new: Tree) -> Tree:
+def moving_average_of_squares(previous: Updates, beta: Scalar, new: Updates) -> Updates:
     """Return the exponential moving average of the squares `new**2`."""
     return jax.tree.map(lambda v, x: beta * v + (1 - beta) * x * x, previous, new)
 
 
-def map_unzipped(function: Callable[..., tuple[Any, ...]], tree: Tree, *rest: Tree) -> tuple[Tree, ...]:
+def map_unzipped(function: Callable[..., tuple[Any, ...]], tree: Updates, *rest: Updates) -> tuple[Updates, ...]:
     """Map a function that returns tuples over trees like `tree`; return a tuple of trees."""
     treedef: Any = jax.tree.structure(tree)
     results = [function(*leaves) for leaves in zip(*map(treedef.flatten_up_to, (tree, *rest)), strict=True)]
@@ -80,14 +83,14 @@ def norm(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(x * x))
 
 
-def require_params(optimizer: str, params: Tree) -> Tree:
+def require_params(optimizer: str, params: Params) -> Updates:
     """Return `params`; raise ValueError if it is None."""
     if params is None:
         raise ValueError(f"`params` must be given for {optimizer}, got None; call update(grads, state, params)")
     return params
 
 
-def is_zero(value: Any) -> bool:
+def is_zero(value: PerParameter) -> bool:
     """Return whether a setting is the constant 0, not an array."""
     return isinstance(value, int | float) and value == 0
 
@@ -97,7 +100,9 @@ def ascent_parts(maximize: bool) -> Parts:
     return [("ascent", optax.scale(-1.0))] if maximize else []
 
 
-def chain_with_decay(scale: Parts, lr: Any, weight_decay: Any, *, decoupled: bool, maximize: bool = False) -> Parts:
+def chain_with_decay(
+    scale: Parts, lr: PerParameter, weight_decay: PerParameter, *, decoupled: bool, maximize: bool = False
+) -> Parts:
     """Return the usual chain: coupled decay before `scale`, or decoupled decay after it, and the learning rate."""
     decay = [] if is_zero(weight_decay) else [("add_decayed_weights", add_decayed_weights_by_rule(weight_decay))]
     rate = ("scale_by_learning_rate", scale_by_group_learning_rate(lr))

@@ -1,18 +1,18 @@
 """LARS with the formulas of MMSelfSup, and LAMB with those of MMPretrain."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
+from optax import Params, Updates
 
 from jengine.annotations import Decay, Fraction, NonNegative, Positive
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.adam import init_moments, scale_by_adam
-from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer
 from jengine.optim.optimizers.sgd import check_nesterov, momentum_parts
 from jengine.optim.transforms.groups import (
+    PerParameter,
     add_decayed_weights_by_rule,
     broadcast_to_params,
     scale_by_group_learning_rate,
@@ -94,7 +94,7 @@ def Lamb(
 
 
 def scale_by_lars(
-    learning_rate: Any, weight_decay: Any, eta: Any, eps: Any, exclude: Any = False
+    learning_rate: PerParameter, weight_decay: PerParameter, eta: Scalar, eps: Scalar, exclude: PerParameter = False
 ) -> optax.GradientTransformation:
     """Add weight decay to gradients, and multiply them by the learning rate and each tensor's trust ratio.
 
@@ -105,13 +105,13 @@ def scale_by_lars(
     like the parameters.
     """
 
-    def leaf(g: Any, p: Any, lr: Any, decay: Any, excluded: Any) -> jax.Array:
+    def leaf(g: jax.Array, p: jax.Array, lr: Scalar, decay: Scalar, excluded: Scalar) -> jax.Array:
         p_norm, g_norm = common.norm(p), common.norm(g)
         trust = eta * p_norm / (g_norm + decay * p_norm + eps)
         trust = jnp.where((excluded != 0) | (p_norm == 0) | (g_norm == 0), 1, trust)
         return (g + decay * p) * (lr * trust)
 
-    def update(grads: Tree, params: Tree) -> Tree:
+    def update(grads: Updates, params: Params) -> Params:
         params = common.require_params("LARS", params)
         hyperparams = (broadcast_to_params(value, params) for value in (learning_rate, weight_decay, exclude))
         return jax.tree.map(leaf, grads, params, *hyperparams)
@@ -120,14 +120,16 @@ def scale_by_lars(
 
 
 def scale_by_lamb_moments(
-    b1: Any, b2: Any, eps: Any, bias_correction: bool, grad_averaging: bool
+    b1: Scalar, b2: Scalar, eps: Scalar, bias_correction: bool, grad_averaging: bool
 ) -> optax.GradientTransformation:
     """Rescale gradients by Adam with optional bias correction and averaging; `optax.scale_by_adam` always applies both.
 
     The arguments are those of `Lamb`, with two betas.
     """
 
-    def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
+    def update(
+        grads: Updates, state: optax.ScaleByAdamState, params: Params | None = None
+    ) -> tuple[Updates, optax.ScaleByAdamState]:
         count = state.count + 1
         if grad_averaging:
             mu = common.moving_average(state.mu, b1, grads)
@@ -141,18 +143,18 @@ def scale_by_lamb_moments(
     return optax.GradientTransformation(init_moments, update)
 
 
-def scale_by_trust_ratio(adapt: Any, trust_clip: bool = False) -> optax.GradientTransformation:
+def scale_by_trust_ratio(adapt: PerParameter, trust_clip: bool = False) -> optax.GradientTransformation:
     """Scale the update of each tensor to the tensor's norm; `optax.scale_by_trust_ratio` scales all tensors.
 
     Where `adapt` is 0, the tensor is not scaled; it is a number, or a tree of numbers like the parameters.
     """
 
-    def leaf(u: Any, p: Any, is_adapted: Any) -> jax.Array:
+    def leaf(u: jax.Array, p: jax.Array, is_adapted: Scalar) -> jax.Array:
         p_norm, u_norm = common.norm(p), common.norm(u)
         ratio = jnp.where((is_adapted != 0) & (p_norm > 0) & (u_norm > 0), p_norm / u_norm, 1)
         return u * (jnp.minimum(ratio, 1) if trust_clip else ratio)
 
-    def update(updates: Tree, params: Tree) -> Tree:
+    def update(updates: Updates, params: Params) -> Params:
         params = common.require_params("Lamb", params)
         return jax.tree.map(leaf, updates, params, broadcast_to_params(adapt, params))
 

@@ -1,16 +1,17 @@
 """Muon with the formulas of torch.optim.Muon, and Lion: optimizers that replace the momentum by a normalized one."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from optax import Params, Updates
 
 from jengine import paths
 from jengine.annotations import Decay, Finite, Fraction, NonNegative, Range
 from jengine.optim.optimizers import common
-from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer, rename_optimizer
 
 
@@ -63,11 +64,11 @@ def Lion(lr: NonNegative = 1e-4, betas: tuple[Decay, Decay] = (0.9, 0.99), weigh
 class MuonState(NamedTuple):
     """Muon's state."""
 
-    momentum: Tree  # float32, like the parameters
+    momentum: Updates  # float32, like the parameters
 
 
 def scale_by_muon(
-    momentum: Any,
+    momentum: Scalar,
     nesterov: bool = True,
     ns_coefficients: Sequence[float] = (3.4445, -4.775, 2.0315),
     eps: float = 1e-7,
@@ -82,7 +83,7 @@ def scale_by_muon(
       ValueError: at `init`, a parameter that is not a matrix.
     """
 
-    def init(params: Tree) -> MuonState:
+    def init(params: Params) -> MuonState:
         for path, leaf in paths.flatten(params).items():
             if leaf.ndim != 2:
                 raise ValueError(
@@ -91,11 +92,11 @@ def scale_by_muon(
                 )
         return MuonState(common.zeros_like(params))
 
-    def update(grads: Tree, state: MuonState, params: Tree = None) -> tuple[Tree, MuonState]:
+    def update(grads: Updates, state: MuonState, params: Params | None = None) -> tuple[Updates, MuonState]:
         average = common.moving_average(state.momentum, momentum, grads)
         ahead = jax.tree.map(lambda b, g: g + momentum * (b - g), average, grads) if nesterov else average
 
-        def leaf(x: Any) -> jax.Array:
+        def leaf(x: jax.Array) -> jax.Array:
             inputs, outputs = x.shape
             if adjust_lr_fn == "match_rms_adamw":
                 factor = 0.2 * max(inputs, outputs) ** 0.5

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
+from optax import OptState, Params, Updates
 
 from jengine.annotations import Decay, Fraction, NonNegative, check_values
-from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.common import Parts
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.registry import OPTIMIZERS
 
@@ -104,13 +105,13 @@ def _set_hyperparams(
 ) -> optax.GradientTransformationExtraArgs:
     """Return a transformation of `optax.inject_hyperparams` with these hyperparameters, not kept in the state."""
 
-    def remove(state: Any) -> Any:
+    def remove(state: OptState) -> Any:
         return state._replace(hyperparams={k: v for k, v in state.hyperparams.items() if k not in hyperparams})
 
-    def init(params: Tree) -> Any:
+    def init(params: Params) -> Any:
         return remove(tx.init(params))
 
-    def update(grads: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
+    def update(grads: Updates, state: OptState, params: Params | None = None, **extra: Any) -> tuple[Updates, OptState]:
         full_state = state._replace(hyperparams={**state.hyperparams, **hyperparams})
         updates, state = tx.update(grads, full_state, params, **extra)
         return updates, remove(state)

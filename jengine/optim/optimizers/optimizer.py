@@ -14,9 +14,10 @@ from numbers import Real
 from typing import Any, ParamSpec
 
 import optax
+from optax import OptState, Params, Updates
 
 from jengine.errors import ConfigError
-from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.common import Parts
 from jengine.registry import OPTIM_WRAPPERS, OPTIMIZERS
 
 P = ParamSpec("P")
@@ -97,11 +98,13 @@ class Optimizer:
         """The parameter groups."""
         return self._wrapper.param_groups
 
-    def init(self, params: Tree) -> Any:
+    def init(self, params: Params) -> Any:
         """Return the initial state."""
         return self._wrapper.init(params)
 
-    def update(self, grads: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
+    def update(
+        self, grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         """Return the updates, for `optax.apply_updates`, and the new state; see `OptimWrapper.update`."""
         return self._wrapper.update(grads, state, params, **extra)
 

@@ -57,7 +57,7 @@ def build_optimizer(
         return built if isinstance(built, Optimizer) else from_optax(built)
 
 
-def reject_trailing_comma(cfg: Any, what: str) -> None:
+def reject_trailing_comma(cfg: object, what: str) -> None:
     """Raise a TypeError if `cfg` is a tuple of one element, the result of a trailing comma after `what`."""
     if isinstance(cfg, tuple) and len(cfg) == 1:
         raise TypeError(f"{what} must be a dict, got a tuple of one; remove the comma after `dict(...)`")

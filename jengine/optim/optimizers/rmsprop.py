@@ -6,13 +6,14 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax import Params, Updates
 
 from jengine.annotations import Fraction, NonNegative, Range
 from jengine.optim.optimizers import common
-from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer
 from jengine.optim.optimizers.sgd import momentum_parts
-from jengine.optim.transforms.groups import broadcast_to_params
+from jengine.optim.transforms.groups import PerParameter, broadcast_to_params
 
 
 @define_optimizer("lr", "alpha", "eps", "weight_decay", "momentum", absent_at_zero=("weight_decay", "momentum"))
@@ -75,17 +76,17 @@ def Rprop(
 class StddevState(NamedTuple):
     """Centered RMSprop's state."""
 
-    mu: Tree  # float32, like the parameters: mean gradients
-    nu: Tree  # float32, like the parameters: mean squares
+    mu: Updates  # float32, like the parameters: mean gradients
+    nu: Updates  # float32, like the parameters: mean squares
 
 
-def scale_by_stddev(decay: Any, eps: Any) -> optax.GradientTransformation:
+def scale_by_stddev(decay: Scalar, eps: Scalar) -> optax.GradientTransformation:
     """Divide gradients by the standard deviation plus eps; `optax.scale_by_stddev` may return NaN."""
 
-    def init(params: Tree) -> StddevState:
+    def init(params: Params) -> StddevState:
         return StddevState(common.zeros_like(params), common.zeros_like(params))
 
-    def update(grads: Tree, state: StddevState, params: Tree = None) -> tuple[Tree, StddevState]:
+    def update(grads: Updates, state: StddevState, params: Params | None = None) -> tuple[Updates, StddevState]:
         mu = common.moving_average(state.mu, decay, grads)
         nu = common.moving_average_of_squares(state.nu, decay, grads)
         # rounding can make a variance negative, hence the maximum
@@ -99,23 +100,23 @@ class RpropState(NamedTuple):
     """Rprop's state."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    previous_grads: Tree  # float32, like the parameters: the last gradients, 0 if their sign had changed
-    step_sizes: Tree  # float32, like the parameters
+    previous_grads: Updates  # float32, like the parameters: the last gradients, 0 if their sign had changed
+    step_sizes: Updates  # float32, like the parameters
 
 
 def scale_by_rprop(
-    learning_rate: Any, eta_minus: Any, eta_plus: Any, min_step_size: Any, max_step_size: Any
+    learning_rate: PerParameter, eta_minus: Scalar, eta_plus: Scalar, min_step_size: Scalar, max_step_size: Scalar
 ) -> optax.GradientTransformation:
     """Replace gradients by the sign times a step size; `optax.scale_by_rprop` returns the update of the last step.
 
     The arguments are those of `Rprop`; the learning rate may be a tree of numbers like the parameters.
     """
 
-    def init(params: Tree) -> RpropState:
+    def init(params: Params) -> RpropState:
         return RpropState(common.zero_count(), common.zeros_like(params), common.zeros_like(params))
 
-    def update(grads: Tree, state: RpropState, params: Tree = None) -> tuple[Tree, RpropState]:
-        def leaf(g: Any, previous: Any, size: Any, lr: Any) -> tuple[Any, ...]:
+    def update(grads: Updates, state: RpropState, params: Params | None = None) -> tuple[Updates, RpropState]:
+        def leaf(g: jax.Array, previous: jax.Array, size: jax.Array, lr: Scalar) -> tuple[jax.Array, ...]:
             sign = jnp.sign(g * previous)
             factor = jnp.where(sign > 0, eta_plus, jnp.where(sign < 0, eta_minus, 1))
             size = jnp.clip(jnp.where(state.count == 0, lr, size) * factor, min_step_size, max_step_size)

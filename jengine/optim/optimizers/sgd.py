@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax import Params, Updates
 
 from jengine.annotations import Fraction, NonNegative
 from jengine.optim.optimizers import common
-from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer
-from jengine.optim.transforms.groups import add_decayed_weights_by_rule, broadcast_to_params
+from jengine.optim.transforms.groups import PerParameter, add_decayed_weights_by_rule, broadcast_to_params
 
 
 def check_nesterov(optimizer: str) -> Callable[[Mapping[str, Any]], None]:
@@ -81,7 +82,7 @@ def ASGD(
     ]
 
 
-def momentum_parts(momentum: Any, dampening: Any, nesterov: bool) -> Parts:
+def momentum_parts(momentum: Scalar, dampening: Scalar, nesterov: bool) -> Parts:
     """Return the part with SGD's momentum; no part if the momentum is the constant 0."""
     if common.is_zero(momentum):
         return []
@@ -94,19 +95,21 @@ class DampenedTraceState(NamedTuple):
     """Momentum with dampening."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    trace: Tree  # float32, like the parameters
+    trace: Params  # float32, like the parameters
 
 
-def dampened_trace(decay: Any, dampening: Any) -> optax.GradientTransformation:
+def dampened_trace(decay: Scalar, dampening: Scalar) -> optax.GradientTransformation:
     """Sum gradients with decay and dampening; `optax.trace` has no dampening.
 
     All gradients except the first have the weight `1 - dampening`; with decay 0 the sum is the gradient.
     """
 
-    def init(params: Tree) -> DampenedTraceState:
+    def init(params: Params) -> DampenedTraceState:
         return DampenedTraceState(common.zero_count(), common.zeros_like(params))
 
-    def update(grads: Tree, state: DampenedTraceState, params: Tree = None) -> tuple[Tree, DampenedTraceState]:
+    def update(
+        grads: Updates, state: DampenedTraceState, params: Params | None = None
+    ) -> tuple[Updates, DampenedTraceState]:
         weight = jnp.where((state.count == 0) | (decay == 0), 1, 1 - dampening)
         trace = jax.tree.map(lambda m, g: m * decay + weight * g, state.trace, grads)
         return trace, DampenedTraceState(state.count + 1, trace)
@@ -118,21 +121,23 @@ class AveragedSgdState(NamedTuple):
     """Averaged SGD's state."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    eta: Tree  # float32[] per leaf: the rate of the next update, computed from the current learning rate
-    average: Tree  # float32, like the parameters: average parameters, for the user
+    eta: Params  # float32[] per leaf: the rate of the next update, computed from the current learning rate
+    average: Params  # float32, like the parameters: average parameters, for the user
 
 
-def averaged_sgd(learning_rate: Any, lambd: Any, alpha: Any, t0: Any) -> optax.GradientTransformation:
+def averaged_sgd(learning_rate: PerParameter, lambd: Scalar, alpha: Scalar, t0: Scalar) -> optax.GradientTransformation:
     """Descend with a decaying rate and average the parameters in the state; optax has no such transformation.
 
     The arguments are those of `ASGD`; the learning rate may be a tree of numbers like the parameters.
     """
 
-    def init(params: Tree) -> AveragedSgdState:
+    def init(params: Params) -> AveragedSgdState:
         eta = jax.tree.map(lambda p: jnp.zeros((), common.state_dtype(p.dtype)), params)
         return AveragedSgdState(common.zero_count(), eta, common.zeros_like(params))
 
-    def update(grads: Tree, state: AveragedSgdState, params: Tree = None) -> tuple[Tree, AveragedSgdState]:
+    def update(
+        grads: Updates, state: AveragedSgdState, params: Params | None = None
+    ) -> tuple[Updates, AveragedSgdState]:
         params = common.require_params("ASGD", params)
         count = state.count + 1
         rates = broadcast_to_params(learning_rate, params)

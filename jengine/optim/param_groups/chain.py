@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
-from jengine.optim.optimizers.common import Parts, Tree, strip_weak_types, upcast
+from jengine.optim.optimizers.common import Parts, strip_weak_types, upcast
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.param_groups import freeze
 from jengine.optim.param_groups.param_group import GroupLayout
@@ -49,7 +50,11 @@ class GroupedChain:
         self.dynamic = set().union(*self.dynamic_by_chain)
 
     def transformation(
-        self, before: Parts, wrap: Wrap, layout_of: Callable[[Tree], GroupLayout], hyperparams_of: Callable[[], Any]
+        self,
+        before: Parts,
+        wrap: Wrap,
+        layout_of: Callable[[Params], GroupLayout],
+        hyperparams_of: Callable[[], Any],
     ) -> optax.GradientTransformationExtraArgs:
         """Return the chain with the hyperparameters in the state, as in `optax.inject_hyperparams`.
 
@@ -64,7 +69,7 @@ class GroupedChain:
           hyperparams_of: returns the initial hyperparameters.
         """
 
-        def init(params: Tree) -> GroupHyperparamsState:
+        def init(params: Params) -> GroupHyperparamsState:
             layout = layout_of(params)
             dtype = hyperparams_dtype(layout.trainable(params))
             hyperparams = {name: jnp.array(value, dtype) for name, value in hyperparams_of().items()}
@@ -73,9 +78,9 @@ class GroupedChain:
             return GroupHyperparamsState(hyperparams, strip_weak_types(inner_state))
 
         def update(
-            grads: Tree, state: GroupHyperparamsState, params: Tree = None, *,
+            grads: Updates, state: GroupHyperparamsState, params: Params | None = None, *,
             hyperparams: Mapping[str, Any] | None = None, **extra: Any,
-        ) -> tuple[Tree, GroupHyperparamsState]:  # fmt: skip
+        ) -> tuple[Updates, GroupHyperparamsState]:  # fmt: skip
             given = hyperparams or {}
             is_known = any(name in state.hyperparams or name.startswith(freeze.PREFIX) for name in given)
             if given and state.hyperparams and not is_known:  # most likely PyTorch's names, which would have no effect
@@ -104,7 +109,7 @@ class GroupedChain:
         return optax.GradientTransformationExtraArgs(init, update)
 
     def _build(
-        self, before: Parts, hyperparams: Mapping[str, jax.Array], layout: GroupLayout, like: Tree
+        self, before: Parts, hyperparams: Mapping[str, jax.Array], layout: GroupLayout, like: Params
     ) -> optax.GradientTransformationExtraArgs:
         """Return the chain for the hyperparameters of a step; groups that cannot share a chain have separate ones."""
         layout.check_stacked(self.members, self.optimizer)
@@ -135,7 +140,7 @@ class GroupedChain:
         return [name for name, initial in values.items() if name not in absent or any(initial)]
 
 
-def hyperparams_dtype(trainable: Tree) -> Any:
+def hyperparams_dtype(trainable: Params) -> Any:
     """Return the dtype of hyperparameters for these parameters: float32, or float64 if a parameter has it."""
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(trainable)}
     return jax.dtypes.canonicalize_dtype(jnp.result_type(jnp.float32, *dtypes))
@@ -151,7 +156,7 @@ def _named_chain(*parts: tuple[str, optax.GradientTransformation]) -> optax.Grad
     """Return `optax.named_chain` with the state in a dict, which JAX flattens in C++, unlike an OrderedDict."""
     chain = optax.named_chain(*parts)
 
-    def update(grads: Tree, state: Tree, params: Tree = None, **extra: Any) -> tuple[Tree, Tree]:
+    def update(grads: Updates, state: OptState, params: Params | None = None, **extra: Any) -> tuple[Updates, OptState]:
         updates, new_state = chain.update(grads, state, params, **extra)
         return updates, dict(new_state)
 
@@ -164,11 +169,13 @@ def _apply_by_groups(
     """Apply each chain to the parameters in its groups, with the states in a dict by groups."""
     named_chains = [("_".join(map(str, groups)), chain, groups) for chain, groups in zip(chains, members, strict=True)]
 
-    def init(params: Tree) -> dict[str, Any]:
+    def init(params: Params) -> dict[str, Any]:
         return {name: chain.init(layout.select(params, groups)) for name, chain, groups in named_chains}
 
-    def update(grads: Tree, state: Mapping[str, Any], params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
-        updates: Tree = jax.tree.map(lambda g: None, grads)
+    def update(
+        grads: Updates, state: Mapping[str, Any], params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
+        updates: Updates = jax.tree.map(lambda g: None, grads)
         new_state = {}
         for name, chain, groups in named_chains:
             own_params = None if params is None else layout.select(params, groups)
@@ -179,14 +186,14 @@ def _apply_by_groups(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _restrict_to_trainable(extra: Mapping[str, Any], layout: GroupLayout, params: Tree) -> dict[str, Any]:
+def _restrict_to_trainable(extra: Mapping[str, Any], layout: GroupLayout, params: Params) -> dict[str, Any]:
     """Return the extra arguments of an update with `grad` and `value_fn` for the trainable parameters only."""
     restricted = dict(extra)
     if "grad" in extra and jax.tree.structure(extra["grad"]) == layout.treedef:
         restricted["grad"] = layout.trainable(extra["grad"])
     if (value_fn := extra.get("value_fn")) is not None:
 
-        def evaluate(trainable: Tree, *args: Any, **kwargs: Any) -> Any:
+        def evaluate(trainable: Params, *args: Any, **kwargs: Any) -> Any:
             return value_fn(layout.combine(trainable, params), *args, **kwargs)
 
         restricted["value_fn"] = evaluate

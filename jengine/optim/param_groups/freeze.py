@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from jengine import paths
 from jengine.errors import closest
-from jengine.optim.optimizers.common import Tree
 from jengine.optim.param_groups.param_group import GroupLayout
 
 PREFIX = "frozen:"
@@ -42,7 +42,7 @@ def skip_frozen(
 ) -> optax.GradientTransformationExtraArgs:
     """Return `inner` without effect on leaves with a frozen flag: zero gradients, zero updates and unchanged state."""
 
-    def update(grads: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
+    def update(grads: Updates, state: OptState, params: Params | None = None, **extra: Any) -> tuple[Updates, OptState]:
         updates, new_state = inner.update(_zero_frozen(grads, flags), state, params, **extra)
         return _zero_frozen(updates, flags), select_state(layout, flags, chains, state, new_state)
 
@@ -73,7 +73,7 @@ def select_state(layout: GroupLayout, flags: list[Any], chains: Sequence[Sequenc
     return jax.tree.map(select, old, new, is_leaf=lambda x: jax.tree.structure(x) in flags_by_structure)
 
 
-def _zero_frozen(tree: Tree, flags: list[Any]) -> Tree:
+def _zero_frozen(tree: Params, flags: list[Any]) -> Params:
     """Return `tree`, like the parameters with None for untrained leaves, with zeros for frozen leaves."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: x is None)
     treedef: Any = jax.tree.structure(tree, is_leaf=lambda x: x is None)

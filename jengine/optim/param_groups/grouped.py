@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from optax import Params
 
 from jengine import paths
-from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.common import Parts
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.param_groups import freeze
 from jengine.optim.param_groups.chain import GroupedChain, Wrap, hyperparams_dtype
@@ -63,7 +64,7 @@ class GroupedOptimizer:
 
     # ------------------------------------------------------------------ the group of each parameter
 
-    def layout(self, params: Tree) -> GroupLayout:
+    def layout(self, params: Params) -> GroupLayout:
         """Return the group of each leaf in a tree like the parameters.
 
         Raises:
@@ -74,7 +75,7 @@ class GroupedOptimizer:
             self._layouts[treedef] = assign_groups(params, self._members)
         return self._layouts[treedef]
 
-    def map_groups(self, params: Tree, function: Callable[[ParamGroup], float]) -> Tree:
+    def map_groups(self, params: Params, function: Callable[[ParamGroup], float]) -> Params:
         """Return a number for each parameter from the group, float32[] in a tree like `params`, 0 for frozen ones.
 
         For a parameter whose layers are in several groups it is an array that broadcasts against it.
@@ -86,7 +87,7 @@ class GroupedOptimizer:
             tree = layout.trainable(jax.tree.map(lambda _: tree, params))
         return layout.combine(tree, jax.tree.map(lambda _: jnp.float32(0), params))
 
-    def bind(self, params: Tree) -> None:
+    def bind(self, params: Params) -> None:
         """Set the parameter names and shapes, for tables and `param_settings`; errors as for `layout`."""
         layout = self.layout(params)
         layout.check_stacked(self._chain.members, self.optimizer)
@@ -101,7 +102,7 @@ class GroupedOptimizer:
         """Return an optimizer state with `old` for the leaves with a flag and `new` for the others."""
         return freeze.select_state(layout, flags, self._chain.members, old, new)
 
-    def restrict(self, params: Tree) -> None:
+    def restrict(self, params: Params) -> None:
         """Freeze all parameters that are not in the tree `params`, if no groups were given."""
         if self.optimizer.groups is None:
             self._members = [list(paths.flatten(params))]

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import optax
+from optax import Params
 
 from jengine import paths
 
-Tree: TypeAlias = Any
 # a leaf's group; its groups by index along the first axis; None if frozen
 Membership: TypeAlias = int | tuple[int, ...] | None
 
@@ -62,30 +62,30 @@ class GroupLayout:
     paths: tuple[str, ...]
     groups: tuple[Membership, ...]
 
-    def trainable(self, tree: Tree) -> Tree:
+    def trainable(self, tree: Params) -> Params:
         """Return `tree` with None for every frozen leaf."""
         leaves = self.flatten(tree)
         return self.treedef.unflatten([x if g is not None else None for x, g in zip(leaves, self.groups, strict=True)])
 
-    def combine(self, tree: Tree, other: Tree) -> Tree:
+    def combine(self, tree: Params, other: Params) -> Params:
         """Return `tree` with the leaves of `other` where it has None."""
         pairs = zip(self.flatten(tree), self.flatten(other), strict=True)
         return self.treedef.unflatten([b if a is None else a for a, b in pairs])
 
-    def flatten(self, tree: Tree) -> list[Any]:
+    def flatten(self, tree: Params) -> list[Any]:
         """Return the leaves, including None for each missing frozen leaf; raise ValueError for another structure."""
         try:
             return self.treedef.flatten_up_to(tree)
         except (ValueError, TypeError) as error:
             raise ValueError(f"a tree does not have the structure of the parameters: {error}") from None
 
-    def select(self, tree: Tree, groups: Sequence[int]) -> Tree:
+    def select(self, tree: Params, groups: Sequence[int]) -> Params:
         """Return `tree` with None for each leaf that is not in one of `groups`."""
         first = [group[0] if isinstance(group, tuple) else group for group in self.groups]
         pairs = zip(self.flatten(tree), first, strict=True)
         return self.treedef.unflatten([leaf if group in groups else None for leaf, group in pairs])
 
-    def broadcast(self, hyperparams: Mapping[str, jax.Array], like: Tree) -> dict[str, Any]:
+    def broadcast(self, hyperparams: Mapping[str, jax.Array], like: Params) -> dict[str, Any]:
         """Return the hyperparameters of each leaf.
 
         Args:
@@ -119,7 +119,7 @@ class GroupLayout:
                 )
 
 
-def assign_groups(params: Tree, members: Sequence[Sequence[str] | None]) -> GroupLayout:
+def assign_groups(params: Params, members: Sequence[Sequence[str] | None]) -> GroupLayout:
     """Find the group of every leaf.
 
     Args:

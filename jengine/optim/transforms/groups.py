@@ -10,7 +10,7 @@ import optax
 PyTree = Any
 # a number for all parameters, or a tree like the parameters (or a prefix of it) of numbers and broadcastable arrays, or
 # a function from the parameters to such a tree
-PerParameter: TypeAlias = Any
+PerParameter: TypeAlias = optax.Params | Callable[[optax.Params], optax.Params]
 
 
 class GroupHyperparamsState(NamedTuple):
