@@ -8,26 +8,28 @@ stored as `weight` has PyTorch's axes: if it becomes a `kernel`, these are permu
 |---|---|
 | attention `query`, `key`, `value` | `q_proj`, `k_proj`, `v_proj`; or a third each of `qkv` or `in_proj_weight` |
 | attention `out` | `proj`, `out_proj`, `o_proj` |
+
+Linear and convolution weights are permuted only where that is certain. A square matrix fits in both orders: it is taken
+to have PyTorch's if other weights of the same source fit only in that order, and none fits only as it is stored.
 """
 
-import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.checkpoint.array_rules import Options, Piece, RuleLike, apply_rules, parse_rules
 from jengine.checkpoint.interpolation import Method, find_grids, resize_positions
-from jengine.checkpoint.report import LoadReport, describe, invert
-from jengine.checkpoint.rules import check_patterns, matches, rename_paths
+from jengine.checkpoint.report import LoadReport, describe
+from jengine.checkpoint.rules import check_patterns, matches
 from jengine.checkpoint.torch_layout import TorchLayout, is_statistic, param_layouts, statistic_layouts
 
 Structs = Mapping[str, jax.ShapeDtypeStruct]
-Convert = Callable[[np.ndarray], np.ndarray]
 Key = tuple[str | None, str]  # the item of a training state, None if the source does not tell, and the path in it
-Found = tuple[str, int | None]  # the name of a stored array, and which third of it; None for the whole array
+Alias = tuple[str, int | None]  # another name of a parameter, and which third of that array it is; None for all of it
 
 ITEMS = ("params", "model_state")
 _PROJECTIONS = ("query", "key", "value")
@@ -38,12 +40,24 @@ _COUNTER = "num_batches_tracked"  # a buffer of PyTorch's batch norms
 
 
 class Assignment(NamedTuple):
-    """Stored array for a parameter; without `convert` it is used as it is, apart from the dtype."""
+    """Stored arrays for a parameter, and how the array that a rule makes of them becomes the parameter."""
 
     item: str
     path: str
-    stored: str
-    convert: Convert | None
+    piece: Piece
+    shape: tuple[int, ...]  # of the parameter, without the axis of a stack
+    is_plain: bool = False  # whether the stored array is used as it is, apart from the dtype
+    layout: TorchLayout | None = None  # of an array with PyTorch's axes
+    method: Method | None = None  # for position embeddings of another grid
+
+    def convert(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the parameter, or its slice of a stack, from the stored arrays for it."""
+        array = self.piece.make(arrays)
+        if self.method is not None:
+            return resize_positions(array, self.shape, self.method)
+        if self.layout is not None:
+            return self.layout.to_flax(array.reshape(self.layout.shape), self.shape)
+        return array.reshape(self.shape)
 
 
 class _Parameter(NamedTuple):
@@ -51,14 +65,60 @@ class _Parameter(NamedTuple):
     path: str
     shown: str  # the path in messages
     struct: jax.ShapeDtypeStruct
+    aliases: tuple[Alias, ...]
+
+
+class _Fit(NamedTuple):
+    """Comparison of a parameter and the array for it."""
+
+    parameter: _Parameter
+    piece: Piece
+    source: jax.ShapeDtypeStruct  # the first of the stored arrays
+    element: tuple[int, ...]  # the shape that the rule makes, without the axis of a stack
+    shape: tuple[int, ...] | None  # of the parameter, without the axis of a stack; None if the stack has another size
     layout: TorchLayout
-    aliases: tuple[Found, ...]  # other names
+    order: Literal["stored", "torch", "either", "untorch", "none"]  # of the axes; "untorch": a `weight` like a `kernel`
+
+    @property
+    def has_dtype(self) -> bool:
+        """Whether the dtypes are equal, or both floats."""
+        dtypes = self.source.dtype, self.parameter.struct.dtype
+        return dtypes[0] == dtypes[1] or all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
+
+    def assign(self, are_torch: bool, method: Method | None) -> Assignment | None:
+        """Return the assignment; None if the array does not fit."""
+        parameter, piece, shape = self.parameter, self.piece, self.shape
+        if shape is None or not self.has_dtype:
+            return None
+        if self.order == "stored":
+            is_plain = piece.is_plain and self.element == shape
+            return Assignment(parameter.item, parameter.path, piece, shape, is_plain)
+        if self.order == "torch" or (self.order == "either" and are_torch):
+            return Assignment(parameter.item, parameter.path, piece, shape, layout=self.layout)
+        if method is not None and find_grids(self.element, shape):
+            return Assignment(parameter.item, parameter.path, piece, shape, method=method)
+        return None
+
+    def advise(self) -> str:
+        """Return what would make the array fit, or which rule made its shape."""
+        if not self.has_dtype:
+            return ""
+        if self.order == "either":
+            return "it may be (out, in) or (in, out): a rule with transform='transpose' or 'none' says which"
+        if self.order == "untorch":
+            return "a rule with transform='none' takes the axes as they are"
+        if self.piece.rule is not None and not self.piece.is_plain:
+            count = f"{len(self.piece.names)} of " if self.piece.options.stack is not None else ""
+            return f"the rule {self.piece.rule.shown} makes {count}{self.element} of {self.piece.label}"
+        if "pos" in self.parameter.path and self.shape is not None and find_grids(self.element, self.shape):
+            return f"interpolate=[{self.parameter.shown!r}] resizes it"
+        return ""
 
 
 def match(
     stored: Structs,
     target: Mapping[str, Structs],
-    rename: Sequence[tuple[str, str]] = (),
+    rename: Sequence[RuleLike] = (),
     exclude: Sequence[str] = (),
     interpolate: Sequence[str] = (),
     interpolation: Method = "bicubic",
@@ -74,79 +134,142 @@ def match(
       The assignments, and the report with paths below the item.
 
     Raises:
-      ValueError: a rule matches nothing, or makes two names equal.
+      ValueError: a rule matches nothing, cannot be applied, or makes two names equal.
     """
     keys, ignored = _find_items(stored, target)
-    new_paths = rename_paths(tuple(dict.fromkeys(path for _, path in keys.values())), rename)
-    renamed = {name: (item, new_paths[path]) for name, (item, path) in keys.items()}
-    find = _build_index(renamed)
+    pieces, dropped = apply_rules(keys, stored, parse_rules(rename))
     parameters = list(_list_parameters(target))
-    check_patterns("exclude", exclude, [*(p.path for p in parameters), *new_paths.values()])
+    check_patterns("exclude", exclude, [*(p.path for p in parameters), *(path for _, path in pieces)])
     check_patterns("interpolate", interpolate, [p.path for p in parameters])
+    found = _find_pieces(parameters, pieces)
+    excluded = [p.shown for p in parameters if matches(p.path, *exclude)]
+    fits = [fit for fit in _find_fits(found, stored, target) if fit.parameter.shown not in excluded]
+    are_torch = _are_torch(fits)
 
-    assignments, used, excluded, missing = [], set[str](), list[str](), list[str]()
-    matched, mismatched, reshaped, cast, resizable = {}, {}, {}, {}, list[str]()
-    for parameter in parameters:
-        found, shown = find(parameter), parameter.shown
-        if found is not None:
-            used.add(found[0])  # also if it is excluded: it is not unexpected
-        if matches(parameter.path, *exclude):
-            excluded.append(shown)
-        elif found is None:
-            missing.append(shown)
-        else:
-            name, third = found
-            source, expected = stored[name], parameter.struct
-            method = interpolation if matches(parameter.path, *interpolate) else None
-            fits, convert = _find_conversion(parameter, name, third, source, method)
-            if not fits:
-                mismatched[shown] = describe(source), describe(expected)
-                if "pos" in parameter.path and find_grids(tuple(source.shape), expected.shape):
-                    resizable.append(shown)
-                continue
-            assignments.append(Assignment(parameter.item, parameter.path, name, convert))
-            matched[shown] = keys[name][1]
-            if convert is not None:
-                reshaped[shown] = str(source.shape), str(expected.shape)
-            elif source.dtype != expected.dtype:
-                cast[shown] = describe(source), describe(expected)
-    rest = [name for name in keys if name not in used]
-    counters = [name for name in rest if name.rpartition(".")[2] == _COUNTER]
-    others = [renamed[name][1] for name in rest if name not in counters]
+    assignments, matched, mismatched, reshaped, cast = [], {}, {}, {}, {}
+    notes, ambiguous = {}, list[str]()
+    for fit in fits:
+        shown, source, expected = fit.parameter.shown, fit.source, fit.parameter.struct
+        count = f"{len(fit.piece.names)} x " if len(fit.piece.names) > 1 else ""
+        method = interpolation if matches(fit.parameter.path, *interpolate) else None
+        assignment = fit.assign(are_torch, method)
+        if assignment is None:
+            mismatched[shown] = f"{count}{describe(source)}", describe(expected)
+            notes[shown] = fit.advise()
+            ambiguous += [shown] * (fit.order == "either" and fit.has_dtype)
+            continue
+        assignments.append(assignment)
+        names = [keys[name][1] for name in (fit.piece.names[0][0], fit.piece.names[-1][-1])]
+        matched[shown] = " … ".join(dict.fromkeys(names))
+        if not assignment.is_plain:
+            reshaped[shown] = f"{count}{source.shape}", str(expected.shape)
+        elif source.dtype != expected.dtype:
+            cast[shown] = describe(source), describe(expected)
+    used = {key for _, key, _ in found}  # also those of excluded parameters: they are not unexpected
+    rest = [(path, piece) for (item, path), piece in pieces.items() if (item, path) not in used]
+    found_paths = {(parameter.item, parameter.path) for parameter, _, _ in found}
     return assignments, LoadReport(
         matched=matched,
-        missing=tuple(missing),
-        unexpected=tuple(path for path in others if not matches(path, *exclude)),
+        missing=tuple(
+            p.shown for p in parameters if (p.item, p.path) not in found_paths and not matches(p.path, *exclude)
+        ),
+        unexpected=tuple(path for path, _ in rest if not _is_counter(path) and not matches(path, *exclude)),
         mismatched=mismatched,
         cast=cast,
         reshaped=reshaped,
         excluded=tuple(excluded),
-        ignored=(*counters, *ignored),
-        resizable=tuple(resizable),
+        ignored=(*(piece.names[0][0] for path, piece in rest if _is_counter(path)), *dropped, *ignored),
+        notes=notes,
+        ambiguous=tuple(ambiguous),
     )
 
 
-def _build_index(keys: Mapping[str, Key]) -> Callable[[_Parameter], Found | None]:
-    """Return a function that finds the stored array for a parameter."""
-    exact = invert(keys)
-    aliases: dict[Key, str | None] = {}  # None where several arrays have the same alias
-    for name, (item, path) in keys.items():
-        alias = (item, _number_modules(path))
-        aliases[alias] = None if alias in aliases else name
+def _is_counter(path: str) -> bool:
+    return path.rpartition(".")[2] == _COUNTER
 
-    def find(parameter: _Parameter) -> Found | None:
+
+def _find_pieces(parameters: Sequence[_Parameter], pieces: Mapping[Key, Piece]) -> list[tuple[_Parameter, Key, Piece]]:
+    """Return the parameters that have an array with the same name, or with one of their other names."""
+    aliases: dict[Key, Key | None] = {}  # None where several arrays have the same alias
+    for item, path in pieces:
+        alias = (item, _number_modules(path))
+        aliases[alias] = None if alias in aliases else (item, path)
+
+    def find(parameter: _Parameter) -> tuple[Key, Piece] | None:
         scopes = (parameter.item, None)  # None: the source does not tell parameters from state
         for scope in scopes:
             for path in (parameter.path, f"{parameter.path}.value"):  # Orbax has the levels of Flax's wrappers
-                if (scope, path) in exact:
-                    return exact[scope, path], None
+                if (scope, path) in pieces:
+                    return (scope, path), pieces[scope, path]
         for alias, third in parameter.aliases:
             for scope in scopes:
-                if (name := aliases.get((scope, alias))) is not None:
-                    return name, third
+                if (key := aliases.get((scope, alias))) is None:
+                    continue
+                piece = pieces[key]
+                if third is None:
+                    return key, piece
+                if piece.is_plain:
+                    return key, piece._replace(options=Options(split=0), part=third, parts=3)
         return None
 
-    return find
+    return [(parameter, *entry) for parameter in parameters if (entry := find(parameter)) is not None]
+
+
+def _find_fits(
+    found: Sequence[tuple[_Parameter, Key, Piece]], stored: Structs, target: Mapping[str, Structs]
+) -> Iterator[_Fit]:
+    shapes = {item: {path: tuple(leaf.shape) for path, leaf in target[item].items()} for item in ITEMS}
+    slices: dict[str, dict[str, tuple[int, ...] | None]] = {item: {**shapes[item]} for item in ITEMS}
+    for parameter, _, piece in found:
+        axis, shape = piece.options.stack, parameter.struct.shape
+        if axis is None:
+            continue
+        sizes = list(shape)
+        has_size = -len(sizes) <= axis < len(sizes) and sizes.pop(axis) == len(piece.names)
+        slices[parameter.item][parameter.path] = tuple(sizes) if has_size else None
+    layouts = {item: _find_layouts(item, slices[item]) for item in ITEMS}
+    for parameter, _, piece in found:
+        source = stored[piece.names[0][0]]
+        layout, shape = layouts[parameter.item][parameter.path], slices[parameter.item][parameter.path]
+        try:
+            element = piece.infer_shape(stored)
+        except ValueError:
+            if piece.rule is not None:
+                raise
+            element = None  # an array that is not three projections
+        order = "none" if shape is None or element is None else _find_order(piece, element, shape, layout)
+        yield _Fit(parameter, piece, source, element or source.shape, shape, layout, order)
+
+
+def _find_layouts(item: str, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, TorchLayout]:
+    structs = {path: jax.ShapeDtypeStruct(shape or (), jnp.float32) for path, shape in shapes.items()}
+    statistics = {path: leaf for path, leaf in structs.items() if item == "model_state" and is_statistic(path)}
+    return {**param_layouts(structs), **statistic_layouts(statistics)}
+
+
+def _find_order(
+    piece: Piece, element: tuple[int, ...], shape: tuple[int, ...], layout: TorchLayout
+) -> Literal["stored", "torch", "either", "untorch", "none"]:
+    """Return in which order of the axes an array fits a parameter."""
+    squeezed = _squeeze(element)
+    as_torch, as_stored = squeezed == _squeeze(layout.shape), squeezed in (_squeeze(layout.merged), _squeeze(shape))
+    if piece.options.says_axes:  # heads may still be divided from their size
+        return "stored" if _divides(element, shape) else "none"
+    if not layout.is_permuted:
+        return "stored" if as_torch or as_stored else "none"
+    if not piece.names[0][0].endswith("weight"):
+        return "stored" if squeezed == _squeeze(shape) else "none"
+    if as_torch and as_stored:  # parts along the first axis are parts of the outputs, so these come first
+        return "torch" if len(squeezed) < 2 or piece.options.split == 0 else "either"
+    return "torch" if as_torch else "untorch" if as_stored else "none"
+
+
+def _are_torch(fits: Iterable[_Fit]) -> bool:
+    """Return whether the weights of a source that fit in one order only have PyTorch's."""
+    weights = [fit for fit in fits if fit.layout.is_permuted and fit.piece.names[0][0].endswith("weight")]
+    orders = {fit.order for fit in weights if not fit.piece.options.says_axes and len(_squeeze(fit.element)) > 1}
+    are_named = any(fit.piece.options.says_axes and fit.piece.options.transform != "transpose" for fit in weights)
+    return "torch" in orders and "untorch" not in orders and not are_named
 
 
 def _find_items(names: Iterable[str], target: Mapping[str, Structs]) -> tuple[dict[str, Key], list[str]]:
@@ -171,17 +294,16 @@ def _find_items(names: Iterable[str], target: Mapping[str, Structs]) -> tuple[di
 def _list_parameters(target: Mapping[str, Structs]) -> Iterator[_Parameter]:
     for item in ITEMS:
         leaves = target[item]
-        statistics = {path: leaf for path, leaf in leaves.items() if item == "model_state" and is_statistic(path)}
-        layouts = {**param_layouts(leaves), **statistic_layouts(statistics)}
+        layouts = _find_layouts(item, {path: tuple(leaf.shape) for path, leaf in leaves.items()})
         parents = {path.removesuffix("query.kernel") for path in leaves if path.endswith("query.kernel")}
         attentions = {p for p in parents if all(f"{p}{name}.kernel" in leaves for name in _PROJECTIONS)}
         for path, struct in leaves.items():
             shown = path if item == "params" or path not in target["params"] else f"{item}.{path}"
-            names = (_number_modules(path), None), (layouts[path].name, None), *_attention_aliases(path, attentions)
-            yield _Parameter(item, path, shown, struct, layouts[path], names)
+            aliases = (_number_modules(path), None), (layouts[path].name, None), *_attention_aliases(path, attentions)
+            yield _Parameter(item, path, shown, struct, aliases)
 
 
-def _attention_aliases(path: str, attentions: set[str]) -> Iterator[Found]:
+def _attention_aliases(path: str, attentions: set[str]) -> Iterator[Alias]:
     """Yield the PyTorch names of a parameter that belongs to one of the `attentions`."""
     *parents, module, leaf = ("", *path.split("."))
     prefix = "".join(f"{parent}." for parent in parents[1:])
@@ -195,34 +317,21 @@ def _attention_aliases(path: str, attentions: set[str]) -> Iterator[Found]:
         yield from ((f"{prefix}qkv.{kind}", third), (f"{prefix}in_proj_{kind}", third))
 
 
-def _find_conversion(
-    parameter: _Parameter, name: str, third: int | None, source: jax.ShapeDtypeStruct, method: Method | None
-) -> tuple[bool, Convert | None]:
-    """Return whether the stored array fits a parameter, and how to convert it; `method` resizes position embeddings."""
-    expected, layout = parameter.struct, parameter.layout
-    floats = jnp.issubdtype(source.dtype, jnp.floating) and jnp.issubdtype(expected.dtype, jnp.floating)
-    shape = tuple(source.shape)
-    if (source.dtype != expected.dtype and not floats) or (third is not None and (not shape or shape[0] % 3)):
-        return False, None
-    if third is not None:
-        shape = (shape[0] // 3, *shape[1:])
-    is_permuted = layout.axes != tuple(range(len(layout.axes)))
-    is_torch = third is not None or name.endswith("weight")
-    if shape == expected.shape and third is None and not (is_torch and is_permuted):
-        return True, None
-    if (is_torch or not is_permuted) and _squeeze(shape) == _squeeze(layout.shape):
-        return True, functools.partial(_from_torch, third=third, layout=layout, shape=expected.shape)
-    if not is_torch and _squeeze(shape) == _squeeze(expected.shape):
-        return True, functools.partial(np.reshape, shape=expected.shape)
-    if method is not None and find_grids(shape, expected.shape):
-        return True, functools.partial(resize_positions, shape=expected.shape, method=method)
-    return False, None
+def _divides(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    """Return whether shapes differ only by axes of size 1, and by axes that are divided into several or joined.
 
-
-def _from_torch(array: np.ndarray, third: int | None, layout: TorchLayout, shape: tuple[int, ...]) -> np.ndarray:
-    if third is not None:
-        array = np.split(array, 3)[third]
-    return layout.to_flax(array.reshape(layout.shape), shape)
+    >>> _divides((6, 4), (2, 3, 4)), _divides((6, 4), (4, 6)), _divides((4, 1), (4,))
+    (True, False, True)
+    """
+    left, right = list(_squeeze(first)), list(_squeeze(second))
+    while left and right:
+        one, other = (left, right) if left[0] >= right[0] else (right, left)
+        size, product = one.pop(0), other.pop(0)
+        while product < size and other:
+            product *= other.pop(0)
+        if product != size:
+            return False
+    return not left and not right
 
 
 def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jengine.annotations import checked
 from jengine.checkpoint import arrays
+from jengine.checkpoint.array_rules import RuleLike
 from jengine.checkpoint.interpolation import Method
 from jengine.checkpoint.matching import ITEMS, Assignment, match
 from jengine.checkpoint.report import CheckpointMismatchError, LoadReport
@@ -29,7 +30,7 @@ def load_pretrained(
     params: PyTree,
     model_state: PyTree = None,
     *,
-    rename: Sequence[tuple[str, str]] = (),
+    rename: Sequence[RuleLike] = (),
     strict: bool = True,
     exclude: Sequence[str] = (),
     interpolate: Sequence[str] = (),
@@ -45,7 +46,8 @@ def load_pretrained(
       model_state: running statistics and other state; None for none.
       rename: (old, new) prefixes of stored paths, in whole segments: `("encoder", "backbone")`. An empty `old` adds a
         prefix, an empty `new` removes one. `old` may be a regular expression, whose groups `new` may use. The first
-        match is applied.
+        match is applied. With options, `(old, new, dict(stack=0))`, it is a function on the arrays, see
+        `jengine.checkpoint.array_rules.Options`; `None` for `new` leaves an array out.
       strict: False keeps the model's values where nothing fits, and ignores arrays that it does not have.
       exclude: paths that keep the model's values, such as a new head: prefixes of whole segments, or regular
         expressions. Matching names in the weights are ignored.
@@ -58,7 +60,8 @@ def load_pretrained(
       `params` and `model_state` with the loaded values, in the same structure, dtypes and placement; and the report.
 
     Raises:
-      CheckpointMismatchError: `strict`, and something does not match; nothing was read.
+      CheckpointMismatchError: `strict`, and something does not match; or the axes of a square matrix may be in either
+        order. Nothing was read.
       ValueError: a rule that matches nothing, or another file format. KeyError: the weights do not have the item.
       FileNotFoundError, CorruptCheckpointError: as `locate_weights`. TypeError: not a pytree of arrays.
 
@@ -76,7 +79,7 @@ def load_pretrained(
         tops = {name.partition(".")[0] for name in source.structs}
         raise UnknownNameError(f"{source.label} has no {item!r}{closest(item, tops)}")
     assignments, report = match(stored, structs, rename, exclude, interpolate, interpolation)
-    if strict and not report.fits:
+    if report.ambiguous or (strict and not report.fits):
         raise CheckpointMismatchError(source.label, report, _ADVICE)
     _read(source, prefix, assignments, values)
     result = [jax.tree.unflatten(jax.tree.structure(target[name]), list(values[name].values())) for name in ITEMS]
@@ -86,16 +89,39 @@ def load_pretrained(
 def _read(
     source: WeightSource, prefix: str, assignments: Sequence[Assignment], values: Mapping[str, dict[str, Any]]
 ) -> None:
-    """Read the assigned arrays one at a time, and put each into `values`."""
+    """Read the assigned arrays one parameter at a time, and put each into `values`."""
     users: dict[str, list[Assignment]] = {}
     for assignment in assignments:
-        users.setdefault(prefix + assignment.stored, []).append(assignment)
+        if sum(map(len, assignment.piece.names)) == 1:
+            users.setdefault(prefix + assignment.piece.names[0][0], []).append(assignment)
+        else:
+            place = values[assignment.item]
+            array = _read_several(source, prefix, assignment, arrays.to_struct(place[assignment.path]))
+            place[assignment.path] = arrays.put_like(array, place[assignment.path])
     wanted = {name: source.structs[name] for name in users}
     for name, (first, *others) in users.items():
-        if not others and first.convert is None:  # it can be read onto the devices at once
+        if not others and first.is_plain:  # it can be read onto the devices at once
             wanted[name] = arrays.to_struct(values[first.item][first.path])
     for name, array in source.read(wanted):
         for assignment in users[name]:
-            converted = array if assignment.convert is None else assignment.convert(np.asarray(array))
-            place = values[assignment.item]
+            place, axis = values[assignment.item], assignment.piece.options.stack
+            converted = array
+            if not assignment.is_plain:
+                converted = assignment.convert([np.asarray(array)])
+            if axis is not None:  # a model with one layer
+                converted = np.expand_dims(converted, axis)
             place[assignment.path] = arrays.put_like(converted, place[assignment.path])
+
+
+def _read_several(
+    source: WeightSource, prefix: str, assignment: Assignment, struct: jax.ShapeDtypeStruct
+) -> np.ndarray:
+    """Return a parameter that is stacked or merged from several arrays, with the dtype of the parameter."""
+    axis = assignment.piece.options.stack
+    result = np.empty(struct.shape, struct.dtype)
+    slices = [result] if axis is None else np.moveaxis(result, axis, 0)
+    for place, names in zip(slices, assignment.piece.names, strict=True):
+        wanted = {prefix + name: source.structs[prefix + name] for name in names}
+        read = dict(source.read(wanted))
+        place[...] = assignment.convert([np.asarray(read[prefix + name]) for name in names])
+    return result

@@ -2,19 +2,17 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from jengine.checkpoint.rules import rename_paths
+from jengine.checkpoint.array_rules import NO_OPTIONS, apply_rules, parse_rules
 from jengine.errors import did_you_mean
 from jengine.logging import format_table
 
 _MAX_ROWS = 20
 _MAX_NAMES = 2  # in a row of the summary
 _ALWAYS_SHOWN = ("loaded", "renamed", "reshaped", "missing", "unexpected")  # also without names
-K = TypeVar("K")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +28,8 @@ class LoadReport:
       reshaped: path to (stored, expected) shape, for arrays that are transposed, split or resized.
       excluded: expected, but left as they are on request.
       ignored: stored, but not weights: optimizer state, counters.
-      resizable: those in `mismatched` that `interpolate` would resize.
+      notes: what would help, or which rule is responsible, for some in `mismatched`.
+      ambiguous: those in `mismatched` whose axes may be in either order, so that loading them would be a guess.
     """
 
     matched: dict[str, str]
@@ -41,7 +40,8 @@ class LoadReport:
     reshaped: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     excluded: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    resizable: tuple[str, ...] = ()
+    notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ambiguous: tuple[str, ...] = ()
 
     @property
     def renamed(self) -> dict[str, str]:
@@ -91,8 +91,7 @@ class LoadReport:
 
     def _describe_mismatch(self, path: str) -> str:
         stored, expected = self.mismatched[path]
-        advice = f"; interpolate=[{path!r}] resizes it" if path in self.resizable else ""
-        return f"stored {stored}, expected {expected}{advice}"
+        return "; ".join(filter(None, (f"stored {stored}, expected {expected}", self.notes.get(path))))
 
     def __str__(self) -> str:
         counts = (
@@ -121,7 +120,7 @@ def compare(
 
     Args:
       stored, expected: shapes and dtypes.
-      rename: rules for stored paths, see `rename_paths`.
+      rename: (old, new) rules for stored paths; the first that matches a path is applied to it.
       cast: whether a float array may be cast to another float dtype.
 
     Raises:
@@ -131,7 +130,11 @@ def compare(
     >>> print(compare({"fc.bias": array}, {"head.bias": array}, rename=[("fc", "head")]))
     1 match, 0 missing, 0 unexpected, 0 mismatched
     """
-    renamed = invert(rename_paths(tuple(stored), rename))
+    rules = parse_rules(rename)
+    if special := [rule.shown for rule in rules if rule.options != NO_OPTIONS or len(rule.old + rule.new) != 2]:
+        raise ValueError(f"a rule of `rename` must be (old, new) here, got {special[0]}; `load_pretrained` has options")
+    pieces, _ = apply_rules({name: (None, name) for name in stored}, stored, rules)
+    renamed = {path: piece.label for (_, path), piece in pieces.items()}
     matched, mismatched, casts = {}, {}, {}
     for path, target in expected.items():
         if path not in renamed:
@@ -153,18 +156,3 @@ def compare(
 def describe(leaf: jax.ShapeDtypeStruct) -> str:
     """Return dtype and shape as text, `float32[3,4]`."""
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-
-
-def invert(renamed: Mapping[str, K]) -> dict[K, str]:
-    """Return the old name by new key: a path, or a tuple that ends with it.
-
-    Raises:
-      ValueError: two names have the same key.
-    """
-    inverse: dict[K, str] = {}
-    for name, key in renamed.items():
-        if key in inverse:
-            path = key[-1] if isinstance(key, tuple) else key
-            raise ValueError(f"`rename` must keep paths distinct, got {path!r} for both {inverse[key]!r} and {name!r}")
-        inverse[key] = name
-    return inverse

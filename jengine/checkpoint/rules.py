@@ -4,7 +4,7 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 
-from jengine.errors import closest, did_you_mean
+from jengine.errors import did_you_mean
 
 _SYNTAX = re.compile(r"[\\^$*+?{}\[\]|()]")  # characters that make a pattern a regular expression; a dot does not
 
@@ -15,44 +15,17 @@ def matches(path: str, *patterns: str) -> bool:
     >>> matches("head.fc.bias", "head"), matches("header.bias", "head"), matches("layers.3.bias", r"layers\\.\\d+")
     (True, False, True)
     """
-    return any(_compile(pattern).match(path) for pattern in patterns)
+    return any(compile_pattern(pattern).match(path) for pattern in patterns)
 
 
-def rename_paths(paths: Sequence[str], rules: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the new path by old path; the first rule that matches a path is applied to it.
-
-    Args:
-      paths: dotted paths.
-      rules: (old, new) pairs. An empty `old` adds `new` in front, an empty `new` removes the old segments; `new` may
-        have groups of a regular expression as `\\\\1`.
+def replace_prefix(path: str, old: str, new: str, match: re.Match[str] | None) -> str:
+    """Return the path with `new` in the place of what `match` found; in front of it without a match.
 
     Raises:
-      ValueError: a rule matches no path, is no regular expression, or has a group that `old` does not have.
-
-    >>> rename_paths(["encoder.conv.bias"], [("encoder", "backbone")])
-    {'encoder.conv.bias': 'backbone.conv.bias'}
+      ValueError: `new` has a group that `old` does not have.
     """
-    renamed, used = {}, set()
-    for path in paths:
-        renamed[path] = path
-        for old, new in rules:
-            if (result := _replace_prefix(path, old, new)) is not None:
-                renamed[path] = result
-                used.add(old)
-                break
-    for old, new in rules:
-        if old not in used:
-            hint = closest(old, list_prefixes(paths))
-            raise ValueError(f"`rename` must start with a prefix of a stored path, got ({old!r}, {new!r}){hint}")
-    return renamed
-
-
-def _replace_prefix(path: str, old: str, new: str) -> str | None:
-    if not old:
-        return ".".join(filter(None, (new, path)))
-    match = _compile(old).match(path)
     if match is None:
-        return None
+        return ".".join(filter(None, (new, path)))
     try:
         replacement = match.expand(new) if _SYNTAX.search(old) else new
     except (re.error, IndexError) as error:
@@ -75,7 +48,12 @@ def list_prefixes(paths: Iterable[str]) -> set[str]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _compile(pattern: str) -> re.Pattern[str]:
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """Return the regular expression for a prefix of whole segments.
+
+    Raises:
+      ValueError: it is no regular expression.
+    """
     text = pattern if _SYNTAX.search(pattern) else re.escape(pattern)
     try:
         return re.compile(f"(?:{text})(?=\\.|$)")

@@ -35,6 +35,11 @@ class TorchLayout(NamedTuple):
         """The shape in PyTorch."""
         return tuple(self.merged[axis] for axis in self.axes)
 
+    @property
+    def is_permuted(self) -> bool:
+        """Whether the axes are in another order in PyTorch."""
+        return self.axes != tuple(range(len(self.axes)))
+
     def to_torch(self, array: np.ndarray) -> np.ndarray:
         """Convert a Flax parameter to PyTorch's layout, contiguous."""
         return np.asarray(array.reshape(self.merged).transpose(self.axes), order="C")  # the file stores raw memory

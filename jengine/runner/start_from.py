@@ -11,6 +11,8 @@ from jengine.errors import config_path
 from jengine.registry import check_arguments
 
 Choice = Literal["checkpoint", "config", "error"]
+Names = str | Sequence[str]
+Rule = tuple[Names, Names | None] | tuple[Names, Names | None, Mapping[str, Any]]  # of `rename`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +54,8 @@ class LoadFrom:
 
     Attributes:
       path: where the weights are, or an object in memory: a pytree of arrays, an `nnx.State` or an `nnx.Module`.
-      rename: `(old, new)` prefixes of parameter paths, for a model with other names.
+      rename: `(old, new)` prefixes of parameter paths, for a model with other names; or `(old, new, options)` with
+        functions on the arrays.
       strict: False keeps the model's own values where there are no matching ones.
       raw: True loads the raw parameters from a run that saved averages.
       exclude: paths of parameters that keep the initial values.
@@ -62,7 +65,7 @@ class LoadFrom:
     """
 
     path: Any
-    rename: Sequence[tuple[str, str]] = ()
+    rename: Sequence[Rule] = ()
     strict: bool = True
     raw: bool = False
     exclude: Sequence[str] = ()
@@ -79,6 +82,7 @@ def parse_load_from(load_from: Any, processes: SingleProcess | Processes) -> Loa
         another format. TypeError: neither a path nor a pytree of arrays, or an unknown field.
     """
     from jengine import checkpoint
+    from jengine.checkpoint.array_rules import parse_rules
 
     if load_from is None:
         return None
@@ -91,6 +95,7 @@ def parse_load_from(load_from: Any, processes: SingleProcess | Processes) -> Loa
             elif not checkpoint.is_pytree_of_arrays(path):
                 raise TypeError(f"`load_from` must be {checkpoint.FORMATS}; got {path!r}")
         check_arguments(LoadFrom, options)
+        parse_rules(options.get("rename", ()))  # a wrong rule is found before the model is built
         return LoadFrom(**options)
 
 

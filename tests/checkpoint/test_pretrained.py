@@ -114,15 +114,38 @@ def test_separate_projections_are_the_same_as_fused_ones(vit_params, tmp_path, n
     jax.tree.map(np.testing.assert_array_equal, separate, fused)
 
 
-def test_square_matrices_of_pytorch_are_transposed_also_if_a_rule_names_the_kernel(tmp_path):
-    weight = np.arange(4, dtype=np.float32).reshape(2, 2)
-    save_file({"fc.weight": weight}, tmp_path / "net.safetensors")
-    target = {"head": {"kernel": np.zeros((2, 2), np.float32)}}
+def test_square_matrices_have_the_order_of_the_others_in_the_file_or_that_of_a_rule(tmp_path):
+    square, wide = np.arange(4, dtype=np.float32).reshape(2, 2), np.arange(6, dtype=np.float32).reshape(3, 2)
+    target = {"head": {"kernel": np.zeros((2, 2), np.float32)}, "neck": {"kernel": np.zeros((2, 3), np.float32)}}
+    save_file({"fc.weight": square, "neck.weight": wide}, tmp_path / "net.safetensors")
     for rule in [("fc", "head"), ("fc.weight", "head.kernel")]:
         params, _, _ = load_pretrained(tmp_path / "net.safetensors", target, rename=[rule])
-        np.testing.assert_array_equal(params["head"]["kernel"], weight.T)
-    params, _, _ = load_pretrained({"fc": {"kernel": weight}}, target, rename=[("fc", "head")])  # Flax's layout
-    np.testing.assert_array_equal(params["head"]["kernel"], weight)
+        np.testing.assert_array_equal(params["head"]["kernel"], square.T)
+    alone = {"head": target["head"]}
+    params, _, _ = load_pretrained({"fc": {"kernel": square}}, alone, rename=[("fc", "head")])  # Flax's layout
+    np.testing.assert_array_equal(params["head"]["kernel"], square)
+    for transform, expected in [("none", square), ("transpose", square.T), (np.square, square**2)]:
+        rule = ("fc", "head", dict(transform=transform))
+        params, _, _ = load_pretrained({"fc.weight": square}, alone, rename=[rule])
+        np.testing.assert_array_equal(params["head"]["kernel"], expected)
+
+
+@pytest.mark.parametrize(
+    ("others", "rename"),
+    [
+        ({}, []),  # nothing tells
+        ({"neck.weight": np.zeros((2, 3), np.float32)}, [("neck", "neck", dict(transform="none"))]),  # as in GPT-2
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_square_matrix_whose_order_nothing_tells_is_an_error(others, rename, strict):
+    weights = {"head.weight": np.eye(2, dtype=np.float32), **others}
+    target = {"head": {"kernel": np.zeros((2, 2), np.float32)}}
+    if others:
+        target["neck"] = {"kernel": np.zeros((2, 3), np.float32)}
+    message = r"head\.kernel .*float32\[2,2\]; it may be \(out, in\) or \(in, out\): a rule with transform='transpose'"
+    with pytest.raises(CheckpointMismatchError, match=message):
+        load_pretrained(weights, target, rename=rename, strict=strict)
 
 
 def test_a_sharded_file_equals_a_single_one(vit_params, tmp_path):
