@@ -5,7 +5,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jengine.config import dump_config, load_config, resolve
@@ -54,11 +54,6 @@ def format_bytes(number: float, digits: int = 2) -> str:
             break
         number /= 1024
     return f"{number:,.0f} B" if unit == "B" else f"{number:,.{digits}f} {unit}"
-
-
-def list_data(cfg: Mapping[str, Any], modes: Sequence[str]) -> str:
-    """Return which of `modes` have data in a config, for messages."""
-    return ", ".join(mode for mode in modes if cfg.get(f"{mode}_dataloader") is not None) or "none"
 
 
 def train(args: argparse.Namespace, overrides: Sequence[str]) -> int:

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from jengine.cli.commands import config_name, list_data, load
+from jengine.cli.commands import config_name, load
 from jengine.cli.contact_sheet import import_pillow, write_contact_sheet
 from jengine.cli.drawn_batches import HOST_REASONS, DrawnBatches, describe_entry, draw_batches
 from jengine.data import DataLoader, IterableLoader, build_dataloader
 from jengine.data.batch_check import describe_batch
 from jengine.errors import ConfigError, config_path, did_you_mean
 from jengine.logging import format_table
+from jengine.runner.eval_sections import list_dataloaders, loader_path
 
-_MODES = ("train", "val", "test")
 _MAX_IMAGES = 64
 _POSITION = {
     "exact": "a resumed run continues with the same examples",
@@ -28,27 +28,30 @@ _POSITION = {
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Draw batches and print the report. Neither the model nor an array on a device is created."""
     cfg = load(args, overrides)
-    mode, section = args.loader, f"{args.loader}_dataloader"
-    sheet = f"{config_name(args)}_{mode}.png" if args.sheet == "" else args.sheet
+    mode, _, name = args.loader.partition(".")
+    section, loaders = loader_path(mode, name), list_dataloaders(cfg)
+    sheet = f"{config_name(args)}_{args.loader.replace('.', '_')}.png" if args.sheet == "" else args.sheet
     if args.batches < 1:
         raise ConfigError(f"`--batches` must be at least 1, got {args.batches}")
     if sheet is not None:
         if not sheet.endswith(".png"):
             raise ConfigError(f"`--sheet` must be a .png file, got {sheet!r}")
         import_pillow()
-    if cfg.get(section) is None:
-        given = list_data(cfg, _MODES)
+    if args.loader not in loaders:
+        given = ", ".join(loaders) or "none"
         advice = did_you_mean(section, cfg) if given == "none" else "; choose with --loader"
         raise ConfigError(f"the config must have {section}, got data for: {given}{advice}")
     seed = (cfg.get("randomness") or {}).get("seed") or 0
     with config_path(section):
-        loader = build_dataloader(cfg[section], train=mode == "train", seed=seed)
+        loader = build_dataloader(loaders[args.loader], train=mode == "train", seed=seed)
     try:
         drawn = draw_batches(loader, args.batches, section)
     finally:
         loader.close()
     print(f"{section}: {loader.kind}")
-    for label, text in _describe_loader(loader, drawn, args, cfg.get(f"{mode}_cfg")):
+    loop = cfg.get(f"{mode}_cfg") or {}
+    settings = {**loop, **loop.get(name, {})} if isinstance(loop, Mapping) else {}
+    for label, text in _describe_loader(loader, drawn, args, settings.get("epoch_length")):
         print(f"  {label:<20} {text}")
     print(f"\n{_format_entries(drawn)}")
     if sheet is not None:
@@ -56,14 +59,13 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 
 def _describe_loader(
-    loader: DataLoader | IterableLoader, drawn: DrawnBatches, args: argparse.Namespace, loop: Mapping[str, Any] | None
+    loader: DataLoader | IterableLoader, drawn: DrawnBatches, args: argparse.Namespace, given: int | None
 ) -> list[tuple[str, str]]:
     lines = []
     if loader.dataset_size is not None and loader.dataset_size >= 0:
         lines.append(("examples", f"{loader.dataset_size:,}"))
     lines.append(("batch size", f"{loader.batch_size:,}"))
-    setting = f"{args.loader}_cfg.epoch_length"
-    given = loop.get("epoch_length") if isinstance(loop, Mapping) else None
+    setting = f"{args.loader.partition('.')[0]}_cfg.epoch_length"
     length = f"unknown; `{setting}` sets it" if loader.length is None else f"{loader.length:,}"
     lines.append(("batches per epoch", length if given is None else f"{given:,}, from `{setting}`"))
     if drawn.count < args.batches:

@@ -14,6 +14,7 @@ from jengine.data import build_dataloader
 from jengine.errors import ConfigError
 from jengine.inference.jax_export import PLATFORMS
 from jengine.runner import LoadedModel, export_model, load_model
+from jengine.runner.eval_sections import list_dataloaders
 
 _KNOWN_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _INPUT = re.compile(r"(\w+)=(\w+)\[([\d, ]*)\]")
@@ -41,14 +42,17 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _first_batch(model: LoadedModel) -> Any:
-    name = next((n for n in ("test", "val", "train") if model.cfg.get(f"{n}_dataloader") is not None), None)
-    if name is None:
+    loaders = list_dataloaders(model.cfg, ("test", "val", "train"))
+    if not loaders:
         raise ConfigError("`--input` must be given, because the config in the checkpoint has no data")
+    name, loader = next(iter(loaders.items()))
     try:
         with only_known_classes(None if model.trust else model.path):
-            return next(iter(build_dataloader(model.cfg[f"{name}_dataloader"], train=False)))
+            return next(iter(build_dataloader(loader, train=False)))
     except Exception as error:
-        error.add_note(f"while reading a batch of {name}_dataloader, for its shapes; give them with --input instead")
+        error.add_note(
+            f"while reading a batch of the {name} data, for its shapes; give them with --input instead"
+        )
         raise
 
 

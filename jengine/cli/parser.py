@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 _SHELLS = ("bash", "zsh", "fish")
-_MODES = ("train", "val", "test")
 _EPILOG = """Set any value of the config with --config.PATH=VALUE:
   jengine train configs/digits_cnn.py --config.optim_wrapper.optimizer.lr=0.01 --config.custom_hooks[0].interval=5
 """
@@ -93,7 +92,7 @@ def _add_run_commands(commands: Commands, common: argparse.ArgumentParser) -> No
     predict.add_argument("checkpoint", metavar="CHECKPOINT", help=_CHECKPOINT)
     predict.add_argument("--out", required=True, metavar="FILE", help="the .npz file to write")
     data = (
-        "test, val or train for the data of the config, in order, or an .npz file of arrays "
+        "test, val or train for the data of the config, in order (of several: val.NAME), or an .npz file of arrays "
         "(default: test, or val without test data)"
     )
     predict.add_argument("--data", metavar="DATA", help=data)
@@ -109,8 +108,8 @@ def _add_config_commands(commands: Commands, common: argparse.ArgumentParser) ->
     schedule.add_argument("--epoch-length", type=int, metavar="N", help=length)
     data = _add(commands, "data", "data.run", "draw batches and print their shapes, ranges, speed and source", common)
     data.add_argument("--batches", type=int, default=10, metavar="N", help="number of batches to draw (default: 10)")
-    loader = "the dataloader: train, val or test (default: train)"
-    data.add_argument("--loader", choices=_MODES, default="train", help=loader)
+    loader = "the dataloader: train, val or test, of several val.NAME (default: train)"
+    data.add_argument("--loader", metavar="LOADER", default="train", help=loader)
     sheet = "write a contact sheet of images as a PNG file (default: CONFIG_LOADER.png)"
     data.add_argument("--sheet", nargs="?", const="", metavar="FILE", help=sheet)
     replay = _add(commands, "replay", "replay.run", "repeat a dropped step to find its first bad value", common)

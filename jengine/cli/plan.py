@@ -15,6 +15,7 @@ from jengine.cli.topologies import Topology, check_compiler, parse_topology
 from jengine.config import load_config, resolve
 from jengine.errors import ConfigError
 from jengine.json_codec import encode
+from jengine.runner.eval_sections import split_dataloaders
 from jengine.sharding import build_mesh
 from jengine.sharding.mesh import find_data_shard
 
@@ -124,12 +125,16 @@ def scale_batches(cfg: Mapping[str, Any], mesh: jax.sharding.Mesh, processes: in
     axes = (cfg.get("parallel") or {}).get("batch_axes")
     here = find_data_shard(mesh, jax.process_index(), axes)
     shards = find_data_shard(mesh, 0, axes, process_of).count // here.count
-    loaders = {
-        name: {**loader, "batch_size": loader.get("batch_size", 1) * shards}
-        for name in ("train_dataloader", "val_dataloader")
-        if isinstance(loader := cfg.get(name), Mapping)
-    }
-    return {**cfg, **loaders}
+
+    def scale(loader: Any) -> Any:
+        if isinstance(loader, Mapping):
+            return {**loader, "batch_size": loader.get("batch_size", 1) * shards}
+        return loader
+
+    loaders = split_dataloaders("val_dataloader", cfg.get("val_dataloader"))
+    scaled = {name: scale(loader) for name, loader in loaders.items()}
+    evaluated = scaled[""] if list(scaled) == [""] else scaled
+    return {**cfg, "train_dataloader": scale(cfg.get("train_dataloader")), "val_dataloader": evaluated}
 
 
 def _check_plannable(cfg: Mapping[str, Any]) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from jengine import paths
-from jengine.cli.commands import build_runner, list_data
+from jengine.cli.commands import build_runner
 from jengine.errors import ConfigError
 from jengine.local_path import check_local_path
+from jengine.runner.eval_sections import list_dataloaders, loader_path
 
 _MODES = ("test", "val", "train")
 
@@ -21,7 +22,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     if not args.out.endswith(".npz"):
         raise ConfigError(f"`--out` must be an .npz file, got {args.out!r}")
     check_local_path("--out", args.out)
-    if args.data is not None and args.data not in _MODES and not args.data.endswith(".npz"):
+    if args.data is not None and args.data.partition(".")[0] not in _MODES and not args.data.endswith(".npz"):
         raise ConfigError(f"`--data` must be one of {', '.join(_MODES)}, or an .npz file, got {args.data!r}")
     runner = build_runner(args, overrides, load_from=args.checkpoint, resume=False)
     data, batch_size = _load_data(args, runner.cfg)
@@ -47,13 +48,15 @@ def _load_data(args: argparse.Namespace, cfg: Mapping[str, Any]) -> tuple[Any, i
     if args.data is not None and args.data.endswith(".npz"):
         with np.load(args.data) as file:
             return dict(file), args.batch_size
+    loaders = list_dataloaders(cfg)
     modes = ("test", "val") if args.data is None else (args.data,)
-    loader = next((cfg[name] for mode in modes if cfg.get(name := f"{mode}_dataloader") is not None), None)
+    mode = next((mode for mode in modes if cfg.get(f"{mode}_dataloader") is not None), modes[0])
+    loader = loaders.get(mode)
     if loader is None:
-        names = " or ".join(f"{mode}_dataloader" for mode in modes)
+        names = " or ".join(loader_path(*mode.partition(".")[::2]) for mode in modes)
         raise ConfigError(
-            f"the config must have {names}, got data for: {list_data(cfg, _MODES)}; choose with --data, or pass an "
-            ".npz file"
+            f"the config must have {names}, got data for: {', '.join(loaders) or 'none'}; choose with --data, or pass "
+            "an .npz file"
         )
     if not hasattr(loader, "items"):
         if args.batch_size is not None:

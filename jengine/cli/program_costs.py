@@ -110,12 +110,13 @@ def _trace(runner: Runner, state: TrainState, training_only: bool) -> tuple[PyTr
     init = StateInitializer(runner.model, strategy, runner.seed).trace(example, runner.optim_wrapper, runner.hooks)[0]
     traced = {"init": (init, {}), **traced}
     if loop is not None:
-        val_batch = _global_batch(strategy, select_arrays(loop.dataloader.example()))
-        metrics = jax.eval_shape(loop.evaluator.init)
-        metrics = _with_shardings(metrics, jax.tree.map(lambda _: strategy.sharding(), metrics))
         variables = {"params": state.params, "model_state": state.model_state}
-        program = loop.trace(state.params, state.model_state, metrics, val_batch)
-        traced["evaluation"] = program, {"variables": variables, "batch": val_batch}
+        for name, evaluation in loop.evaluations.items():
+            val_batch = _global_batch(strategy, select_arrays(evaluation.dataloader.example()))
+            metrics = jax.eval_shape(evaluation.evaluator.init)
+            metrics = _with_shardings(metrics, jax.tree.map(lambda _: strategy.sharding(), metrics))
+            program = evaluation.trace(*variables.values(), metrics, val_batch)
+            traced[f"evaluation {name}".rstrip()] = program, {"variables": variables, "batch": val_batch}
     return batch, traced
 
 

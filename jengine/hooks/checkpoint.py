@@ -266,7 +266,7 @@ class CheckpointHook(Hook):
         if self._auto_rule:
             self._resolve_auto(next(iter(metrics)))
         for key, rule in self._rules.items():
-            score = pick_metric(metrics, key)
+            score = None if self.is_left_out(runner, key) else pick_metric(metrics, key)
             if score is None or math.isnan(score):
                 continue
             scores = [score, *(entry["score"] for entry in self._best.get(key, []))]

@@ -9,7 +9,7 @@ import numpy as np
 from jengine.annotations import Count
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.hooks.runner_protocol import Loader, RunnerProtocol
 from jengine.registry import HOOKS
 
 
@@ -68,11 +68,15 @@ class ClassNumCheckHook(Hook):
 
     def before_val(self, runner: RunnerProtocol) -> None:
         """Check the validation data."""
-        self._check(runner.model, "val", runner.val_dataloader)
+        self._check_all(runner.model, "val", runner.val_dataloader)
 
     def before_test(self, runner: RunnerProtocol) -> None:
         """Check the test data."""
-        self._check(runner.model, "test", runner.test_dataloader)
+        self._check_all(runner.model, "test", runner.test_dataloader)
+
+    def _check_all(self, model: Any, mode: str, loaders: Loader | dict[str, Loader]) -> None:
+        for name, loader in loaders.items() if isinstance(loaders, dict) else [("", loaders)]:
+            self._check(model, f"{mode} {name}".rstrip(), loader)
 
     def _check(self, model: Any, mode: str, loader: Any) -> None:
         classes = (loader.metainfo or {}).get("classes")

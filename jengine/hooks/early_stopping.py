@@ -89,7 +89,7 @@ class EarlyStoppingHook(Hook):
 
     def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Compare the metric with the best one, and end training if it is due."""
-        if not self._training:
+        if not self._training or self.is_left_out(runner, self.monitor):
             return
         metrics = metrics or {}
         if self.monitor not in metrics:

@@ -297,6 +297,10 @@ class Hook:
         """Return whether the current iteration is the last."""
         return runner.iter + 1 == runner.max_iters
 
+    def is_left_out(self, runner: RunnerProtocol, metric: str) -> bool:
+        """Return whether the current validation leaves out the evaluation of a metric, which has its own interval."""
+        return metric.partition("/")[0] in runner.message_hub.get_info("evaluations_left_out", ())
+
     @property
     def is_scheduled(self) -> bool:
         """True if the hook defines `next_step`."""

@@ -66,6 +66,8 @@ class IterTimerHook(Hook):
         runner.message_hub.update_scalars({"train/data_time": self._data_time, "train/time": elapsed})
 
     def _before_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
+        if batch_idx == 0:  # also the next of several evaluations
+            self._eval_total = 0.0
         self._data_time = self._clock() - self._last_time
 
     def _after_iter(

@@ -85,7 +85,7 @@ class NaiveVisualizationHook(Hook):
         batch, predictions = jax.device_get(process_local_batch((data_batch, outputs), data_batch))
         if jax.process_index() != 0:
             return
-        meta = runner.test_dataloader.metainfo or {}
+        meta = runner.test_loop.dataloader.metainfo or {}
         files = meta.get("img_path")
         if runner.visualizer.dataset_meta is None:
             runner.visualizer.dataset_meta = meta

@@ -49,7 +49,8 @@ class ParamSchedulerHook(Hook):
     def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Pass the metrics to the schedulers that follow one."""
         for scheduler in _list_schedulers(runner):
-            if scheduler.by_epoch and scheduler.need_val_args:
+            is_due = scheduler.by_epoch and scheduler.need_val_args
+            if is_due and not self.is_left_out(runner, scheduler.settings.monitor):
                 scheduler.step(metrics)
 
 

@@ -56,7 +56,7 @@ class TrainLoopProtocol(Progress, Protocol):
 
 
 class EvalLoopProtocol(Protocol):
-    """Validation or test loop, as hooks see it."""
+    """Validation or test loop, as hooks see it; among several evaluations, the members are those of the current one."""
 
     @property
     def dataloader(self) -> Loader: ...
@@ -65,7 +65,7 @@ class EvalLoopProtocol(Protocol):
     @property
     def evaluator(self) -> Evaluator: ...
     def predict_with(self, model: Any) -> None: ...  # evaluate `model` from now on, with the parameters of the run
-    def run(self) -> dict[str, float]: ...  # evaluate once; the metrics by name
+    def run(self, names: Sequence[str] | None = None) -> dict[str, float]: ...  # evaluate once; the metrics by name
 
 
 class RunnerProtocol(Progress, Protocol):
@@ -117,9 +117,9 @@ class RunnerProtocol(Progress, Protocol):
     @property
     def train_dataloader(self) -> Loader: ...
     @property
-    def val_dataloader(self) -> Loader: ...
+    def val_dataloader(self) -> Loader | dict[str, Loader]: ...  # several by evaluation name
     @property
-    def test_dataloader(self) -> Loader: ...
+    def test_dataloader(self) -> Loader | dict[str, Loader]: ...
 
     # --- Logs ---
     @property

@@ -174,6 +174,8 @@ class LogProcessor:
         Validation and test metrics are exact: only times are averaged there.
         """
         histories = _select_mode(hub.log_scalars, mode)
+        left_out = hub.get_info("evaluations_left_out", ()) if mode != "train" else ()  # their values are old
+        histories = {name: h for name, h in histories.items() if name.partition("/")[0] not in left_out}
         scalars = {}
         for name, history in histories.items():
             may_average = mode == "train" or name in ("time", "data_time")
@@ -182,6 +184,8 @@ class LogProcessor:
         for entry in custom_cfg:
             arguments = dict(entry)
             source = arguments.pop("data_src").removeprefix(f"{mode}/")
+            if source.partition("/")[0] in left_out:
+                continue
             if source not in histories:  # a scalar of another loop, or of a later iteration
                 self._warn_of_typo(source, histories)
                 continue
@@ -208,13 +212,15 @@ class LogProcessor:
         size = _epoch_length(runner, mode) if counts_batches else runner.max_iters
         done = batch_idx + 1 if counts_batches else runner.iter + 1
         progress = f"[{done:>{len(str(size))}}/{size}]  " if size is not None else f"[{done}]  "
+        evaluation = runner.message_hub.get_info("evaluation") if mode != "train" else ""  # one of several
+        label = f"{mode}/{evaluation}" if evaluation else mode
         if not self.by_epoch:
-            return f"Iter({mode}) {progress}"
+            return f"Iter({label}) {progress}"
         if mode == "test":
-            return f"Epoch(test) {progress}"
+            return f"Epoch({label}) {progress}"
         width = len(str(runner.max_epochs)) if runner.train_loop is not None else 0
         epoch = f"[{_current_epoch(runner, mode)}]"
-        return f"Epoch({mode}) {epoch:>{width + 2}}{progress}"
+        return f"Epoch({label}) {epoch:>{width + 2}}{progress}"
 
     @functools.cached_property
     def _reporting_devices(self) -> list[jax.Device]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jengine.annotations import Count
+from jengine.annotations import Count, is_mapping
 from jengine.errors import ConfigError, config_path, did_you_mean
 from jengine.hooks import Hook
 from jengine.hooks.hook_list import HookList
@@ -18,6 +18,7 @@ from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.schedules import build_param_schedulers
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, as_config, check_arguments
 from jengine.runner.config_checks import EVAL_LOOPS, is_epoch_based, train_loop_config
+from jengine.runner.eval_sections import split_settings
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.runner.workdir import Identity
 from jengine.sharding import default_strategy
@@ -172,14 +173,16 @@ def build_train_loop(runner: RunnerInternals, cfg: Any, dataloader: Any) -> Any:
     return loop
 
 
-def build_eval_loop(runner: RunnerInternals, mode: str, sections: Mapping[str, Any], dataloader: Any) -> Any:
-    """Return the validation or test loop; `type` is optional."""
-    loop, evaluator = as_config(sections[f"{mode}_cfg"]), sections[f"{mode}_evaluator"]
-    if not hasattr(loop, "items"):
+def build_eval_loop(runner: RunnerInternals, mode: str, sections: Mapping[str, Any], loaders: Mapping[str, Any]) -> Any:
+    """Return the validation or test loop over the dataloaders by evaluation name; `type` is optional."""
+    loop, evaluators = as_config(sections[f"{mode}_cfg"]), sections[f"{mode}_evaluator"]
+    if not is_mapping(loop):
         return loop
     with config_path(f"{mode}_cfg"):
-        cfg = {"type": EVAL_LOOPS[mode], **dict(loop)}
-        return LOOPS.build(cfg, runner=runner, dataloader=dataloader, evaluator=evaluator)
+        settings, own = split_settings(f"{mode}_cfg", loop, list(loaders))
+        cfg = {"type": EVAL_LOOPS[mode], **dict(settings), **({"evaluations": own} if own else {})}
+        parts = (loaders, evaluators) if list(loaders) != [""] else (loaders[""], evaluators[""])
+        return LOOPS.build(cfg, runner=runner, dataloader=parts[0], evaluator=parts[1])
 
 
 def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: OptimWrapper | OptimWrapperDict) -> Any:

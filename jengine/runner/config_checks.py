@@ -11,12 +11,19 @@ from jengine.checkpoint import check_storable
 from jengine.config import check_keys, drop_without_effect
 from jengine.data import DataLoader, IterableLoader, check_dataloader
 from jengine.data.find_source import as_source, is_stream
-from jengine.errors import ConfigError, MissingPackageError, closest, config_path
-from jengine.evaluation import Evaluator, build_evaluator
+from jengine.errors import ConfigError, MissingPackageError, closest, config_path, current_config_path
+from jengine.evaluation import Evaluator
 from jengine.hooks import CheckpointHook, Hook
 from jengine.optim import check_optim_wrapper
 from jengine.optim.schedules import ParamScheduler, check_param_schedulers
-from jengine.registry import LOOPS, as_config, find_registered, is_built_in
+from jengine.registry import LOOPS, as_config, check_arguments, find_registered, is_built_in
+from jengine.runner.eval_sections import (
+    EvalSettings,
+    build_evaluators,
+    loader_path,
+    split_dataloaders,
+    split_settings,
+)
 from jengine.train import TrainState
 
 # Modules of the extras that have another name
@@ -29,6 +36,7 @@ _SECTIONS = {
 }
 _TRAINING_OPTIONS = ("param_scheduler", "auto_scale_lr")
 EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
+_VAL_LOOPS = ("ValLoop", "MultiValLoop")
 # Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
 _CHECKPOINT_KEYS = (
     *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
@@ -94,7 +102,8 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
     """Check the sections for training, validation and test, among the Runner's arguments by name.
 
     Returns:
-      The sections, with built evaluators; and the schedulers, built for an optimizer without parameters.
+      The sections, with dataloaders and built evaluators by evaluation name; and the schedulers, built for an
+      optimizer without parameters.
     """
     checked = {name: sections[name] for name in (*itertools.chain(*_SECTIONS.values()), *_TRAINING_OPTIONS)}
     for mode, names in _SECTIONS.items():
@@ -107,11 +116,12 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
             )
         if missing:
             continue
-        _check_loader(f"{mode}_dataloader", sections[f"{mode}_dataloader"])
-        _check_loop(mode, sections[f"{mode}_cfg"])
-        if mode != "train":
-            with config_path(f"{mode}_evaluator"):
-                checked[f"{mode}_evaluator"] = build_evaluator(sections[f"{mode}_evaluator"])
+        if mode == "train":
+            _check_loader("train_dataloader", sections["train_dataloader"])
+            with config_path("train_cfg"):
+                _check_loop(sections["train_cfg"], train_loop_config)
+        else:
+            checked |= _check_evaluations(mode, *(sections[name] for name in names))
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
         raise ConfigError("`optim_wrapper` must be given with param_scheduler, got none")
     if sections["optim_wrapper"] is None:
@@ -194,12 +204,14 @@ def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:
 
 def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of all validation metrics; () if custom classes may add others."""
-    evaluator, cfg = sections["val_evaluator"], sections["val_cfg"]
-    if type(evaluator) is not Evaluator or not _is_config(cfg) or as_config(cfg).get("type", "ValLoop") != "ValLoop":
+    evaluators, cfg = sections["val_evaluator"] or {}, sections["val_cfg"]
+    if not _is_config(cfg) or as_config(cfg).get("type", "ValLoop") not in _VAL_LOOPS:
+        return ()
+    if any(type(evaluator) is not Evaluator or not evaluator.names for evaluator in evaluators.values()):
         return ()
     if any("after_val_epoch" in h.get_triggered_stages() and not is_built_in(type(h)) for h in hooks):
         return ()
-    return evaluator.names
+    return tuple(f"{name}/{x}" if name else x for name, evaluator in evaluators.items() for x in evaluator.names)
 
 
 def _check_published_keys(hook: CheckpointHook, hooks: Sequence[Hook]) -> None:
@@ -231,16 +243,28 @@ def _check_loader(name: str, cfg: Any) -> None:
             as_source(cfg)  # raises the error that lists what to pass
 
 
-def _check_loop(mode: str, cfg: Any) -> None:
+def _check_evaluations(mode: str, dataloader: Any, cfg: Any, evaluator: Any) -> dict[str, Any]:
+    """Check the sections for validation or test, and return them by evaluation name, with built evaluators."""
+    loaders = split_dataloaders(f"{mode}_dataloader", dataloader)
+    for name, loader in loaders.items():
+        _check_loader(loader_path(mode, name), loader)
     with config_path(f"{mode}_cfg"):
-        if _is_config(cfg):
-            supplied: dict[str, Any] = {"runner": None, "dataloader": None}
-            if mode == "train":
-                LOOPS.check(train_loop_config(cfg), **supplied)
-            else:
-                LOOPS.check({"type": EVAL_LOOPS[mode], **as_config(cfg)}, **supplied, evaluator=None)
-        elif not callable(getattr(cfg, "run", None)):
-            raise TypeError(f"`{mode}_cfg` must be a dict or a loop with a method `run`, got {cfg!r}")
+        common, own = split_settings(f"{mode}_cfg", as_config(cfg), list(loaders))
+        for name, settings in own.items():
+            with config_path(name):
+                check_arguments(EvalSettings, dict(settings))
+                if mode == "test" and "interval" in settings:
+                    raise ConfigError("`interval` must be a setting of a validation, got one for a test")
+        _check_loop(common, lambda cfg: {"type": EVAL_LOOPS[mode], **as_config(cfg)}, evaluator=None)
+    evaluators = build_evaluators(f"{mode}_evaluator", evaluator, list(loaders))
+    return {f"{mode}_dataloader": loaders, f"{mode}_evaluator": evaluators}
+
+
+def _check_loop(cfg: Any, complete: Callable[[Any], dict[str, Any]], **supplied: Any) -> None:
+    if _is_config(cfg):
+        LOOPS.check(complete(cfg), runner=None, dataloader=None, **supplied)
+    elif not callable(getattr(cfg, "run", None)):
+        raise TypeError(f"`{current_config_path()}` must be a dict or a loop with a method `run`, got {cfg!r}")
 
 
 def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: Any) -> Sequence[ParamScheduler]:

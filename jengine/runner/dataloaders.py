@@ -9,11 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.data import BatchCheck, DataLoader, IterableLoader, build_dataloader, list_host_entries, select_arrays
+from jengine.data import BatchCheck, build_dataloader, list_host_entries, select_arrays
 from jengine.distributed import ProcessMismatchError, assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, UnknownNameError, config_path
+from jengine.hooks.runner_protocol import Loader
 from jengine.logging.slow_call import report_if_slow
+from jengine.runner.eval_sections import loader_path
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.runner_protocol import TrainLoopInternals
 from jengine.selection import describe_tree
@@ -26,57 +28,77 @@ _CLEAR = ("in the config at ", "with the first batch of ")  # notes that say eno
 
 
 class DataLoaders:
-    """Dataloaders for training, validation and test, from the sections '<mode>_dataloader'.
+    """Dataloaders for training, validation and test, each built at the first use.
 
-    Each section is a config, a loader, an iterable over batches, or None; `shard` is the part that this process reads.
+    Args:
+      sections: the sections '<mode>_dataloader', those for evaluations by name, or None: configs, loaders or iterables
+        over batches.
+      seed: the run's seed.
+      processes: all processes.
+      shard: the part of the data that this process reads.
     """
 
     def __init__(
         self, sections: Mapping[str, Any], seed: int, processes: SingleProcess | Processes, shard: DataShard
     ) -> None:
-        self._sections = sections
+        self._sections = {"train_dataloader": sections["train_dataloader"]}
+        self._paths: dict[str, dict[str, str]] = {}  # by mode, then by evaluation
+        for mode in ("val", "test"):
+            loaders = sections[f"{mode}_dataloader"] or {}
+            self._paths[mode] = {name: loader_path(mode, name) for name in loaders}
+            self._sections |= {loader_path(mode, name): loader for name, loader in loaders.items()}
         self._seed = seed
         self._processes = processes
         self._shard = shard
-        self._loaders: dict[str, DataLoader | IterableLoader] = {}
+        self._loaders: dict[str, Loader] = {}
         self._examples: dict[str, str] = {}  # descriptions of the first batches
         self._host_entries: dict[str, dict[str, str]] = {}  # in them
         self._example_reader: int | None = None  # the thread that reads the first training batch
         self._read_state = False  # while that batch was read
 
-    def get(self, mode: str) -> DataLoader | IterableLoader | None:
-        """Return the loader for 'train', 'val' or 'test'; None without one."""
-        name = f"{mode}_dataloader"
-        if mode not in self._loaders and self._sections[name] is not None:
-            with config_path(name):
-                self._loaders[mode] = build_dataloader(
-                    self._sections[name],
-                    train=mode == "train",  # shuffles by default
+    def get(self, path: str) -> Loader | None:
+        """Return the loader at a path in the config, such as 'val_dataloader.robust'; None without one."""
+        section = self._sections.get(path)
+        if path not in self._loaders and section is not None:
+            with config_path(path):
+                self._loaders[path] = build_dataloader(
+                    section,
+                    train=path == "train_dataloader",  # shuffles by default
                     seed=self._seed,
                     process_index=self._shard.index,
                     process_count=self._shard.count,
                 )
-            assert_equal_across_processes(self._processes, {name: {"batches": self._loaders[mode].length}})
-        return self._loaders.get(mode)
+            assert_equal_across_processes(self._processes, {path: {"batches": self._loaders[path].length}})
+        return self._loaders.get(path)
 
-    def call_with_example(self, mode: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` with the arrays of the first batch, an example for structure and shapes, and with `args`."""
-        loader = self.get(mode)
+    def get_all(self, mode: str) -> dict[str, Loader]:
+        """Return the loaders for the evaluations in 'val' or 'test' by name; the name of a single one is ''."""
+        loaders = {name: self.get(path) for name, path in self._paths[mode].items()}
+        return {name: loader for name, loader in loaders.items() if loader is not None}
+
+    def first_path(self, mode: str) -> str:
+        """Return the path of the first evaluation's loader in 'val' or 'test'."""
+        return next(iter(self._paths[mode].values()))
+
+    def call_with_example(self, path: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` with the arrays of a loader's first batch, an example for their shapes, and with `args`."""
+        loader = self.get(path)
         assert loader is not None
-        with config_path(f"{mode}_dataloader"):
-            batch = self._read_example(mode, loader)
-            BatchCheck(f"{mode}_dataloader")(batch)
-            self._check_readers(mode, batch)
-        self._host_entries[mode] = list_host_entries(batch)
+        with config_path(path):
+            batch = self._read_example(path, loader)
+            BatchCheck(path)(batch)
+            self._check_readers(path, batch)
+        self._host_entries[path] = list_host_entries(batch)
         arrays = select_arrays(batch)
-        self._examples[mode] = describe_tree(arrays, "batch")
-        with self.note_example(mode):  # most errors of a first trace are about the batch
+        self._examples[path] = describe_tree(arrays, "batch")
+        with self.note_example(path):  # most errors of a first trace are about the batch
             return function(arrays, *args)
 
-    def _read_example(self, mode: str, loader: DataLoader | IterableLoader) -> Any:
-        self._example_reader, self._read_state = threading.get_ident() if mode == "train" else None, False
+    def _read_example(self, path: str, loader: Loader) -> Any:
+        is_train = path == "train_dataloader"
+        self._example_reader, self._read_state = threading.get_ident() if is_train else None, False
         try:
-            with report_if_slow(f"reading the first batch of {mode}_dataloader ({loader.kind})", after=_SLOW):
+            with report_if_slow(f"reading the first batch of {path} ({loader.kind})", after=_SLOW):
                 example = loader.example()
         finally:
             self._example_reader = None
@@ -84,19 +106,19 @@ class DataLoaders:
             loader.close()  # training reads this batch again, with the parameters that do not exist yet
         return example
 
-    def _check_readers(self, mode: str, batch: PyTree) -> None:
+    def _check_readers(self, path: str, batch: PyTree) -> None:
         """Raise ProcessMismatchError if processes whose devices hold the same rows have other first batches."""
         if self._shard.count == self._processes.count:
             return
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(select_arrays(batch))]
         digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
-        gathered = self._processes.all_gather(f"the first batch of {mode}_dataloader", (self._shard.index, digest))
+        gathered = self._processes.all_gather(f"the first batch of {path}", (self._shard.index, digest))
         readers: dict[int, tuple[int, str]] = {}  # by shard: the first process, and what it has read
         for process, (shard, other) in enumerate(gathered):
             first, expected = readers.setdefault(shard, (process, other))
             if other != expected:
                 raise ProcessMismatchError(
-                    f"`{mode}_dataloader` must yield the same examples on processes {first} and {process}, because "
+                    f"`{path}` must yield the same examples on processes {first} and {process}, because "
                     "their devices hold the same rows of a batch, got different first batches; divide the data by "
                     "`runner.strategy.data_shard`, and draw random numbers from its index, not from the process index"
                 )
@@ -109,7 +131,7 @@ class DataLoaders:
             self._read_state = True
         elif not in_pool and (wait is None or wait[0].name != "train_dataloader" or wait[2] != thread.ident):
             return
-        loader = self._loaders["train"]
+        loader = self._loaders["train_dataloader"]
         settings = {
             "train_dataloader.device_prefetch": (0, loader.device_prefetch),
             "train_dataloader.num_threads": (0, getattr(loader, "num_threads", 0)),
@@ -126,20 +148,20 @@ class DataLoaders:
             )
 
     @contextlib.contextmanager
-    def note_example(self, mode: str, ends: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    def note_example(self, path: str, ends: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """Add the entries of the first batch to an error inside, until `ends()` is true."""
         try:
             yield
         except Exception as error:
             notes = getattr(error, "__notes__", ())
             is_clear = isinstance(error, ConfigError) or any(note.startswith(_CLEAR) for note in notes)
-            if mode in self._examples and not is_clear and not ends():
-                error.add_note(f"with the first batch of {mode}_dataloader: {self._examples[mode]}")
-            entries = self._host_entries.get(mode)
+            if path in self._examples and not is_clear and not ends():
+                error.add_note(f"with the first batch of {path}: {self._examples[path]}")
+            entries = self._host_entries.get(path)
             if entries and isinstance(error, UnknownNameError):
                 listed = ", ".join(f"{path} ({kind})" for path, kind in entries.items())
                 error.add_note(
-                    f"{mode}_dataloader yields entries that stay on the host, because devices cannot store strings, "
+                    f"{path} yields entries that stay on the host, because devices cannot store strings, "
                     f"dates and objects: {listed}; give the model numbers, with arrays of equal shapes in all samples"
                 )
             raise

@@ -1,8 +1,10 @@
-"""Evaluation loops: validation and test."""
+"""Evaluation loops: validation and test, over one dataset or several."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,10 +22,11 @@ from jengine.data import (
 from jengine.distributed import all_gather_objects, process_local_batch
 from jengine.errors import ConfigError
 from jengine.evaluation import Evaluator
-from jengine.model import CastModel, Precision
+from jengine.model import CastModel, Model, Precision
 from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
 from jengine.runner.end_report import wait_for_device
+from jengine.runner.eval_sections import EvalSettings, loader_path
 from jengine.runner.failures import mark_inconsistent, step_failed
 from jengine.runner.interrupts import WaitedLoader, iterate
 from jengine.runner.programs import report_first_compile
@@ -32,17 +35,25 @@ from jengine.train import RecompilationGuard, build_eval_step, compilation_count
 from jengine.train.out_of_memory import explain_out_of_memory
 
 PyTree = Any
+Loader = DataLoader | IterableLoader
 
 
 class EvalLoop:
-    """Evaluation loop over a validation or test set, with metrics accumulated on the device.
+    """Evaluation loop over one or several validation or test sets, with metrics accumulated on the device.
+
+    Several evaluations have names, which prefix their results: 'robust/accuracy/top1'. They run one after the other
+    between the stages `before_val_epoch` and `after_val_epoch`, which gets the results of all; `dataloader`,
+    `evaluator` and `epoch_length` are those of the current one.
 
     Args:
       runner: provides the model.
-      dataloader: yields host batches, with the last one padded.
-      evaluator: the metrics.
-      fp16: predict in float16.
-      epoch_length: number of batches to evaluate on, for a stream that does not end; None for all.
+      dataloader: yields host batches, with the last one padded; or several dataloaders by name.
+      evaluator: the metrics; with several dataloaders, by the same names.
+      fp16, epoch_length: see `EvalSettings`.
+      evaluations: settings that replace these, by name: fields of `EvalSettings`.
+
+    Attributes:
+      evaluations: the evaluations by name; the name of a single one is ''.
     """
 
     mode: str
@@ -54,88 +65,194 @@ class EvalLoop:
         evaluator: Any,
         fp16: bool = False,
         epoch_length: Count | None = None,
+        evaluations: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.runner = runner
-        self.dataloader: DataLoader | IterableLoader = dataloader
-        self._epoch_length = epoch_length
-        self._counted: int | None = None  # batches in the last evaluation
-        self._phase = "validation" if self.mode == "val" else self.mode
-        self._check_batch = BatchCheck(f"{self.mode}_dataloader")
-        if self.epoch_length is None and runner.processes.count > 1:
-            raise ConfigError(
-                f"`{self.mode}_cfg.epoch_length` must be given for data without a length and several processes, "
-                "got none"
-            )
-        self.evaluator: Evaluator = evaluator
-        if (meta := dataloader.metainfo) is not None:
-            evaluator.dataset_meta = meta
-        self._fp16 = fp16
+        self.phase = "validation" if self.mode == "val" else self.mode
+        loaders: Mapping[str, Loader] = dataloader if isinstance(dataloader, Mapping) else {"": dataloader}
+        evaluators: Mapping[str, Evaluator] = evaluator if isinstance(evaluator, Mapping) else {"": evaluator}
+        common, own = EvalSettings(fp16, epoch_length), evaluations or {}
+        self.evaluations = {
+            name: Evaluation(self, name, loader, evaluators[name], dataclasses.replace(common, **own.get(name, {})))
+            for name, loader in loaders.items()
+        }
+        self._current: Evaluation | None = None  # while it runs
+        self._chosen = list(self.evaluations)
         self.predict_with(runner.model)
 
     @property
-    def epoch_length(self) -> int | None:
-        """Number of batches to evaluate on; None if it is unknown before the first evaluation."""
-        lengths = [length for length in (self._epoch_length, self.dataloader.length) if length is not None]
-        return min(lengths, default=self._counted)
+    def dataloader(self) -> Loader:
+        """The dataloader of the current evaluation, outside one that of the first."""
+        return (self._current or next(iter(self.evaluations.values()))).dataloader
 
-    def predict_with(self, model: Any) -> None:
+    @property
+    def evaluator(self) -> Evaluator:
+        """The evaluator of the current evaluation, outside one that of the first."""
+        return (self._current or next(iter(self.evaluations.values()))).evaluator
+
+    @property
+    def epoch_length(self) -> int | None:
+        """Number of batches in the current evaluation, or in all that ran last; None if it is not known yet."""
+        chosen = [self._current] if self._current else [self.evaluations[name] for name in self._chosen]
+        lengths = [length for evaluation in chosen if (length := evaluation.epoch_length) is not None]
+        return sum(lengths) if len(lengths) == len(chosen) else None
+
+    def predict_with(self, model: Model) -> None:
         """Evaluate this model from now on, with the run's parameters."""
         self._model = model
-        strategy = self.runner.strategy
-        model = strategy.adapt_for_eval(CastModel(model, Precision(compute="float16")) if self._fp16 else model)
-        self._label_checks = LabelChecks()
-        self._traced = RecompilationGuard(
-            self._label_checks.watch(build_eval_step(model, self.evaluator.update), argument=3),
-            ("params", "model_state", "metrics", "batch"),
-            name=f"the step of the {self._phase}",
-            on_recompile=None if self.runner.train_loop is None else self.runner.train_loop.on_recompile,
-        )
-        self._step: Any = strategy.compile_eval_step(self._traced)
+        self._programs: dict[Any, EvalProgram] = {}
+        for evaluation in self.evaluations.values():
+            evaluation.program = None
 
-    def trace(self, params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> jax.stages.Traced:
-        """Trace the evaluation step, without compiling it, for arrays or `jax.ShapeDtypeStruct`s with shardings."""
-        traced = self._step.trace(params, model_state, metrics, batch)
-        learned = jax.eval_shape(self.evaluator.init)
-        if jax.tree.map(_shape, learned) != jax.tree.map(_shape, metrics):
-            self.predict_with(self._model)  # the batch has shown the shapes of a metric's state: start over
-            traced = self._step.trace(params, model_state, learned, batch)
-        return traced
+    def find_program(self, evaluation: "Evaluation", batch: PyTree, renew: bool = False) -> "EvalProgram":
+        """Return the program for an evaluation; those with equal metrics, settings and shapes compile one.
 
-    def check(self, batch: PyTree, params: PyTree, model_state: PyTree) -> None:
-        """Trace the evaluation for a host batch, such that what does not fit is an error before the run has files."""
-        self._label_checks.add(batch)
-        metrics = jax.eval_shape(self.evaluator.init)
-        self.trace(params, model_state, metrics, self.runner.strategy.put_batch(batch))
+        With `renew` it is a new one, for a metric whose state has other shapes since the trace.
+        """
+        leaves, structure = jax.tree.flatten(batch)
+        fp16 = evaluation.settings.fp16
+        key = id(evaluation.evaluator), fp16, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if renew or key not in self._programs:
+            model = CastModel(self._model, Precision(compute="float16")) if fp16 else self._model
+            self._programs[key] = EvalProgram(self, model, evaluation.evaluator)
+        return self._programs[key]
 
-    def run(self) -> dict[str, float]:
-        """Evaluate once and return the metrics by name."""
+    def run(self, names: Sequence[str] | None = None) -> dict[str, float]:
+        """Evaluate once and return the metrics by name; `names` selects evaluations, by default all of them."""
         runner, mode, metrics = self.runner, self.mode, dict[str, float]()
+        self._chosen = list(self.evaluations if names is None else names)
+        self._announce("", [name for name in self.evaluations if name not in self._chosen])
         wait_for_device(runner)
         try:
-            with runner.phase_timer.phase(self._phase):
+            with runner.phase_timer.phase(self.phase):
                 runner.call_hook(f"before_{mode}")
                 runner.call_hook(f"before_{mode}_epoch")
-                for suffix, (params, model_state) in runner.eval_variables().items():
-                    values = self._evaluate(params, model_state)
-                    metrics.update({f"{name}{suffix}": value for name, value in values.items()})
+                for name in self._chosen:
+                    metrics.update(self._run_one(self.evaluations[name]))
                 with mark_inconsistent(runner.train_loop):  # schedulers that follow a metric step here
                     runner.call_hook(f"after_{mode}_epoch", metrics=metrics)
                     runner.call_hook(f"after_{mode}")
                 return metrics
         except Exception as error:
-            if not step_failed(runner):
-                explain_out_of_memory(error, self._traced.name, self._step, self._traced.shapes)
+            program = None if self._current is None else self._current.program
+            if program is not None and not step_failed(runner):
+                explain_out_of_memory(error, program.traced.name, program.step, program.traced.shapes)
             raise
+        finally:
+            self._current = None
 
-    def _evaluate(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
-        runner, mode, loader = self.runner, self.mode, self.dataloader
+    def _run_one(self, evaluation: "Evaluation") -> dict[str, float]:
+        self._current, metrics = evaluation, dict[str, float]()
+        prefix = f"{evaluation.name}/" if evaluation.name else ""
+        self._announce(evaluation.name)
+        for suffix, variables in self.runner.eval_variables().items():
+            values = evaluation.run(*variables)
+            metrics.update({f"{prefix}{name}{suffix}": value for name, value in values.items()})
+        self._announce("")
+        self._current = None
+        return metrics
+
+    def _announce(self, current: str, left_out: Sequence[str] | None = None) -> None:
+        """Record the current evaluation, and those that this pass leaves out, for hooks and log lines."""
+        if len(self.evaluations) > 1:
+            self.runner.message_hub.update_info("evaluation", current, resumed=False)
+            if left_out is not None:
+                self.runner.message_hub.update_info("evaluations_left_out", left_out, resumed=False)
+
+
+class EvalProgram:
+    """Compiled evaluation step, for all evaluations with equal metrics, settings and shapes.
+
+    Attributes:
+      traced: the step, which reports other shapes.
+      step: the compiled step.
+      label_checks: checks the labels in host batches, once the step is traced.
+    """
+
+    def __init__(self, loop: EvalLoop, model: Model, evaluator: Evaluator) -> None:
+        runner = loop.runner
+        self.label_checks = LabelChecks()
+        step = build_eval_step(runner.strategy.adapt_for_eval(model), evaluator.update)
+        self.traced = RecompilationGuard(
+            self.label_checks.watch(step, argument=3),
+            ("params", "model_state", "metrics", "batch"),
+            name=f"the step of the {loop.phase}",
+            on_recompile=None if runner.train_loop is None else runner.train_loop.on_recompile,
+        )
+        self.step: Any = runner.strategy.compile_eval_step(self.traced)
+
+
+class Evaluation:
+    """One dataset of an evaluation loop, with its metrics.
+
+    Attributes:
+      name: prefix of the results; '' for a single evaluation.
+      path: the dataloader in the config.
+      program: the compiled step; None before the first batch.
+    """
+
+    def __init__(
+        self, loop: EvalLoop, name: str, dataloader: Loader, evaluator: Evaluator, settings: EvalSettings
+    ) -> None:
+        self.name, self.path = name, loader_path(loop.mode, name)
+        self.dataloader, self.evaluator, self.settings = dataloader, evaluator, settings
+        self.program: EvalProgram | None = None
+        self._loop, self._runner = loop, loop.runner
+        self._check_batch = BatchCheck(self.path)
+        self._checks_labels = True
+        self._unchecked: list[PyTree] = []  # host batches from before the program is known
+        self._counted: int | None = None  # batches in the last evaluation
+        self._set_meta()
+        if self.epoch_length is None and loop.runner.processes.count > 1:
+            raise ConfigError(
+                f"`{loop.mode}_cfg.epoch_length` must be given for data without a length and several processes, "
+                "got none"
+            )
+
+    @property
+    def epoch_length(self) -> int | None:
+        """Number of batches to evaluate on; None if it is unknown before the first evaluation."""
+        given = self.settings.epoch_length, self.dataloader.length
+        return min((length for length in given if length is not None), default=self._counted)
+
+    def _set_meta(self) -> None:
+        if (meta := self.dataloader.metainfo) is not None:
+            self.evaluator.dataset_meta = meta
+
+    def trace(self, params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> jax.stages.Traced:
+        """Trace the evaluation step, without compiling it, for arrays or `jax.ShapeDtypeStruct`s with shardings."""
+        traced: jax.stages.Traced = self._get_program(batch).step.trace(params, model_state, metrics, batch)
+        learned = jax.eval_shape(self.evaluator.init)
+        if jax.tree.map(_shape, learned) != jax.tree.map(_shape, metrics):
+            # The batch has shown the shapes of a metric's state: start over
+            self.program = self._loop.find_program(self, batch, renew=True)
+            traced = self.program.step.trace(params, model_state, learned, batch)
+        return traced
+
+    def check(self, batch: PyTree, params: PyTree, model_state: PyTree) -> None:
+        """Trace the evaluation for a host batch, such that what does not fit is an error before the run has files."""
+        self._unchecked.append(batch)
+        metrics = jax.eval_shape(self.evaluator.init)
+        self.trace(params, model_state, metrics, self._runner.strategy.put_batch(batch))
+
+    def _get_program(self, batch: PyTree) -> EvalProgram:
+        if self.program is None:
+            self.program = self._loop.find_program(self, batch)
+        while self._unchecked:
+            self.program.label_checks.add(self._unchecked.pop(0))
+        return self.program
+
+    def run(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
+        """Evaluate these variables on the data and return the metrics by name."""
+        runner, mode, loader = self._runner, self._loop.mode, self.dataloader
+        self._set_meta()  # the evaluator may have that of another evaluation
         sums = runner.strategy.put_replicated(self.evaluator.init())
         loader.set_epoch(0)  # the same order in each evaluation
         put = functools.partial(put_arrays, put=runner.strategy.put_batch)
         with contextlib.closing(prefetch_to_device(loader, put, loader.device_prefetch, self._check)) as batches:
-            data = WaitedLoader(f"{mode}_dataloader", loader)
-            ready = iterate(itertools.islice(batches, self._epoch_length), data, runner.interrupts)
-            for batch_idx, batch in enumerate(ready):
+            data = WaitedLoader(self.path, loader)
+            limited = itertools.islice(batches, self.settings.epoch_length)
+            for batch_idx, batch in enumerate(iterate(limited, data, runner.interrupts)):
                 self._counted = batch_idx + 1
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
                 runner.dispatch_limiter.wait()
@@ -144,44 +261,48 @@ class EvalLoop:
                 self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
-        self._label_checks.stop()  # the next evaluation has the same data
+        self._checks_labels = False  # the next evaluation has the same data
         return self.evaluator.evaluate(sums, self._gather_results)
 
     def _check(self, batch: PyTree) -> BatchForm:
-        self._label_checks.add(batch)
+        if self._checks_labels:
+            self._unchecked.append(batch)  # until the program is known
+            if self.program is not None:
+                self._get_program(batch)
         return self._check_batch(batch)
 
     def _call(self, *args: PyTree) -> Any:
         """Run the evaluation step and record compile time."""
-        timer, compiled = self.runner.phase_timer, compilation_counter.count
-        before = timer.enter(self._phase)
-        if self._traced.shapes is None:
+        program, timer, compiled = self._get_program(args[-1]), self._runner.phase_timer, compilation_counter.count
+        before = timer.enter(self._loop.phase)
+        if program.traced.shapes is None:
             self.trace(*args)  # the call below uses this trace
-            args = (*args[:2], self.runner.strategy.put_replicated(self.evaluator.init()), args[3])  # see `trace`
-            self.runner.files.open()
+            program = self._get_program(args[-1])
+            args = (*args[:2], self._runner.strategy.put_replicated(self.evaluator.init()), args[3])  # see `trace`
+            self._runner.files.open()
         try:
-            with report_first_compile(self._traced):
-                outputs = self._step(*args)
+            with report_first_compile(program.traced):
+                outputs = program.step(*args)
         except jax.errors.JaxRuntimeError:
-            self._traced.record_shapes(*args)
+            program.traced.record_shapes(*args)
             raise
         if compilation_counter.count != compiled:
             timer.relabel("compile")
-            self._traced.check_shardings(*args)
+            program.traced.check_shardings(*args)
         timer.enter(before)
         return outputs
 
     def _process_host(self, predictions: PyTree, batch: PyTree) -> None:
         """Pass this process's examples to the metrics on the host, if there are any."""
         if self.evaluator.host_metrics:
-            if self.runner.processes.count > 1:
+            if self._runner.processes.count > 1:
                 predictions, batch = process_local_batch((predictions, batch), batch)
             self.evaluator.process_host(predictions, batch)
 
     def _gather_results(self, values: list[Any], name: str) -> list[Any]:
         # Only the first of the processes that read the same examples contributes
-        processes = self.runner.processes
-        is_first = self.runner.strategy.data_shard.readers[0] == processes.index
+        processes = self._runner.processes
+        is_first = self._runner.strategy.data_shard.readers[0] == processes.index
         return all_gather_objects(values if is_first else [], name, processes)
 
 
@@ -189,19 +310,21 @@ def _shape(leaf: jax.Array | jax.ShapeDtypeStruct) -> tuple[tuple[int, ...], Any
     return leaf.shape, leaf.dtype
 
 
+@LOOPS.register_module("MultiValLoop")
 @LOOPS.register_module()
 class ValLoop(EvalLoop):
     """Validation loop: see `EvalLoop`."""
 
     mode = "val"
 
-    def run(self) -> dict[str, float]:
+    def run(self, names: Sequence[str] | None = None) -> dict[str, float]:
         """Validate once and record the metrics for the validation table at the end."""
-        metrics = super().run()
+        metrics = super().run(names)
         self.runner.record_validation(metrics)
         return metrics
 
 
+@LOOPS.register_module("MultiTestLoop")
 @LOOPS.register_module()
 class TestLoop(EvalLoop):
     """Test loop: see `EvalLoop`."""

@@ -21,6 +21,7 @@ from jengine.data import BatchCheck, BatchStream, DataLoader, IterableLoader, pu
 from jengine.errors import ConfigError
 from jengine.logging import LossWatch
 from jengine.registry import LOOPS
+from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_losses, mark_inconsistent
 from jengine.runner.interrupts import WaitedLoader
 from jengine.runner.runner_protocol import RunnerInternals
@@ -259,17 +260,20 @@ class TrainLoop:
         """Validate if it is due after `count` epochs or iterations."""
         self.runner.programs.check_hooks()
         check_losses(self.runner)  # before a validation that would be wasted
-        interval = self._get_interval(count + 1)
-        in_turn = count >= max(self.val_begin, 1) and (count % interval == 0 or count == end)
-        is_due = self.runner.val_loop is not None and in_turn
-        if is_due:
-            self.runner.val_loop.run()
-        if is_due or self.by_epoch:  # not after each iteration: all processes wait for each other here
+        intervals = self._get_intervals(count + 1)
+        due = [name for name, interval in intervals.items() if count % interval == 0 or count == end]
+        due = due if count >= max(self.val_begin, 1) else []
+        if due:
+            self.runner.val_loop.run(*([] if len(due) == len(intervals) else [due]))
+        if due or self.by_epoch:  # not after each iteration: all processes wait for each other here
             self.stop_training = any(self.runner.processes.all_gather("the end of an epoch", self.stop_training))
 
-    def _get_interval(self, number: int) -> int:
-        """Return the validation interval at epoch or iteration number `number`, counted from 1."""
-        return self._intervals[bisect.bisect(self._milestones, number) - 1]
+    def _get_intervals(self, number: int) -> dict[str, int]:
+        """Return the interval of each validation at epoch or iteration number `number`, counted from 1, by name."""
+        loop, interval = self.runner.val_loop, self._intervals[bisect.bisect(self._milestones, number) - 1]
+        if loop is None or not isinstance(loop, EvalLoop):
+            return {} if loop is None else {"": interval}
+        return {name: evaluation.settings.interval or interval for name, evaluation in loop.evaluations.items()}
 
     def _validate_before_first(self, count: int, end: int, *, at_boundary: bool) -> None:
         """Validate at the start with `val_begin=0`, or if a resumed run is due to validate."""
@@ -450,8 +454,9 @@ class IterBasedTrainLoop(TrainLoop):
 
     def _next_stop(self) -> int:
         """Return the iteration count at which the next validation may run, or training ends."""
-        if self.runner.val_loop is None:
+        intervals = self._get_intervals(self.iter + 1).values()
+        if not intervals:
             return self.max_iters
-        interval = self._get_interval(self.iter + 1)
         stops = [self.max_iters, *(milestone - 1 for milestone in self._milestones)]
-        return min([(self.iter // interval + 1) * interval, *(stop for stop in stops if stop > self.iter)])
+        stops += [(self.iter // interval + 1) * interval for interval in intervals]
+        return min(stop for stop in stops if stop > self.iter)

@@ -57,14 +57,16 @@ class Runner:
     Args:
       model: a `Model`, or a config for one.
       work_dir: directory for checkpoints and logs.
-      train_dataloader, val_dataloader, test_dataloader: a loader config, or an iterable over batches.
+      train_dataloader, val_dataloader, test_dataloader: a loader config, or an iterable over batches; for evaluations
+        also several by name, or a list of loaders.
       train_cfg: `dict(by_epoch=True, max_epochs=...)`, `dict(by_epoch=False, max_iters=...)` or a loop by `type`, with
         `val_begin`, `val_interval`, `dynamic_intervals` and `steps_per_call`.
-      val_cfg, test_cfg: `dict()` or a loop by `type`.
+      val_cfg, test_cfg: `dict()` or a loop by `type`; with several evaluations also settings by name: `EvalSettings`.
       optim_wrapper: an `OptimWrapper`, a config for one, or an optax gradient transformation.
       param_scheduler: a scheduler config, an optax schedule (a function from the iteration to the learning rate), or a
         list of them, applied in order.
-      val_evaluator, test_evaluator: metrics: a config, a list of them, or an `Evaluator`.
+      val_evaluator, test_evaluator: metrics: a config, a list of them, or an `Evaluator`; with several evaluations for
+        all of them, or by name.
       default_hooks: changes to the six default hooks, by name; None removes one.
       custom_hooks: further hooks: a list, or one.
       load_from: the initial weights: a path to a checkpoint or to pretrained weights, a pytree of arrays, an
@@ -241,14 +243,16 @@ class Runner:
         if self._sections["val_cfg"] is not None:
             self._eval_loop("val")
         if self.state is None or self.state.opt_state is None:
-            self._loaders.call_with_example("train", self._init_state, self.optim_wrapper, self.hooks, abstract)
+            self._loaders.call_with_example(
+                "train_dataloader", self._init_state, self.optim_wrapper, self.hooks, abstract
+            )
 
     def build_optimizer(self) -> Any:
         """Return the optimizer wrapper, built for the parameters' shapes."""
         if self.optim_wrapper is None:
             optim_wrapper = self._sections["optim_wrapper"]
             if not isinstance(optim_wrapper, OptimWrapper | OptimWrapperDict):
-                params = self._loaders.call_with_example("train", self._initializer.param_shapes)
+                params = self._loaders.call_with_example("train_dataloader", self._initializer.param_shapes)
                 optim_wrapper = build_optim_wrapper(params, optim_wrapper, module_types=self.model.module_types)
             self.optim_wrapper = optim_wrapper
             for wrapper in components.list_wrappers(optim_wrapper):
@@ -261,7 +265,9 @@ class Runner:
         shapes = traced.out_info
         config_checks.check_state(self.hooks if optim_wrapper is not None else (), shapes)
         if isinstance(self.val_loop, EvalLoop) and optim_wrapper is not None and not abstract:
-            self._loaders.call_with_example("val", self.val_loop.check, shapes.params, shapes.model_state)
+            for evaluation in self.val_loop.evaluations.values():
+                variables = shapes.params, shapes.model_state
+                self._loaders.call_with_example(evaluation.path, evaluation.check, *variables)
         self.state = shapes if abstract else init()
         self._is_loaded = False
 
@@ -285,7 +291,7 @@ class Runner:
         self.files.expect_training(self._group_table)
         with record_session(self, self._group_table):
             try:
-                with self._loaders.note_example("train", ends=lambda: self.files.exist):
+                with self._loaders.note_example("train_dataloader", ends=lambda: self.files.exist):
                     loop.run()
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
@@ -305,7 +311,7 @@ class Runner:
         if self._sections[f"{mode}_cfg"] is None:
             raise RuntimeError(f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
         if self.state is None:
-            self._loaders.call_with_example(mode, self._init_state)
+            self._loaders.call_with_example(self._loaders.first_path(mode), self._init_state)
         loop = self._eval_loop(mode)
         self.call_hook("before_run")
         self._load_or_resume()
@@ -319,7 +325,7 @@ class Runner:
         """Return the validation or test loop, built at the first use."""
         name = f"{mode}_loop"
         if getattr(self, name) is None:
-            setattr(self, name, components.build_eval_loop(self, mode, self._sections, self._loaders.get(mode)))
+            setattr(self, name, components.build_eval_loop(self, mode, self._sections, self._loaders.get_all(mode)))
         return getattr(self, name)
 
     def module(self, train: bool = False) -> Any:
@@ -472,17 +478,21 @@ class Runner:
     @property
     def train_dataloader(self) -> Any:
         """Loader for the training data, built at the first use."""
-        return self._loaders.get("train")
+        return self._loaders.get("train_dataloader")
 
     @property
     def val_dataloader(self) -> Any:
-        """Loader for the validation data, built at the first use."""
-        return self._loaders.get("val")
+        """Loader for the validation data, built at the first use; several by name."""
+        return self._get_eval_loaders("val")
 
     @property
     def test_dataloader(self) -> Any:
-        """Loader for the test data, built at the first use."""
-        return self._loaders.get("test")
+        """Loader for the test data, built at the first use; several by name."""
+        return self._get_eval_loaders("test")
+
+    def _get_eval_loaders(self, mode: str) -> Any:
+        loaders = self._loaders.get_all(mode)
+        return loaders.get("") if set(loaders) <= {""} else loaders
 
     @property
     def iters_this_session(self) -> int:

@@ -207,8 +207,9 @@ def _describe_devices(runner: RunnerInternals) -> str:
 def _describe_data(runner: RunnerInternals) -> list[str]:
     """Return a line for the training data, and one for the validation data if there are any."""
     loaders = {"train data": runner.train_dataloader}
-    if runner.val_dataloader is not None:
-        loaders["val data"] = runner.val_dataloader
+    loader = runner.val_dataloader
+    evaluated = loader if isinstance(loader, dict) else {} if loader is None else {"": loader}
+    loaders |= {f"val {name or 'data'}": loader for name, loader in evaluated.items()}
     lines = []
     for name, loader in loaders.items():
         batches = "length unknown" if loader.length is None else f"{loader.length:,} batches"

@@ -32,6 +32,7 @@ class FakeCheckpointer:
 
 class FakeHub(dict):
     update_info = dict.__setitem__
+    get_info = dict.get
 
 
 class FakeRunner:

@@ -5,13 +5,15 @@ import types
 import pytest
 
 from jengine.hooks import EarlyStoppingHook
+from jengine.logging import MessageHub
 from jengine.registry import HOOKS
 
 LOGGER = logging.getLogger("test_early_stopping_hook")
 
 
 def fake_runner():
-    return types.SimpleNamespace(train_loop=types.SimpleNamespace(stop_training=False), logger=LOGGER)
+    loop = types.SimpleNamespace(stop_training=False)
+    return types.SimpleNamespace(train_loop=loop, logger=LOGGER, message_hub=MessageHub("fake"))
 
 
 def count_epochs(scores, key="acc", hook=None, **settings):

@@ -193,7 +193,8 @@ class FakeVisualizer:
 
 def run_test(hook, batches, files=None):
     loader = types.SimpleNamespace(metainfo=None if files is None else dict(img_path=files))
-    runner = types.SimpleNamespace(visualizer=FakeVisualizer(), test_dataloader=loader, iter=7, model="the model")
+    loop = types.SimpleNamespace(dataloader=loader)
+    runner = types.SimpleNamespace(visualizer=FakeVisualizer(), test_loop=loop, iter=7, model="the model")
     hook.before_train(runner)
     hook.before_test_epoch(runner)
     for i, batch in enumerate(batches):
