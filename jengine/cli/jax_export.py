@@ -50,9 +50,7 @@ def _first_batch(model: LoadedModel) -> Any:
         with only_known_classes(None if model.trust else model.path):
             return next(iter(build_dataloader(loader, train=False)))
     except Exception as error:
-        error.add_note(
-            f"while reading a batch of the {name} data, for its shapes; give them with --input instead"
-        )
+        error.add_note(f"while reading a batch of the {name} data, for its shapes; give them with --input instead")
         raise
 
 
