@@ -13,8 +13,8 @@ from jengine.cli.drawn_batches import HOST_REASONS, DrawnBatches, describe_entry
 from jengine.data import DataLoader, IterableLoader, build_dataloader
 from jengine.data.batch_check import describe_batch
 from jengine.errors import ConfigError, config_path, did_you_mean
+from jengine.evaluation.sections import list_dataloaders, loader_path
 from jengine.logging import format_table
-from jengine.runner.eval_sections import list_dataloaders, loader_path
 
 _MAX_IMAGES = 64
 _POSITION = {

@@ -12,9 +12,9 @@ from jengine import paths
 from jengine.config.foreign import only_known_classes
 from jengine.data import build_dataloader
 from jengine.errors import ConfigError
+from jengine.evaluation.sections import list_dataloaders
 from jengine.inference.jax_export import PLATFORMS
 from jengine.runner import LoadedModel, export_model, load_model
-from jengine.runner.eval_sections import list_dataloaders
 
 _KNOWN_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _INPUT = re.compile(r"(\w+)=(\w+)\[([\d, ]*)\]")

@@ -14,8 +14,8 @@ from jengine.cli.program_costs import compile_plan
 from jengine.cli.topologies import Topology, check_compiler, parse_topology
 from jengine.config import load_config, resolve
 from jengine.errors import ConfigError
+from jengine.evaluation.sections import split_dataloaders
 from jengine.json_codec import encode
-from jengine.runner.eval_sections import split_dataloaders
 from jengine.sharding import build_mesh
 from jengine.sharding.mesh import find_data_shard
 

@@ -10,8 +10,8 @@ import numpy as np
 from jengine import paths
 from jengine.cli.commands import build_runner
 from jengine.errors import ConfigError
+from jengine.evaluation.sections import list_dataloaders, loader_path
 from jengine.local_path import check_local_path
-from jengine.runner.eval_sections import list_dataloaders, loader_path
 
 _MODES = ("test", "val", "train")
 

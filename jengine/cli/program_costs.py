@@ -115,7 +115,7 @@ def _trace(runner: Runner, state: TrainState, training_only: bool) -> tuple[PyTr
             val_batch = _global_batch(strategy, select_arrays(evaluation.dataloader.example()))
             metrics = jax.eval_shape(evaluation.evaluator.init)
             metrics = _with_shardings(metrics, jax.tree.map(lambda _: strategy.sharding(), metrics))
-            program = evaluation.trace(*variables.values(), metrics, val_batch)
+            program = evaluation.trace(state.params, state.model_state, metrics, val_batch)
             traced[f"evaluation {name}".rstrip()] = program, {"variables": variables, "batch": val_batch}
     return batch, traced
 

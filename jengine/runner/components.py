@@ -10,6 +10,7 @@ import jax
 
 from jengine.annotations import Count, is_mapping
 from jengine.errors import ConfigError, config_path, did_you_mean
+from jengine.evaluation.sections import split_settings
 from jengine.hooks import Hook
 from jengine.hooks.hook_list import HookList
 from jengine.logging import AsyncWriter, MessageHub, build_logger
@@ -18,7 +19,6 @@ from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.schedules import build_param_schedulers
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, as_config, check_arguments
 from jengine.runner.config_checks import EVAL_LOOPS, is_epoch_based, train_loop_config
-from jengine.runner.eval_sections import split_settings
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.runner.workdir import Identity
 from jengine.sharding import default_strategy

@@ -13,17 +13,17 @@ from jengine.data import DataLoader, IterableLoader, check_dataloader
 from jengine.data.find_source import as_source, is_stream
 from jengine.errors import ConfigError, MissingPackageError, closest, config_path, current_config_path
 from jengine.evaluation import Evaluator
-from jengine.hooks import CheckpointHook, Hook
-from jengine.optim import check_optim_wrapper
-from jengine.optim.schedules import ParamScheduler, check_param_schedulers
-from jengine.registry import LOOPS, as_config, check_arguments, find_registered, is_built_in
-from jengine.runner.eval_sections import (
+from jengine.evaluation.sections import (
     EvalSettings,
     build_evaluators,
     loader_path,
     split_dataloaders,
     split_settings,
 )
+from jengine.hooks import CheckpointHook, Hook
+from jengine.optim import check_optim_wrapper
+from jengine.optim.schedules import ParamScheduler, check_param_schedulers
+from jengine.registry import LOOPS, as_config, check_arguments, find_registered, is_built_in
 from jengine.train import TrainState
 
 # Modules of the extras that have another name

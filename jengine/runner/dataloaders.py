@@ -13,9 +13,9 @@ from jengine.data import BatchCheck, build_dataloader, list_host_entries, select
 from jengine.distributed import ProcessMismatchError, assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, UnknownNameError, config_path
+from jengine.evaluation.sections import loader_path
 from jengine.hooks.runner_protocol import Loader
 from jengine.logging.slow_call import report_if_slow
-from jengine.runner.eval_sections import loader_path
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.runner_protocol import TrainLoopInternals
 from jengine.selection import describe_tree

@@ -22,11 +22,11 @@ from jengine.data import (
 from jengine.distributed import all_gather_objects, process_local_batch
 from jengine.errors import ConfigError
 from jengine.evaluation import Evaluator
+from jengine.evaluation.sections import EvalSettings, loader_path
 from jengine.model import CastModel, Model, Precision
 from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
 from jengine.runner.end_report import wait_for_device
-from jengine.runner.eval_sections import EvalSettings, loader_path
 from jengine.runner.failures import mark_inconsistent, step_failed
 from jengine.runner.interrupts import WaitedLoader, iterate
 from jengine.runner.programs import report_first_compile

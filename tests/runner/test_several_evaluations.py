@@ -10,7 +10,7 @@ from jengine.checkpoint import read_meta
 from jengine.data import DataLoader
 from jengine.errors import ConfigError
 from jengine.evaluation import Evaluator, MeanLoss
-from jengine.runner.eval_sections import list_dataloaders, split_dataloaders
+from jengine.evaluation.sections import list_dataloaders, split_dataloaders
 from tests.runner.conftest import linear_model, make_dataset, squared_error
 
 LOSS = dict(type="MeanLoss", loss=squared_error)

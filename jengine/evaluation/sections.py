@@ -13,7 +13,7 @@ from jengine.annotations import Count, is_mapping, parameters_of
 from jengine.data import DataLoader, IterableLoader
 from jengine.data.find_source import is_stream
 from jengine.errors import ConfigError, closest, config_path, did_you_mean
-from jengine.evaluation import Evaluator, build_evaluator
+from jengine.evaluation.evaluator import Evaluator, build_evaluator
 from jengine.registry import EVALUATOR
 
 _LOADER_ARGUMENTS = frozenset({"type", *parameters_of(DataLoader)})
