@@ -1,6 +1,6 @@
 """Host checks on a loader's batches, before they are sent to the device."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,7 +14,6 @@ Batch = Any  # a pytree of arrays, and of host entries
 BatchForm = Mapping[str, tuple[tuple[int, ...], np.dtype] | None] | tuple[jax.tree_util.PyTreeDef, list[Any]]
 
 _INT32 = np.iinfo(np.int32)
-_INSPECTED = 10  # batches
 
 
 def batch_form(batch: Batch) -> BatchForm:
@@ -46,13 +45,9 @@ class BatchCheck:
 
     Args:
       loader: the loader's name in messages: 'train_dataloader'.
-
-    Attributes:
-      inspect: called with each of the first batches; raises for one that cannot be used. None for no further check.
     """
 
     def __init__(self, loader: str) -> None:
-        self.inspect: Callable[[Batch], None] | None = None
         self._loader = loader
         self._first: list[str] = []  # entries of the first batch
         self._form: BatchForm | None = None  # of the last batch
@@ -73,8 +68,6 @@ class BatchCheck:
             self._has_wide_integers = any(map(_is_wide_integer, jax.tree.leaves(batch)))
         if self._has_wide_integers:
             self._check_integers(batch)
-        if self._count < _INSPECTED and self.inspect is not None:
-            self.inspect(batch)
         self._count += 1
         return form
 

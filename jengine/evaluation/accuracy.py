@@ -20,8 +20,8 @@ class Accuracy(BaseMetric):
     """Fraction, 0 to 1, of examples whose true class is among the k classes with the highest logits.
 
     Counts are integers, so the result is exact for any batch size. Equal logits are ranked by class index, as in
-    `argmax`. An example with a NaN logit or a label outside [0, C) counts as wrong; in a run, such a label in a
-    validation batch is an error, unless it is `ignore_index`.
+    `argmax`. An example with a NaN logit counts as wrong. A label outside [0, C) that is not `ignore_index` makes the
+    result NaN; in a run it is an error.
 
     Args:
       topk: one k or several; the results are `accuracy/top1`, `accuracy/top5` ...
@@ -63,8 +63,9 @@ class Accuracy(BaseMetric):
         return tuple(f"top{k}" for k in self.topk)
 
     def init(self) -> dict[str, jax.Array]:
-        """Return the initial counts: `correct` int32[len(topk)] and `count` int32[]."""
-        return {"correct": jnp.zeros(len(self.topk), jnp.int32), "count": jnp.zeros((), jnp.int32)}
+        """Return the initial counts: `correct` int32[len(topk)], `count` int32[] and `invalid` (labels) int32[]."""
+        correct = jnp.zeros(len(self.topk), jnp.int32)
+        return {"correct": correct, "count": jnp.zeros((), jnp.int32), "invalid": jnp.zeros((), jnp.int32)}
 
     def update(self, state: dict[str, jax.Array], predictions: Any, batch: Any) -> dict[str, jax.Array]:
         """Return the counts with a batch added; KeyError for a missing entry, ValueError for other shapes or dtypes."""
@@ -78,14 +79,18 @@ class Accuracy(BaseMetric):
         if self.ignore_index is not None:
             mask &= labels.astype(jnp.int32) != self.ignore_index
         is_correct = (rank[:, None] < jnp.asarray(self.topk)) & mask[:, None]
+        is_invalid = mask & (labels < 0)
+        if predictions.ndim == 2:
+            is_invalid |= mask & (labels >= predictions.shape[1])
         return {
             "correct": state["correct"] + is_correct.sum(axis=0, dtype=jnp.int32),
             "count": state["count"] + mask.sum(dtype=jnp.int32),
+            "invalid": state["invalid"] + is_invalid.sum(dtype=jnp.int32),
         }
 
     def compute(self, state: dict[str, np.ndarray]) -> dict[str, float]:
-        """Return the fraction of correct examples for each k; NaN without examples."""
-        count = int(state["count"])
+        """Return the fraction of correct examples for each k; NaN without examples, and with labels out of range."""
+        count = 0 if state["invalid"] else int(state["count"])
         pairs = zip(self.names, state["correct"], strict=True)
         return {name: int(correct) / count if count else float("nan") for name, correct in pairs}
 

@@ -2,7 +2,7 @@
 
 import collections
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ from jengine.data.masking import get_mask, without_mask
 from jengine.errors import ConfigError, config_path
 from jengine.evaluation.adapter import MetricAdapter, find_kind, get_class
 from jengine.evaluation.metric import BaseMetric, Gather, HostMetric, drop_padding, example_mask
+from jengine.model.labels import find_wrong_labels
 from jengine.registry import EVALUATOR, METRICS, as_config
 
 
@@ -98,6 +99,29 @@ class Evaluator:
             batch, predictions = drop_padding((without_mask(batch), predictions), np.asarray(mask, bool))
         for metric in self.host_metrics:
             metric.process(batch, predictions)
+
+    def check_labels(self, predictions: Any, batches: Iterable[Any]) -> None:
+        """Name the labels that made a metric NaN.
+
+        Args:
+          predictions: arrays or `jax.ShapeDtypeStruct`s with the shapes of the predictions for a batch.
+          batches: NumPy arrays.
+
+        Raises:
+          ConfigError: labels of a batch that are not classes.
+        """
+        state, shapes = (
+            jax.eval_shape(self.init),
+            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), predictions),
+        )
+        for batch in batches:
+
+            def update(batch: Any) -> Any:
+                return jax.eval_shape(lambda state, predictions: self.update(state, predictions, batch), state, shapes)
+
+            message = find_wrong_labels(update, batch)
+            if message is not None:
+                raise ConfigError(message)
 
     def evaluate(self, state: EvaluatorState, gather: Gather | None = None) -> dict[str, Any]:
         """Return the results of all metrics by name, with prefix.

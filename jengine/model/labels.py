@@ -1,123 +1,87 @@
-"""Host check that class indices are in range, without waiting for the device.
+"""Error messages for class indices out of range, made once a loss or metric is NaN.
 
-A loss or metric calls `require_class_indices` while it is traced: there the number of classes is known, and which batch
-entry holds the labels. `LabelChecks` records both, and checks host batches against them before they are used. The
-device never takes part. Labels that the step itself computes (in an augmentation, or in the loss) are not entries of
-the host batch, so they are not checked here; `CrossEntropy` returns NaN for those out of range.
+Losses and metrics are NaN for such labels. The number of classes, and which batch entry holds the labels, are known
+where a loss or metric calls `require_class_indices`. So `find_wrong_labels` traces the step again, with the labels of
+the batch as constants of a type that is checked there. The device never takes part. Labels that the step itself
+computes (in an augmentation, or in the loss) are not entries of the batch, so they are not found.
 """
 
-import contextvars
-import functools
+import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import numpy as np
 
 from jengine import paths
 from jengine.data.masking import get_mask
-from jengine.errors import ConfigError
 
 
-class _Labels(NamedTuple):
-    """Batch entry that must hold class indices below `num_classes`, or `ignore_index`."""
-
-    path: str  # dotted
-    argument: str  # that names the labels: `CrossEntropy.label`
-    num_classes: int
-    ignore_index: int | None
+class _WrongLabelsError(Exception):
+    """Labels out of range; ends the trace."""
 
 
-class LabelChecks:
-    """Check for the labels in host batches, until `stop`.
+class _Entry(np.ndarray):
+    """Integers of a batch entry, which `require_class_indices` checks; results of NumPy functions are not."""
 
-    Batches that are added before the step is first traced wait for it, and are checked during the trace; later ones
-    are checked at once.
+    path = ""  # dotted
+    counted: Any = None  # bool, the examples that are not padding; None for all
+
+
+def find_wrong_labels(step: Callable[[Any], Any], batch: Any) -> str | None:
+    """Return what is wrong with the labels in a batch; None if nothing is, or if the step cannot be traced.
+
+    >>> from jengine.model import CrossEntropy
+    >>> find_wrong_labels(lambda batch: CrossEntropy()(np.zeros((2, 3)), batch), {"label": np.array([0, -1])})
+    "`CrossEntropy.label` must be class indices from 0 to 2, as the outputs have 3 classes, got -1 to 0 in ..."
+
+    Args:
+      step: batch -> anything; calls losses or metrics.
+      batch: NumPy arrays.
     """
+    mask = get_mask(batch)
 
-    def __init__(self) -> None:
-        self._labels: dict[_Labels, None] = {}
-        self._waiting: list[Any] | None = []  # batches before the first trace; None after it
-        self._is_stopped = False
+    def watch(path: str, leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu":
+            return leaf
+        entry = leaf.view(_Entry)
+        entry.path = path
+        entry.counted = None if mask is None or np.shape(mask) != leaf.shape[:1] else np.asarray(mask, bool)
+        return entry
 
-    def watch(self, step: Callable[..., Any], argument: int) -> Callable[..., Any]:
-        """Return `step`, a function to compile, such that each trace records the labels in the batch, an argument."""
-
-        @functools.wraps(step)
-        def watched(*args: Any) -> Any:
-            token = _TRACE.set((paths.leaves_with_path(args[argument]), self.require))
-            try:
-                outputs = step(*args)
-            finally:
-                _TRACE.reset(token)
-            self._waiting = None
-            return outputs
-
-        return watched
-
-    def require(self, labels: _Labels) -> None:
-        """Check the waiting batches, and those to come."""
-        self._labels[labels] = None
-        for batch in self._waiting or ():
-            _check(labels, batch)
-
-    def add(self, batch: Any) -> None:
-        """Check the labels in a host batch, or let it wait for the first trace; ConfigError if one is out of range."""
-        if self._is_stopped:
-            return
-        if self._waiting is not None:
-            self._waiting.append(batch)
-        for labels in self._labels:
-            _check(labels, batch)
-
-    def stop(self) -> None:
-        """Check no further batches."""
-        self._is_stopped, self._waiting = True, None
-
-
-_Trace = tuple[list[tuple[str, Any]], Callable[[_Labels], None]]  # the batch's tracers by path, `LabelChecks.require`
-_TRACE: contextvars.ContextVar[_Trace | None] = contextvars.ContextVar("jengine_watched_batch", default=None)
+    watched = paths.map_with_path(watch, batch)
+    with contextlib.suppress(Exception):  # such as a step that runs only on its mesh
+        try:
+            jax.eval_shape(lambda: step(watched))
+        except _WrongLabelsError as error:
+            return str(error)
+    return None
 
 
 def require_class_indices(labels: Any, num_classes: int, argument: str, ignore_index: int | None = None) -> None:
-    """Have host batches checked for labels out of range; losses and metrics should call it in the traced step.
-
-    Outside an engine step it has no effect.
+    """Tell the engine that labels must be class indices, so that it can name those that made a loss or metric NaN.
 
     Args:
       labels: the batch entry as it is, not yet converted; integers in any shape.
       num_classes: the number of classes in the outputs.
       argument: the argument that names the labels, for the error message: `CrossEntropy.label`.
       ignore_index: a further label that is allowed.
-
-    Raises:
-      ConfigError: a host batch that waits for the step has a label out of range.
     """
-    if (trace := _TRACE.get()) is not None:
-        leaves, require = trace
-        for path in [path for path, leaf in leaves if leaf is labels]:
-            require(_Labels(path, argument, num_classes, ignore_index))
-
-
-def _check(required: _Labels, batch: Any) -> None:
-    """Raise ConfigError if a label of an example that is not padding is out of range."""
-    path, argument, num_classes, ignored = required
-    labels = paths.flatten(batch).get(path)
-    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu" or not labels.size:
+    if not isinstance(labels, _Entry) or not labels.path:
         return
-    if labels.min() >= 0 and labels.max() < num_classes:
-        return
-    if (mask := get_mask(batch)) is not None and np.shape(mask) == labels.shape[:1]:
-        labels = labels[np.asarray(mask, bool)]
-    if ignored is not None:
-        labels = labels[labels != ignored]
-    wrong = np.unique(labels[(labels < 0) | (labels >= num_classes)])
+    values = np.asarray(labels)
+    if labels.counted is not None:
+        values = values[labels.counted]
+    if ignore_index is not None:
+        values = values[values != ignore_index]
+    wrong = np.unique(values[(values < 0) | (values >= num_classes)])
     if not wrong.size:
         return
     advice = "`ignore_index` sets a value that marks what to leave out"
-    if ignored is None and len(wrong) == 1:
+    if ignore_index is None and len(wrong) == 1:
         advice = f"set ignore_index={wrong[0]} if this value marks what to leave out"
-    raise ConfigError(
+    raise _WrongLabelsError(
         f"`{argument}` must be class indices from 0 to {num_classes - 1}"
-        f"{'' if ignored is None else f' or ignore_index={ignored}'}, as the outputs have {num_classes} classes, got "
-        f"{labels.min()} to {labels.max()} in the entry {path!r} of a batch; {advice}"
+        f"{'' if ignore_index is None else f' or ignore_index={ignore_index}'}, as the outputs have {num_classes} "
+        f"classes, got {values.min()} to {values.max()} in the entry {labels.path!r} of a batch; {advice}"
     )

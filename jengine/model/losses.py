@@ -23,8 +23,7 @@ from jengine.selection import Selector, describe_array, select_array
 class CrossEntropy:
     """Softmax cross-entropy with integer labels.
 
-    A label outside [0, C) that is not `ignore_index` has the loss NaN. In a run, the labels in the first batches are
-    also checked on the host, which raises an error before such a batch is used.
+    A label outside [0, C) that is not `ignore_index` has the loss NaN, which ends a run with a message about the label.
 
     >>> CrossEntropy()(jnp.zeros((2, 4)), {"label": jnp.array([0, 3])})
     {'loss': Array([1.3862944, 1.3862944], dtype=float32)}

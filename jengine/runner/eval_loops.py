@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ import jax
 from jengine.annotations import Count
 from jengine.data import (
     BatchCheck,
-    BatchForm,
     DataLoader,
     IterableLoader,
     prefetch_to_device,
@@ -24,7 +24,6 @@ from jengine.errors import ConfigError
 from jengine.evaluation import Evaluator
 from jengine.evaluation.sections import EvalSettings, loader_path
 from jengine.model import CastModel, Model, Precision
-from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
 from jengine.runner.end_report import wait_for_device
 from jengine.runner.failures import mark_inconsistent, step_failed
@@ -166,15 +165,12 @@ class EvalProgram:
     Attributes:
       traced: the step, which reports other shapes.
       step: the compiled step.
-      label_checks: checks the labels in host batches, once the step is traced.
     """
 
     def __init__(self, loop: EvalLoop, model: Model, evaluator: Evaluator) -> None:
         runner = loop.runner
-        self.label_checks = LabelChecks()
-        step = build_eval_step(runner.strategy.adapt_for_eval(model), evaluator.update)
         self.traced = RecompilationGuard(
-            self.label_checks.watch(step, argument=3),
+            build_eval_step(runner.strategy.adapt_for_eval(model), evaluator.update),
             ("params", "model_state", "metrics", "batch"),
             name=f"the step of the {loop.phase}",
             on_recompile=None if runner.train_loop is None else runner.train_loop.on_recompile,
@@ -199,8 +195,6 @@ class Evaluation:
         self.program: EvalProgram | None = None
         self._loop, self._runner = loop, loop.runner
         self._check_batch = BatchCheck(self.path)
-        self._checks_labels = True
-        self._unchecked: list[PyTree] = []  # host batches from before the program is known
         self._counted: int | None = None  # batches in the last evaluation
         self._set_meta()
         if self.epoch_length is None and loop.runner.processes.count > 1:
@@ -231,15 +225,13 @@ class Evaluation:
 
     def check(self, batch: PyTree, params: PyTree, model_state: PyTree) -> None:
         """Trace the evaluation for a host batch, such that what does not fit is an error before the run has files."""
-        self._unchecked.append(batch)
         metrics = jax.eval_shape(self.evaluator.init)
-        self.trace(params, model_state, metrics, self._runner.strategy.put_batch(batch))
+        _, predictions = self.trace(params, model_state, metrics, self._runner.strategy.put_batch(batch)).out_info
+        self.evaluator.check_labels(predictions, [batch])
 
     def _get_program(self, batch: PyTree) -> EvalProgram:
         if self.program is None:
             self.program = self._loop.find_program(self, batch)
-        while self._unchecked:
-            self.program.label_checks.add(self._unchecked.pop(0))
         return self.program
 
     def run(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
@@ -249,7 +241,7 @@ class Evaluation:
         sums = runner.strategy.put_replicated(self.evaluator.init())
         loader.set_epoch(0)  # the same order in each evaluation
         put = functools.partial(put_arrays, put=runner.strategy.put_batch)
-        with contextlib.closing(prefetch_to_device(loader, put, loader.device_prefetch, self._check)) as batches:
+        with contextlib.closing(prefetch_to_device(loader, put, loader.device_prefetch, self._check_batch)) as batches:
             data = WaitedLoader(self.path, loader)
             limited = itertools.islice(batches, self.settings.epoch_length)
             for batch_idx, batch in enumerate(iterate(limited, data, runner.interrupts)):
@@ -261,15 +253,11 @@ class Evaluation:
                 self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
-        self._checks_labels = False  # the next evaluation has the same data
-        return self.evaluator.evaluate(sums, self._gather_results)
-
-    def _check(self, batch: PyTree) -> BatchForm:
-        if self._checks_labels:
-            self._unchecked.append(batch)  # until the program is known
-            if self.program is not None:
-                self._get_program(batch)
-        return self._check_batch(batch)
+        results = self.evaluator.evaluate(sums, self._gather_results)
+        if any(isinstance(value, float) and math.isnan(value) for value in results.values()):
+            loader.set_epoch(0)
+            self.evaluator.check_labels(predictions, map(select_arrays, itertools.islice(loader, self._counted)))
+        return results
 
     def _call(self, *args: PyTree) -> Any:
         """Run the evaluation step and record compile time."""

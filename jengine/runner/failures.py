@@ -5,6 +5,7 @@ never finishes, or a disk that hangs, must neither hide the error nor keep the p
 """
 
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -20,6 +21,8 @@ import jax
 from jengine.checkpoint import CheckpointSaveError, list_checkpoints
 from jengine.checkpoint.manifest import read_manifest
 from jengine.config import write_config
+from jengine.data import select_arrays
+from jengine.distributed import process_local_batch
 from jengine.errors import read_seconds
 from jengine.hooks.checks import NonFiniteLossError
 from jengine.logging import log_error, open_log_file
@@ -68,14 +71,38 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
         hub.losses = None
         runner.logger.warning(f"The loss of iteration {iteration}, counted from 0, is {value}; training continues.")
         return
+    labels = _find_wrong_labels(runner, iteration)
     path = _find_checkpoint_before(runner, iteration)
     newest = f"The newest checkpoint from before it is {path}" if path else "There is no checkpoint from before it"
     raise NonFiniteLossError(
         f"the loss of iteration {iteration}, counted from 0, is {value} (train_cfg.on_nonfinite='warn' or 'ignore' "
-        f"continues). {newest}. To train from {'there' if path else 'scratch'} with the numerics guard, which drops "
-        f"such steps, and after several in a row writes one for `jengine replay`:\n"
+        f"continues). {f'{labels}. ' if labels else ''}{newest}. To train from "
+        f"{'there' if path else 'scratch'} with the numerics guard, which drops such steps, and after several in a row "
+        f"writes one for `jengine replay`:\n"
         f"  {runner.resume_command(path or '', guard=True)}"
     )
+
+
+def _find_wrong_labels(runner: RunnerInternals, iteration: int) -> str | None:
+    """Return what is wrong with the labels of the current batch, or of that of `iteration`; None if nothing is."""
+
+    def batches() -> Iterator[Any]:
+        if runner.train_loop.batch is not None:
+            batch = select_arrays(runner.train_loop.batch)
+            yield jax.device_get(process_local_batch(batch, batch))
+        loader = runner.train_dataloader
+        if loader.has_random_access:
+            epoch, start = divmod(iteration, loader.length or 1)
+            with contextlib.closing(loader.copy_at_epoch(epoch)) as again:
+                again.set_epoch(epoch, start)
+                yield from map(select_arrays, itertools.islice(again, 1))
+
+    with contextlib.suppress(Exception):  # the data may fail as well, and must not hide the loss
+        found = (
+            runner.programs.find_wrong_labels(runner.state, batch, runner.step_hyperparams()) for batch in batches()
+        )
+        return next(filter(None, found), None)
+    return None
 
 
 def _find_checkpoint_before(runner: RunnerInternals, iteration: int) -> str | None:

@@ -59,6 +59,7 @@ class TrainLoop:
       epoch_start: `iter` at the start of the current epoch.
       position: the position in the data after the completed iterations, from the loader's `state_dict`; None before the
         first iteration.
+      batch: the batch of the current iteration, on the device, or the last one in a chunk; None between iterations.
       is_consistent: False while counters, state and hooks disagree: from the first to the last stage of an
         iteration, and in the stages at the end of an epoch and of a validation.
     """
@@ -97,6 +98,7 @@ class TrainLoop:
         self.is_consistent = True
         self.iter = self.epoch = self.epoch_start = 0
         self.position: Any = None
+        self.batch: PyTree = None
         self._checked_scan = False
         self._waited = WaitedLoader("train_dataloader", dataloader)
         self._check_batch = BatchCheck("train_dataloader")
@@ -175,7 +177,6 @@ class TrainLoop:
     def _stream(self, source: Iterable[PyTree]) -> BatchStream:
         """Return the batches from `source`; for single steps they are sent to the device ahead of time."""
         loader = self.dataloader
-        self._check_batch.inspect = self.runner.programs.check_labels
         self._takes_host_batches = self.steps_per_call > 1
         if self._takes_host_batches:  # a chunk is stacked on the host
             return BatchStream(source, self._check_batch, position=loader.state_dict)
@@ -200,21 +201,21 @@ class TrainLoop:
     def run_iter(self, batch_idx: int, batch: PyTree) -> None:
         """Run one iteration: the hooks before the step, the step, and the hooks after it, which get the metrics."""
         runner = self.runner
-        self.is_consistent = False
+        self.is_consistent, self.batch = False, batch
         runner.message_hub.start_iteration(self.iter)
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
         metrics = runner.train_step(batch)  # dispatched: the host does not wait for them
         runner.phase_timer.enter("hooks")
         runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=metrics)
         self.iter += 1  # after the hooks, which see the index of the iteration
-        self.is_consistent = True
+        self.is_consistent, self.batch = True, None
         runner.interrupts.check()
 
     def run_chunk(self, batch_idx: int, batches: Sequence[PyTree]) -> None:
         """Run an iteration for each batch in one call, with hooks at the start and end."""
         runner, hooks = self.runner, self.runner.hook_list
         hyperparams, is_update = [], []
-        self.is_consistent = False
+        self.is_consistent, self.batch = False, batches[-1]
         for i, batch in enumerate(batches):
             if i == 0:
                 runner.message_hub.start_iteration(self.iter)
@@ -230,7 +231,7 @@ class TrainLoop:
         runner.phase_timer.enter("hooks")
         hooks.call_after_chunk(runner, batch_idx=batch_idx, data_batch=batches[-1], metrics=metrics)
         self.iter += 1
-        self.is_consistent = True
+        self.is_consistent, self.batch = True, None
         runner.interrupts.check()
 
     def _check_scan(self, batches: Sequence[PyTree]) -> None:

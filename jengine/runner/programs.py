@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,10 @@ from jengine.hooks import Hook
 from jengine.logging import PhaseTimer
 from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model
-from jengine.model.labels import LabelChecks
+from jengine.model.labels import find_wrong_labels
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.sharding import DispatchLimiter, Strategy
+from jengine.sharding.replica_axis import map_per_replica
 from jengine.train import (
     RecompilationGuard,
     TrainState,
@@ -146,7 +148,6 @@ class TrainPrograms:
       update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
       accumulate: the step that only accumulates gradients.
       chunk: several steps, see `build_scanned_step`.
-      check_labels: checks a host batch's labels, once a trace has shown the classes; raises ConfigError.
       hashes: hashes of the traced programs, by program, batch structure, devices and versions; a resumed run starts
         with those in the checkpoint.
     """
@@ -163,17 +164,14 @@ class TrainPrograms:
         on_recompile: str | None = None,
         on_traced: Callable[[], None] = lambda: None,
     ) -> None:
-        label_checks = LabelChecks()
-
         def guard(step: Callable[..., Any]) -> RecompilationGuard:
             return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
 
         def build_step(*, update: bool) -> TrainStep:
-            step = build_train_step(
+            return build_train_step(
                 model, optim_wrapper, hooks, update=update, phases=phases, constrain=strategy.constrain,
                 gather_tables=strategy.gather_tables,
             )  # fmt: skip
-            return dataclasses.replace(step, differentiate=label_checks.watch(step.differentiate, argument=1))
 
         update, accumulate = build_step(update=True), build_step(update=False)  # the host knows which one it needs
         steps = (update, accumulate) if optim_wrapper.accumulates else (update,)
@@ -182,7 +180,7 @@ class TrainPrograms:
         )
         self.update, self.accumulate = guard(update), guard(accumulate)
         self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
-        self.check_labels = label_checks.add
+        self._model, self._optim_wrapper = model, optim_wrapper
         self.hashes: dict[str, str] = {}
         self._compiled: dict[RecompilationGuard, Any] = {
             self.update: strategy.compile_train_step(_with_flat_metrics(_with_hyperparams_vector(self.update))),
@@ -271,6 +269,26 @@ class TrainPrograms:
             return False
         inputs = self._raveler.stack([hyperparams] * len(batches)), np.ones(len(batches), bool)
         return _SLOW_IN_SCAN in str(program.trace(state, self._put_chunk(batches), inputs).jaxpr)
+
+    def find_wrong_labels(self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any]) -> str | None:
+        """Return what is wrong with the labels in a batch of NumPy arrays, whose loss is NaN; None if nothing is."""
+        # A loss alone has no collectives, so the first replica is enough
+        state = state if self._strategy.replicas is None else map_per_replica(lambda leaf: leaf[0], state)
+        names = self._optim_wrapper if isinstance(self._optim_wrapper, OptimWrapperDict) else [None]
+        rng = jax.random.key(0)
+
+        def compute_losses(batch: PyTree) -> None:
+            for name in names:
+                loss = self._model.loss if name is None else functools.partial(self._model.phase_loss, name)
+                jax.eval_shape(
+                    lambda params, model_state, loss=loss: loss(
+                        params, model_state, batch, rng=rng, hyperparams=hyperparams
+                    ),
+                    state.params,
+                    state.model_state,
+                )
+
+        return find_wrong_labels(compute_losses, batch)
 
     def check_hooks(self) -> None:
         """Raise RuntimeError if a hook attribute that the compiled steps have read has changed."""

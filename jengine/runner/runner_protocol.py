@@ -37,6 +37,7 @@ class TrainLoopInternals(runner_protocol.TrainLoopProtocol, Protocol):
     epoch: int
     epoch_start: int
     position: Any
+    batch: PyTree  # None between iterations
     is_consistent: bool
     steps_per_call: int
     on_recompile: str

@@ -44,10 +44,12 @@ def test_entries_are_chosen_by_name():
     assert compute(metric, {"logits": LOGITS, "other": 0}, {"target": LABELS})["top1"] == 0.25
 
 
-def test_nan_logits_and_illegal_labels_count_as_wrong():
+def test_nan_logits_count_as_wrong_and_illegal_labels_give_nan():
     logits = LOGITS.copy()
     logits[0, 2] = np.nan
-    assert compute(Accuracy(), logits, {"label": np.array([0, 1, -1, 3])}) == {"top1": 0.25}
+    assert compute(Accuracy(), logits, {"label": np.array([0, 1, 2, 1])}) == {"top1": 0.25}
+    assert math.isnan(compute(Accuracy(), logits, {"label": np.array([0, 1, -1, 3])})["top1"])
+    assert math.isnan(compute(Accuracy(), logits, {"label": np.array([0, 1, 2, 4])})["top1"])
 
 
 def test_minus_infinity_is_a_valid_logit():

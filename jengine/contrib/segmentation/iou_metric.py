@@ -19,16 +19,17 @@ class Confusion(NamedTuple):
 
     low: jax.Array  # uint32[C, C + 1], low words
     high: jax.Array  # uint32[C, C + 1], high words
+    has_invalid: jax.Array  # bool[], whether a label was out of range
 
 
 @METRICS.register_module()
 class IoUMetric(BaseMetric):
     """Pixel accuracy `aAcc`, mean intersection over union `mIoU` and mean class accuracy `mAcc`, as fractions.
 
-    Counts are integers on the device, so that results do not depend on the batch size. Padded examples, pixels with
-    `ignore_index` and pixels with invalid labels are ignored; in a run, a batch with invalid labels is an error. `mIoU`
-    leaves out classes that occur in neither labels nor predictions, `mAcc` classes that do not occur in the labels. A
-    table with one row per class is logged.
+    Counts are integers on the device, so that results do not depend on the batch size. Padded examples and pixels with
+    `ignore_index` are ignored. Another label out of range makes all results NaN; in a run it is an error. `mIoU` leaves
+    out classes that occur in neither labels nor predictions, `mAcc` classes that do not occur in the labels. A table
+    with one row per class is logged.
 
     >>> metric = IoUMetric(num_classes=2)
     >>> labels = jnp.array([[[0, 0], [1, 1]]])
@@ -69,7 +70,7 @@ class IoUMetric(BaseMetric):
     def init(self) -> Confusion:
         """Return an empty confusion matrix."""
         shape = (self._get_num_classes(), self._get_num_classes() + 1)
-        return Confusion(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
+        return Confusion(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32), jnp.zeros((), bool))
 
     def update(self, state: Confusion, predictions: Any, batch: Any) -> Confusion:
         """Add the pixels in a batch, without the padding."""
@@ -81,17 +82,22 @@ class IoUMetric(BaseMetric):
         labels = labels.astype(jnp.int32) if jnp.issubdtype(labels.dtype, jnp.integer) else labels
         predicted = _class_indices(jnp.asarray(predictions), labels, num_classes)
         is_counted = example_mask(batch).reshape(-1, *(1,) * (labels.ndim - 1))
-        is_counted = is_counted & (labels != self.ignore_index) & (labels >= 0) & (labels < num_classes)
+        is_counted = is_counted & (labels != self.ignore_index)
+        is_invalid = is_counted & ((labels < 0) | (labels >= num_classes))
+        is_counted &= ~is_invalid
         column = jnp.where((predicted >= 0) & (predicted < num_classes), predicted, num_classes)
         shape = (num_classes, num_classes + 1)
         num_cells = num_classes * (num_classes + 1)
         cell = jnp.where(is_counted, labels * (num_classes + 1) + column, num_cells)  # the extra cell is dropped
         added = jnp.zeros(num_cells + 1, jnp.uint32).at[cell.reshape(-1)].add(1)[:-1].reshape(shape)
         low = state.low + added
-        return Confusion(low, state.high + (low < added).astype(jnp.uint32))  # a carry: the low word has wrapped around
+        high = state.high + (low < added).astype(jnp.uint32)  # a carry: the low word has wrapped around
+        return Confusion(low, high, state.has_invalid | is_invalid.any())
 
     def compute(self, state: Confusion) -> dict[str, float]:
-        """Return the three fractions; NaN where no pixel was counted."""
+        """Return the three fractions; NaN where no pixel was counted, and with labels out of range."""
+        if state.has_invalid:
+            return dict.fromkeys(self.names, float("nan"))
         matrix = state.low.astype(np.float64) + state.high.astype(np.float64) * 2.0**32
         correct = np.diagonal(matrix)
         true, predicted = matrix.sum(axis=1), matrix[:, :-1].sum(axis=0)

@@ -56,6 +56,11 @@ def test_a_prediction_of_an_invalid_class_is_wrong_and_counts_for_no_class():
     assert metrics == {"aAcc": 0.5, "mIoU": 0.5, "mAcc": 0.5}  # class 0 is perfect, class 1 is never predicted
 
 
+def test_a_label_of_an_invalid_class_gives_nan():
+    metrics = evaluate(IoUMetric(num_classes=2), (np.array([[[0, 1]]]), {"label": np.array([[[0, 2]]])}))
+    assert np.isnan(list(metrics.values())).all()
+
+
 def test_counts_beyond_32_bits_stay_exact():
     metric = IoUMetric(num_classes=2)
     full = metric.init()._replace(low=jnp.full((2, 3), 2**32 - 1, jnp.uint32))
