@@ -16,7 +16,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, TypeVar
 
 from jengine.errors import ArgumentError, config_path, current_config_path, did_you_mean
 
@@ -282,7 +282,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def is_mapping(value: Any) -> bool:
+def is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
     """Return whether a value is a dict or a config; a ConfigDict is not a Mapping."""
     return hasattr(value, "items")
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from jengine import paths
 from jengine.errors import ConfigError
 from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, merge_equal
-from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree
+from jengine.optim.param_groups.modules import Module, Parameter, ParamsSource, get_params, module_tree
 from jengine.optim.param_groups.paramwise_cfg import check_value
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
@@ -101,7 +101,7 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
     def _prepare(self) -> None:
         """Check and read the settings."""
 
-    def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
+    def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> Any:
         params, types = get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr(type(self).__name__)

@@ -146,7 +146,7 @@ def hyperparams_dtype(trainable: Params) -> Any:
     return jax.dtypes.canonicalize_dtype(jnp.result_type(jnp.float32, *dtypes))
 
 
-def _field_names(name: str, value: Any) -> tuple[str, ...]:
+def _field_names(name: str, value: object) -> tuple[str, ...]:
     if name in _FIELDS:
         return _FIELDS[name][: len(value)] if isinstance(value, tuple) else _FIELDS[name]
     return tuple(f"{name}_{i}" for i in range(len(value))) if isinstance(value, tuple) else (name,)

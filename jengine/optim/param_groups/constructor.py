@@ -5,12 +5,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from optax import Params
+
 from jengine import paths
 from jengine.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.model.model import Model
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer, reject_trailing_comma
-from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree, names_norm
+from jengine.optim.param_groups.modules import Module, Parameter, ParamsSource, get_params, module_tree, names_norm
 from jengine.optim.param_groups.paramwise_cfg import check_custom_fields, check_rules, parse_custom_keys
 from jengine.optim.wrapper import OptimWrapper
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
@@ -87,7 +89,7 @@ class DefaultOptimWrapperConstructor:
         self.matched: set[str] = set()
         self._validate_cfg()
 
-    def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> OptimWrapper:
+    def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> OptimWrapper:
         """Build the wrapper; the arguments are those of `get_params`, without rules also a `Model` before `init`."""
         if not self.paramwise_cfg and isinstance(model, Model) and not hasattr(model, "params"):
             return self.wrap(None, None)
@@ -137,7 +139,7 @@ class DefaultOptimWrapperConstructor:
         if self.base_lr is None:
             raise ConfigError(f"`optimizer.lr` must be a number, which {rule} multiplies, got none")
 
-    def wrap(self, params: Any, groups: list[dict[str, Any]] | None) -> OptimWrapper:
+    def wrap(self, params: Params | None, groups: list[dict[str, Any]] | None) -> OptimWrapper:
         """Return the configured wrapper.
 
         `params` is None if they are unknown until `wrapper.init(params)`, `groups` for one group with all parameters.
@@ -260,7 +262,7 @@ class DefaultOptimWrapperConstructor:
         if decays and self.base_wd is None:
             raise ValueError(f"`optimizer.weight_decay` must be set for {decays[0]}, got none")
 
-    def report_unmatched(self, params: Any, types: Mapping[str, str], rules: Sequence[str] = _RULES) -> None:
+    def report_unmatched(self, params: Params, types: Mapping[str, str], rules: Sequence[str] = _RULES) -> None:
         """Warn of custom keys and applied `rules` that match no parameter; with `strict` raise a ConfigError."""
         leaves = paths.flatten(params)
         names = {alias for path in leaves for alias in paths.path_aliases(path)}

@@ -6,11 +6,12 @@ PyTorch for parameters without a gradient. (The step count, which all parameters
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 from optax import OptState, Params, Updates
 
 from jengine import paths
@@ -19,11 +20,13 @@ from jengine.optim.param_groups.param_group import GroupLayout
 
 PREFIX = "frozen:"
 
+Flags: TypeAlias = list[jax.Array | None]  # bool[] of each leaf, None for one that no pattern matches
 
-def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> list[Any] | None:
+
+def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> Flags | None:
     """Return for each leaf whether it is frozen, bool[], None if no pattern matches; None without any pattern."""
     names = [name for name in hyperparams if name.startswith(PREFIX)]
-    flags: list[Any] = [None] * len(layout.paths)
+    flags: Flags = [None] * len(layout.paths)
     for name in names:
         pattern, is_frozen = name.removeprefix(PREFIX), jnp.asarray(hyperparams[name]) != 0
         matches = [any(pattern in alias for alias in paths.path_aliases(path)) for path in layout.paths]
@@ -32,13 +35,14 @@ def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> list[An
                 f"hyperparams[{name!r}] must have a part of a parameter path after the colon, got {pattern!r}"
                 f"{closest(pattern, layout.paths)}"
             )
-        for i in (i for i, is_match in enumerate(matches) if is_match):
-            flags[i] = is_frozen if flags[i] is None else flags[i] | is_frozen
+        for i, (old, is_match) in enumerate(zip(flags, matches, strict=True)):
+            if is_match:
+                flags[i] = is_frozen if old is None else old | is_frozen
     return flags if names else None
 
 
 def skip_frozen(
-    inner: optax.GradientTransformationExtraArgs, layout: GroupLayout, flags: list[Any], chains: Sequence[Sequence[int]]
+    inner: optax.GradientTransformationExtraArgs, layout: GroupLayout, flags: Flags, chains: Sequence[Sequence[int]]
 ) -> optax.GradientTransformationExtraArgs:
     """Return `inner` without effect on leaves with a frozen flag: zero gradients, zero updates and unchanged state."""
 
@@ -49,7 +53,9 @@ def skip_frozen(
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def select_state(layout: GroupLayout, flags: list[Any], chains: Sequence[Sequence[int]], old: Any, new: Any) -> Any:
+def select_state(
+    layout: GroupLayout, flags: Flags, chains: Sequence[Sequence[int]], old: OptState, new: OptState
+) -> OptState:
     """Return an optimizer state with `old` for leaves with a flag and `new` for the others.
 
     Each part of the state that has the structure of all parameters, or of one chain's, belongs to them leaf by leaf.
@@ -61,7 +67,7 @@ def select_state(layout: GroupLayout, flags: list[Any], chains: Sequence[Sequenc
         members = layout.select(indices, groups)
         flags_by_structure.setdefault(jax.tree.structure(members), [flags[i] for i in jax.tree.leaves(members)])
 
-    def select(old_part: Any, new_part: Any) -> Any:
+    def select(old_part: OptState, new_part: OptState) -> OptState:
         """Select the leaves of one part of the optimizer state."""
         treedef: Any = jax.tree.structure(old_part)
         own_flags = flags_by_structure.get(treedef)
@@ -73,12 +79,12 @@ def select_state(layout: GroupLayout, flags: list[Any], chains: Sequence[Sequenc
     return jax.tree.map(select, old, new, is_leaf=lambda x: jax.tree.structure(x) in flags_by_structure)
 
 
-def _zero_frozen(tree: Params, flags: list[Any]) -> Params:
+def _zero_frozen(tree: Params, flags: Flags) -> Params:
     """Return `tree`, like the parameters with None for untrained leaves, with zeros for frozen leaves."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: x is None)
     treedef: Any = jax.tree.structure(tree, is_leaf=lambda x: x is None)
     return treedef.unflatten([_where(flag, 0, x) for x, flag in zip(leaves, flags, strict=True)])
 
 
-def _where(flag: Any, frozen: Any, trained: Any) -> Any:
+def _where(flag: jax.Array | None, frozen: ArrayLike, trained: jax.Array | None) -> jax.Array | None:
     return trained if flag is None or trained is None else jnp.where(flag, frozen, trained)

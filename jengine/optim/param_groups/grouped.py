@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from optax import Params
+from jax.typing import ArrayLike
+from optax import OptState, Params
 
 from jengine import paths
 from jengine.optim.optimizers.common import Parts
@@ -98,7 +99,7 @@ class GroupedOptimizer:
             self.param_groups[0].paths = list(layout.paths)
         self._layout = layout
 
-    def select_state(self, layout: GroupLayout, flags: list[Any], old: Any, new: Any) -> Any:
+    def select_state(self, layout: GroupLayout, flags: freeze.Flags, old: OptState, new: OptState) -> OptState:
         """Return an optimizer state with `old` for the leaves with a flag and `new` for the others."""
         return freeze.select_state(layout, flags, self._chain.members, old, new)
 
@@ -124,7 +125,7 @@ class GroupedOptimizer:
                 self._read(name, values)
         return dict(self._arrays)
 
-    def cast(self, value: Any) -> np.ndarray:
+    def cast(self, value: ArrayLike) -> np.ndarray:
         """Return a value in the dtype of the hyperparameters."""
         return np.asarray(value, self._dtype)
 

@@ -17,7 +17,7 @@ from jengine.optim.param_groups.constructor import (
     format_pattern,
 )
 from jengine.optim.param_groups.layer_depth import STEM, LayerPattern
-from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree
+from jengine.optim.param_groups.modules import Module, Parameter, ParamsSource, get_params, module_tree
 from jengine.optim.param_groups.paramwise_cfg import check_value
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
@@ -110,7 +110,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         self.decay_rate = settings.get("layer_decay_rate", 1.0)
         _check_rate("layer_decay_rate", self.decay_rate)
 
-    def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
+    def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> Any:
         """Build the wrapper; see DefaultOptimWrapperConstructor."""
         self.warn_of_learning_rate_rules()
         params, types = get_params(model, module_types)
@@ -229,7 +229,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
                     "`paramwise_cfg.decay_type` must be 'layer_wise' with layer_pattern, got 'stage_wise'"
                 )
 
-    def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
+    def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> Any:
         """Build the wrapper; see DefaultOptimWrapperConstructor."""
         params, types = get_params(model, module_types)
         if not self.is_set:
@@ -390,7 +390,7 @@ def _parse_layer_pattern(settings: Mapping[str, Any]) -> LayerPattern | None:
     return None
 
 
-def _check_rate(path: str, rate: Any) -> None:
+def _check_rate(path: str, rate: object) -> None:
     check_value(path, "lr_mult", rate, 1.0)
     if rate == 0:
         raise ConfigError(f"`{path}` must be above 0, got {rate!r}")

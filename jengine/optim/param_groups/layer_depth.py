@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from jengine import paths
 from jengine.errors import ConfigError
@@ -187,9 +187,9 @@ def _parse_block(name: str) -> int | None:
     return int(block[0]) if block and block[0].isdigit() else None
 
 
-def _compile(name: str, pattern: Any, flags: int = 0) -> re.Pattern[str]:
+def _compile(name: str, pattern: object, flags: int = 0) -> re.Pattern[str]:
     try:
-        return re.compile(pattern, flags)
+        return re.compile(pattern, flags)  # type: ignore[call-overload]  # checked here
     except (re.error, TypeError) as error:
         raise ConfigError(f"`{name}` must be a regular expression, got {pattern!r}: {error}") from None
 

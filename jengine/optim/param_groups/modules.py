@@ -5,7 +5,10 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol, TypeAlias
+
+from optax import Params
 
 from jengine import paths
 from jengine.model.model import Model
@@ -16,6 +19,17 @@ _NORM_NAME = re.compile(r"norm|(?<![a-z])(bn|ln|gn)(?![a-z])", re.IGNORECASE)
 _RMS_NAME = re.compile(r"(?<!no)rms", re.IGNORECASE)  # but `norms`
 _NORM_LEAVES = ({"scale"}, {"scale", "bias"}, {"scale", "offset"}, {"weight", "bias"}, {"gamma", "beta"})
 _NORMS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm", "GroupNorm", "LayerNorm")
+
+
+class HasParams(Protocol):
+    """An object with parameters, and optionally `module_types`."""
+
+    @property
+    def params(self) -> Params:
+        """The parameters."""
+
+
+ParamsSource: TypeAlias = Params | HasParams | Model  # an nnx.State or nnx.Module, too
 
 
 @dataclasses.dataclass
@@ -88,7 +102,7 @@ def names_norm(name: str) -> bool:
     return _NORM_NAME.search(name) is not None and not _RMS_NAME.search(name)
 
 
-def module_tree(params: Any, module_types: Mapping[str, str] | None = None) -> Module:
+def module_tree(params: Params, module_types: Mapping[str, str] | None = None) -> Module:
     """Return the root module of a parameter tree, with children in the order in which the model defines them.
 
     Within a module the bias comes last, as in PyTorch.
@@ -115,7 +129,7 @@ def module_tree(params: Any, module_types: Mapping[str, str] | None = None) -> M
     return root
 
 
-def get_params(source: Any, module_types: Mapping[str, str] | None = None) -> tuple[Any, Mapping[str, str]]:
+def get_params(source: ParamsSource, module_types: Mapping[str, str] | None = None) -> tuple[Params, Mapping[str, str]]:
     """Return the parameters to train, and the module types by dotted path, empty if unknown.
 
     Args:
@@ -155,7 +169,7 @@ def _last_name(path: str) -> str:
     return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
 
 
-def _iterate_paths(tree: Any, prefix: str = "") -> Iterator[str]:
+def _iterate_paths(tree: Params, prefix: str = "") -> Iterator[str]:
     """Yield all node paths, with dicts in insertion order, which is the model's; JAX sorts keys."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
@@ -177,7 +191,7 @@ def _sort_key(path: str, rank: Mapping[str, int]) -> tuple[tuple[int, int], ...]
     return tuple((is_bias if node == path else 0, rank.get(node, len(rank))) for node in _prefixes(path))
 
 
-def _select_params(nnx: Any, state: Any, name: str) -> Any:
+def _select_params(nnx: ModuleType, state: Params, name: str) -> Params:
     """Return the `nnx.Param`s in a state; a state of bare arrays, such as optax receives, has only parameters."""
     variables = [leaf for _, leaf in nnx.to_flat_state(state) if isinstance(leaf, nnx.Variable)]
     if not variables:

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from optax import Params
+
 from jengine import paths
 from jengine.errors import config_path
 from jengine.optim.optimizers.optimizer_builder import reject_trailing_comma
-from jengine.optim.param_groups.modules import get_params
+from jengine.optim.param_groups.modules import ParamsSource, get_params
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
@@ -45,9 +47,10 @@ class MultiOptimWrapperConstructor:
         """Return by name the built wrapper, or the config for the constructor."""
         rules = {} if self.paramwise_cfg is None else {"paramwise_cfg": self.paramwise_cfg}
 
-        def config(cfg: Any) -> Any:
-            is_built = isinstance(cfg, OptimWrapper)
-            return cfg if is_built else {**rules, **{k: v for k, v in cfg.items() if k != "modules"}}
+        def config(cfg: OptimWrapper | Mapping[str, Any]) -> OptimWrapper | Mapping[str, Any]:
+            if isinstance(cfg, OptimWrapper):
+                return cfg
+            return {**rules, **{k: v for k, v in cfg.items() if k != "modules"}}
 
         return {name: config(cfg) for name, cfg in self.optim_wrapper_cfg.items()}
 
@@ -61,7 +64,7 @@ class MultiOptimWrapperConstructor:
                 wrappers[name] = build_without_params(cfg)[""]
         return wrappers
 
-    def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> OptimWrapperDict:
+    def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> OptimWrapperDict:
         """Build the wrappers; the arguments are those of `get_params`.
 
         Raises:
@@ -90,7 +93,7 @@ class MultiOptimWrapperConstructor:
         return OptimWrapperDict(**wrappers)
 
 
-def _select_modules(params: Any, modules: Sequence[str]) -> Any:
+def _select_modules(params: Params, modules: Sequence[str]) -> Params:
     """Return the parameters in `modules`, nested as in `params`; raise ValueError for a module without any."""
     leaves = paths.flatten(params)
     selected: dict[str, Any] = {}

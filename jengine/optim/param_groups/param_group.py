@@ -97,9 +97,10 @@ class GroupLayout:
         """
         members = list(zip(self.flatten(like), self.groups, strict=True))
 
-        def for_leaves(values: Any) -> Any:
-            is_scalar = not isinstance(values, list)
-            return values if is_scalar else self.treedef.unflatten([_value_for_leaf(*m, values) for m in members])
+        def for_leaves(values: jax.Array | list[jax.Array]) -> jax.Array | Params:
+            if not isinstance(values, list):
+                return values
+            return self.treedef.unflatten([_value_for_leaf(*member, values) for member in members])
 
         return {name: for_leaves(values) for name, values in _unstack_groups(hyperparams).items()}
 
@@ -175,7 +176,7 @@ def _unstack_groups(hyperparams: Mapping[str, jax.Array]) -> dict[str, Any]:
     return {**hyperparams, **jax.lax.platform_dependent(vectors, cpu=unstack_in_branch, default=unstack)}
 
 
-def _value_for_leaf(leaf: Any, group: Membership, scalars: Sequence[Any]) -> Any:
+def _value_for_leaf(leaf: jax.Array, group: Membership, scalars: Sequence[jax.Array]) -> jax.Array | None:
     """Return the scalar for a leaf's group, a broadcastable vector for a stacked leaf, None for a frozen one."""
     if group is None:
         return None
@@ -185,7 +186,7 @@ def _value_for_leaf(leaf: Any, group: Membership, scalars: Sequence[Any]) -> Any
     return scalars[group]
 
 
-def _is_masked(node: Any) -> bool:
+def _is_masked(node: object) -> bool:
     return isinstance(node, optax.MaskedNode)
 
 
@@ -205,7 +206,7 @@ def _find_leaves(path: str, leaves: Mapping[str, Any], is_partial: bool) -> list
     return below
 
 
-def _assign(member: dict[str, Any], path: str, layer: int | None, group: int, leaf: Any) -> None:
+def _assign(member: dict[str, Any], path: str, layer: int | None, group: int, leaf: jax.Array) -> None:
     if layer is None:
         if path in member:
             raise ValueError(f"parameter {path!r} must be in one group, got {member[path]} and {group}")

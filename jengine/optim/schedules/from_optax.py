@@ -73,14 +73,14 @@ class OptaxRule(Rule):
         return _describe(self.schedule)
 
 
-def is_function(description: Any) -> bool:
+def is_function(description: object) -> bool:
     """Return whether a setting from `OptaxRule.state_dict` is, or contains, the description of a function."""
     if isinstance(description, Mapping):
         return "function" in description or any(map(is_function, description.values()))
     return isinstance(description, list) and any(map(is_function, description))
 
 
-def make_schedule(cfg: Any) -> Schedule:
+def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
     """Build an optax schedule from a config.
 
     >>> make_schedule(dict(type="linear_schedule", init_value=0.0, end_value=1.0, transition_steps=4))(1).item()
@@ -162,13 +162,13 @@ def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[int], float]:
     return value_at
 
 
-def _has_function(schedule: Any) -> bool:
+def _has_function(schedule: object) -> bool:
     if isinstance(schedule, Mapping):
         return any(map(_has_function, schedule.values()))
     return any(map(_has_function, schedule)) if isinstance(schedule, list) else callable(schedule)
 
 
-def _describe(schedule: Any) -> Any:
+def _describe(schedule: object) -> Any:
     """Return `schedule` as JSON-serializable values: functions are replaced by names and some values."""
     if callable(schedule):
         values = {}
@@ -193,7 +193,7 @@ def _host_device() -> Any:
         return jax.local_devices()[0]
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: object) -> Any:
     """Return `value` with the containers of a config converted to plain dicts and lists."""
     if isinstance(value, Mapping) or hasattr(value, "items"):
         return {key: _to_plain(item) for key, item in value.items()}

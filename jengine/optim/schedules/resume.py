@@ -3,7 +3,8 @@
 `schedulers` are the built ones, `state` is a result of `schedulers_state_dict`.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from jengine.errors import ConfigError, closest, config_path
 from jengine.optim.schedules.from_optax import is_function
@@ -11,18 +12,21 @@ from jengine.optim.schedules.plateau import PlateauScheduler
 from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
 from jengine.registry import is_built_in
 
+# the states of the schedulers of one optimizer, or of several by name
+SchedulersState: TypeAlias = list[dict[str, Any]] | dict[str, list[dict[str, Any]]]
+
 _CHOICES = ("checkpoint", "config")
 _MAX_CHECKED = 100_000  # values that are computed before training; those of longer runs are checked when they are set
 
 
-def schedulers_state_dict(schedulers: Schedulers) -> Any:
+def schedulers_state_dict(schedulers: Schedulers) -> SchedulersState:
     """Return the scheduler states in the same structure, as JSON-serializable values."""
     if isinstance(schedulers, dict):
-        return {name: schedulers_state_dict(group) for name, group in schedulers.items()}
+        return {name: [scheduler.state_dict() for scheduler in chain] for name, chain in schedulers.items()}
     return [scheduler.state_dict() for scheduler in schedulers]
 
 
-def compare_schedulers(schedulers: Schedulers, state: Any) -> list[str]:
+def compare_schedulers(schedulers: Schedulers, state: SchedulersState) -> list[str]:
     """Return one line for each setting in which config and checkpoint differ, without loading anything.
 
     The end of a schedule without `end` is the run's and is not compared. Neither are initial values, which belong to
@@ -41,7 +45,7 @@ def compare_schedulers(schedulers: Schedulers, state: Any) -> list[str]:
     return differences
 
 
-def list_moved_ends(schedulers: Schedulers, state: Any) -> list[str]:
+def list_moved_ends(schedulers: Schedulers, state: SchedulersState) -> list[str]:
     """Return one line for each schedule without `end` whose end moves, because the run has another length."""
     lines = []
     for path, chain, states in _pair_chains(schedulers, state):
@@ -53,7 +57,7 @@ def list_moved_ends(schedulers: Schedulers, state: Any) -> list[str]:
     return lines
 
 
-def load_schedulers_state_dict(schedulers: Schedulers, state: Any, *, settings: str = "checkpoint") -> bool:
+def load_schedulers_state_dict(schedulers: Schedulers, state: SchedulersState, *, settings: str = "checkpoint") -> bool:
     """Load the counters and settings of a checkpoint. Load the optimizer wrapper's state first.
 
     Args:
@@ -86,7 +90,7 @@ def load_schedulers_state_dict(schedulers: Schedulers, state: Any, *, settings: 
     return is_changed
 
 
-def check_scheduler_types(schedulers: Schedulers, state: Any) -> None:
+def check_scheduler_types(schedulers: Schedulers, state: SchedulersState) -> None:
     """Raise ConfigError unless the checkpoint has the same number and types of schedulers, which can be loaded."""
     for path, chain, states in _pair_chains(schedulers, state):
         if len(chain) != len(states):
@@ -160,7 +164,7 @@ def replay_schedulers(
     counts = {s: iters if s.epoch_length is None else converted_iters for s in chain if not s.by_epoch}
     by_epoch = [scheduler for scheduler in chain if scheduler.by_epoch]
 
-    def step_all(stepped: Any, epoch: int) -> None:
+    def step_all(stepped: Sequence[ParamScheduler], epoch: int) -> None:
         for scheduler in stepped:
             scheduler.step()
         for scheduler in by_epoch:
@@ -183,18 +187,17 @@ def replay_schedulers(
         step_all(by_epoch, epoch)
 
 
-def _pair_chains(schedulers: Schedulers, state: Any) -> list[tuple[str, list[ParamScheduler], list[Any]]]:
+def _pair_chains(schedulers: Schedulers, state: SchedulersState) -> list[tuple[str, list[ParamScheduler], list[Any]]]:
     """Return the config path, the schedulers and the saved states of each optimizer."""
-    is_dict = isinstance(schedulers, dict)
-    if is_dict != isinstance(state, dict) or (is_dict and set(schedulers) != set(state)):
-        with config_path("param_scheduler"):
-            raise ConfigError(
-                f"the schedulers of the checkpoint must be for {_owners(schedulers)} as in the config, got schedulers "
-                f"for {_owners(state)}"
-            )
-    if isinstance(schedulers, dict):
+    if isinstance(schedulers, dict) and isinstance(state, dict) and schedulers.keys() == state.keys():
         return [(f"param_scheduler.{name}", chain, state[name]) for name, chain in schedulers.items()]
-    return [("param_scheduler", schedulers, state)]
+    if not isinstance(schedulers, dict) and not isinstance(state, dict):
+        return [("param_scheduler", schedulers, state)]
+    with config_path("param_scheduler"):
+        raise ConfigError(
+            f"the schedulers of the checkpoint must be for {_owners(schedulers)} as in the config, got schedulers for "
+            f"{_owners(state)}"
+        )
 
 
 def _compare(scheduler: ParamScheduler, state: dict[str, Any]) -> list[str]:
@@ -213,5 +216,5 @@ def _compare(scheduler: ParamScheduler, state: dict[str, Any]) -> list[str]:
     return differences
 
 
-def _owners(schedulers: Any) -> str:
+def _owners(schedulers: Schedulers | SchedulersState) -> str:
     return f"the optimizers {sorted(schedulers)}" if isinstance(schedulers, dict) else "one optimizer"

@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
-from jengine.optim.schedules.rules import INF, Affine
+from jengine.optim.schedules.rules import INF, Affine, ScheduleSettings
 
 Group = MutableMapping[str, Any]  # a parameter group: host numbers by name
 _LOGGER = logging.getLogger("jengine")
@@ -97,7 +97,7 @@ class ParamScheduler:
         self,
         optimizer: Groups,
         param_name: str,
-        settings: Any,
+        settings: ScheduleSettings,
         begin: float = 0,
         end: float = INF,
         last_step: int = -1,
@@ -108,7 +108,7 @@ class ParamScheduler:
             raise ConfigError(f"`end` must be larger than `begin`, got begin={begin} and end={end}")
         self.optimizer = optimizer
         self.param_name = param_name
-        self.settings = settings
+        self.settings: Any = settings  # a `Rule`, except in subclasses that override `step`
         self.begin, self.end, self.by_epoch = begin, end, by_epoch
         self.verbose = verbose
         self.ends_with_run = False

@@ -12,7 +12,7 @@ from jengine.optim.schedules.annealing import OneCycleRule
 from jengine.optim.schedules.from_optax import OptaxRule
 from jengine.optim.schedules.resume import check_values
 from jengine.optim.schedules.rules import INF
-from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
+from jengine.optim.schedules.scheduler import Groups, ParamScheduler, Schedulers, flatten_schedulers
 from jengine.registry import PARAM_SCHEDULERS, as_config, check_arguments
 
 
@@ -61,7 +61,12 @@ def build_param_schedulers(
 
 
 def check_param_schedulers(
-    cfg: Any, wrapper: Any, *, max_epochs: int | None, max_iters: int | None, by_epoch_loop: bool
+    cfg: Any,
+    wrapper: Groups | Mapping[str, Groups],
+    *,
+    max_epochs: int | None,
+    max_iters: int | None,
+    by_epoch_loop: bool,
 ) -> Sequence[ParamScheduler]:
     """Build the schedulers as `build_param_schedulers` does, before the epoch length is known.
 
@@ -116,7 +121,7 @@ def _build(cfg: Any, wrapper: Any, run: _RunLength) -> Schedulers:
         return built
 
 
-def _build_list(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
+def _build_list(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamScheduler]:
     if cfg is None:
         return []
     if not isinstance(cfg, list | tuple):
@@ -129,7 +134,7 @@ def _build_list(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]
     return built
 
 
-def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
+def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamScheduler]:
     if isinstance(cfg, ParamScheduler):
         return [cfg] if cfg.optimizer is wrapper else []
     if callable(cfg) and not isinstance(cfg, type):  # without an end, so that the run can be extended
@@ -141,7 +146,9 @@ def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
             f"such as an optax schedule, got {type(cfg).__name__}: {cfg!r}"
         )
     arguments = {key: value for key, value in cfg.items() if key != "_delete_"}
-    read_here = {name: arguments[name] for name in ("by_epoch", "convert_to_iter_based") if name in arguments}
+    read_here: dict[str, Any] = {
+        name: arguments[name] for name in ("by_epoch", "convert_to_iter_based") if name in arguments
+    }
     annotations.check_values("", _read_units, read_here)
     converted = arguments.pop("convert_to_iter_based", False)
     entry: Any = arguments.get("type")
@@ -173,7 +180,7 @@ def _read_units(by_epoch: bool = True, convert_to_iter_based: bool = False) -> N
 
 
 def _construct(
-    entry: type[ParamScheduler], wrapper: Any, arguments: dict[str, Any], run: _RunLength, converted: bool
+    entry: type[ParamScheduler], wrapper: Groups, arguments: dict[str, Any], run: _RunLength, converted: bool
 ) -> ParamScheduler:
     if not converted:
         return PARAM_SCHEDULERS.build({"type": entry, **arguments}, optimizer=wrapper)
@@ -186,7 +193,7 @@ def _construct(
 
 
 def _default_end(
-    entry: Any,
+    entry: type[ParamScheduler],
     arguments: Mapping[str, Any],
     run: _RunLength,
     by_epoch: bool,
@@ -246,7 +253,7 @@ def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
                     )
 
 
-def _default(entry: Any, name: str, fallback: Any) -> Any:
+def _default(entry: type[ParamScheduler], name: str, fallback: object) -> Any:
     """Return an argument's default; `fallback` if the constructor of `entry` has no explicit signature."""
     signature: Any = getattr(entry.__init__, "__signature__", None)
     return signature.parameters[name].default if signature is not None else fallback
