@@ -14,7 +14,7 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from jengine import paths
@@ -105,7 +105,7 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
         params, types = get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr(type(self).__name__)
-        members = list(_iterate_parameters(module_tree(params, types)))
+        members = [(p, module) for module in module_tree(params, types).walk() for p in module.parameters.values()]
         self._check_names([parameter.path for parameter, _ in members])
         groups = [{"params": [p], **self._group_settings(p.path, self._is_exempt(p, module))} for p, module in members]
         return self.wrap(params, self._sort_groups(merge_equal(groups)))
@@ -296,13 +296,6 @@ class UniterVQAOptimizerConstructor(UniterOptimizerConstructor):
 
     def _is_head(self, path: str) -> bool:
         return any(self.head in alias for alias in paths.path_aliases(path))
-
-
-def _iterate_parameters(module: Module) -> Iterator[tuple[Parameter, Module]]:
-    """Yield each parameter with the module that owns it, in model order."""
-    yield from ((parameter, module) for parameter in module.parameters.values())
-    for child in module.children.values():
-        yield from _iterate_parameters(child)
 
 
 def _is_group_or_layer_norm(module: Module) -> bool:

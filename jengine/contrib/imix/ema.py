@@ -1,25 +1,38 @@
 """Parameter averages in the compiled step, which are saved after each epoch."""
 
+import dataclasses
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from optax import Params
 
 from jengine.annotations import Decay
+from jengine.averaging import Average, AverageState
 from jengine.contrib.imix.hook_base import HookBase
 from jengine.errors import ConfigError
 from jengine.registry import HOOKS
 from jengine.train import StepContext
 
-PyTree = Any
-
 
 class EMAState(NamedTuple):
     """Averages, as a part of the training state."""
 
-    params: PyTree  # as the parameters; floats are at least float32
-    model_state: PyTree  # as the model state; floats are averaged, other leaves are copied
+    params: Params  # as the parameters; floats are at least float32
+    model_state: Params  # as the model state; floats are averaged, other leaves are copied
+
+
+@dataclasses.dataclass(frozen=True)
+class _Average(Average):
+    """Exponential average that, unlike `ExponentialMovingAverage`, may have the decay 0."""
+
+    decay: float
+    interval: int = 1
+
+    def weight(self, steps: jax.Array) -> jax.Array:
+        """Return the weight of the new value."""
+        return jnp.asarray(1 - self.decay, float)
 
 
 @HOOKS.register_module()
@@ -38,28 +51,18 @@ class EMAIterHook(HookBase):
     """
 
     def __init__(self, decay: Decay = 0.9999) -> None:
-        self._decay = decay
+        self._average = _Average(decay)
 
-    def init_traced_state(self, params: PyTree, model_state: PyTree) -> EMAState:
+    def init_traced_state(self, params: Params, model_state: Params) -> EMAState:
         """Return a copy of the parameters and the model state."""
-
-        def copy(leaf: jax.Array) -> jax.Array:
-            leaf = jnp.asarray(leaf)
-            is_float = jnp.issubdtype(leaf.dtype, jnp.floating)  # bfloat16 would lose updates below 2**-8 of the value
-            return jnp.array(leaf, jnp.promote_types(leaf.dtype, jnp.float32) if is_float else leaf.dtype, copy=True)
-
-        return EMAState(*jax.tree.map(copy, (params, model_state)))
+        return EMAState(*self._average.init((params, model_state)).params)
 
     def traced_update(self, ctx: StepContext) -> StepContext:
         """Update the averages."""
-
-        def update(average: jax.Array, new: jax.Array) -> jax.Array:
-            if not jnp.issubdtype(average.dtype, jnp.floating):
-                return new
-            return average + (1 - self._decay) * (new.astype(average.dtype) - average)  # exact where nothing changes
-
-        new = EMAState(ctx.params, ctx.model_state)
-        return ctx.replace(hook_state=jax.tree.map(update, ctx.hook_state, new))
+        # the engine's first update, number 0, copies the parameters; iMIX's average starts as that copy
+        average = AverageState(tuple(ctx.hook_state), steps=jnp.ones((), jnp.int32))
+        new = self._average.update(average, (ctx.params, ctx.model_state))
+        return ctx.replace(hook_state=EMAState(*new.params))
 
     def traced_accumulate(self, ctx: StepContext) -> StepContext:
         """Update the averages in iterations that only accumulate gradients, too."""

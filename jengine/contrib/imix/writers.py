@@ -49,9 +49,9 @@ class LogBufferWriter:
 
 def get_histories(trainer: RunnerProtocol) -> dict[str, HistoryBuffer]:
     """Return the training metric histories by name; the sum of the losses is `total_loss`, as in iMIX."""
-    scalars = trainer.message_hub.log_scalars.items()
-    histories = {key.removeprefix(_PREFIX): history for key, history in scalars if key.startswith(_PREFIX)}
-    return {"total_loss" if name == "loss" else name: history for name, history in histories.items()}
+    histories = trainer.message_hub.log_scalars.items()
+    names = {f"{_PREFIX}loss": "total_loss"}
+    return {names.get(key, key.removeprefix(_PREFIX)): x for key, x in histories if key.startswith(_PREFIX)}
 
 
 def smooth_metrics(trainer: RunnerProtocol, window_size: int) -> dict[str, float]:
@@ -144,11 +144,8 @@ class JsonLines:
         """Append a JSON object with sorted keys, and flush it to the disk."""
         if self._file is None:
             self._file = self._open()
-        # JSON has neither NaN nor infinity: they become strings that `float()` can parse.
-        plain = {
-            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
+        # JSON has neither NaN nor infinity: they become strings that `float()` can parse, 'nan' as in iMIX.
+        plain = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         self._file.write(json.dumps(plain, sort_keys=True, allow_nan=False) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())  # the line survives a crash of the machine

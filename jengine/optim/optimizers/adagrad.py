@@ -1,11 +1,9 @@
 """Adagrad and Adadelta with the formulas of torch.optim."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
-from optax import Params, Updates
+from optax import Params, ScaleByRssState, Updates
 
 from jengine.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
@@ -60,21 +58,15 @@ def Adadelta(
     return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
 
 
-class AdagradState(NamedTuple):
-    """Adagrad's state."""
-
-    sum_of_squares: Updates  # float32, like the parameters
-
-
 def scale_by_adagrad(initial_accumulator_value: float, eps: Scalar) -> optax.GradientTransformation:
     """Divide gradients by the root of the summed squares; `optax.scale_by_rss` adds eps inside the root."""
 
-    def init(params: Params) -> AdagradState:
-        return AdagradState(jax.tree.map(lambda z: z + initial_accumulator_value, common.zeros_like(params)))
+    def init(params: Params) -> ScaleByRssState:
+        return ScaleByRssState(jax.tree.map(lambda z: z + initial_accumulator_value, common.zeros_like(params)))
 
-    def update(grads: Updates, state: AdagradState, params: Params | None = None) -> tuple[Updates, AdagradState]:
+    def update(grads: Updates, state: ScaleByRssState, params: Params | None = None) -> tuple[Updates, ScaleByRssState]:
         sum_of_squares = jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, grads)
         updates = jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), grads, sum_of_squares)
-        return updates, AdagradState(sum_of_squares)
+        return updates, ScaleByRssState(sum_of_squares)
 
     return optax.GradientTransformation(init, update)

@@ -188,23 +188,17 @@ def scale_by_adam(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransfor
     return scale_by_moments(b1, b2, rescale)
 
 
-class AmsgradState(NamedTuple):
-    """AMSGrad's state: Adam's averages, and the largest so far."""
-
-    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    mu: Updates  # float32, like the parameters: mean gradients
-    nu: Updates  # float32, like the parameters: mean squares
-    nu_max: Updates  # float32, like the parameters: largest nu so far
-
-
 def scale_by_amsgrad(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransformation:
-    """Rescale gradients by AMSGrad; optax takes the maximum after the bias correction, here as in PyTorch before."""
+    """Rescale gradients by AMSGrad, with the state of `optax.scale_by_amsgrad`.
+
+    optax takes the maximum after the bias correction; as in PyTorch, it is taken before.
+    """
 
     def rescale(count: jax.Array, grads: Updates, mu: Updates, nu: Updates, nu_max: Updates) -> tuple[Updates, Updates]:
         nu_max = jax.tree.map(jnp.maximum, nu_max, nu)
         return _divide_corrected(b1, b2, eps, count, mu, nu_max), nu_max
 
-    return scale_by_moments(b1, b2, rescale, AmsgradState, lambda params: (common.zeros_like(params),))
+    return scale_by_moments(b1, b2, rescale, optax.ScaleByAmsgradState, lambda params: (common.zeros_like(params),))
 
 
 class NadamState(NamedTuple):

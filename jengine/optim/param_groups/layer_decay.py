@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jengine import paths
 from jengine.errors import ArgumentError, ConfigError, closest
-from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.optim.param_groups import layer_depth
 from jengine.optim.param_groups.constructor import (
     DECAY_RULES,
@@ -239,7 +238,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         if ignored:
             logger.warning("paramwise_cfg: ignored by %s: %s", type(self).__name__, ", ".join(ignored))
         if self.base_lr is None:  # unlike `read_optimizer`, do not check the custom keys, which are ignored here
-            self.base_lr = build_optimizer(self.optimizer_cfg).defaults.get("lr")
+            self.base_lr = self.optimizer.defaults.get("lr")
         self.require_base_lr("layer decay")
         root = module_tree(params, types)
         parameters = list_layer_parameters(root, names_of(root, self.pattern))
@@ -306,7 +305,7 @@ def list_layer_parameters(root: Module, name_of: NameOf) -> list[LayerParameter]
     """Return all parameters in model order, stacked ones layer by layer; raise ValueError if these disagree."""
     parameters: list[LayerParameter] = []
     layers: dict[str, int] = {}
-    for module in _list_modules(root):
+    for module in root.walk():
         for parameter in module.parameters.values():
             name = name_of(parameter)
             if isinstance(name, str):
@@ -399,10 +398,6 @@ def _check_rate(path: str, rate: object) -> None:
 def _is_decayed(parameter: LayerParameter) -> bool:
     name = parameter.name
     return not (parameter.ndim == 1 or name.endswith(".bias") or name in ("pos_embed", "cls_token"))
-
-
-def _list_modules(root: Module) -> list[Module]:
-    return [root, *(module for child in root.children.values() for module in _list_modules(child))]
 
 
 def _guess_layer_pattern(names: Sequence[str]) -> str:

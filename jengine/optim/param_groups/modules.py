@@ -64,6 +64,12 @@ class Module:
                 for path, parameter in child.named_parameters():
                     yield f"{name}.{path}", parameter
 
+    def walk(self) -> Iterator["Module"]:
+        """Yield this module and all modules below it, in model order."""
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
     def named_children(self) -> Iterator[tuple[str, "Module"]]:
         """Yield (name, module) pairs."""
         yield from self.children.items()

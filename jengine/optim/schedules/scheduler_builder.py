@@ -146,10 +146,7 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
             f"such as an optax schedule, got {type(cfg).__name__}: {cfg!r}"
         )
     arguments = {key: value for key, value in cfg.items() if key != "_delete_"}
-    read_here: dict[str, Any] = {
-        name: arguments[name] for name in ("by_epoch", "convert_to_iter_based") if name in arguments
-    }
-    annotations.check_values("", _read_units, read_here)
+    annotations.check_values("", _read_units, arguments)
     converted = arguments.pop("convert_to_iter_based", False)
     entry: Any = arguments.get("type")
     if isinstance(entry, str):
