@@ -28,7 +28,7 @@ types: $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 pytest: $(VENV)/.installed
 	@$(BIN)/python .ci/versions.py
-	$(PYTEST) -m "not full_optimization and not many_processes"
+	$(PYTEST) -m "not full_optimization and not many_processes and not ports"
 	$(PYTEST) -m full_optimization
 	$(PYTEST) --doctest-modules jengine
 
@@ -47,13 +47,13 @@ configs: $(VENV)/.installed
 processes: $(VENV)/.installed
 	$(PYTEST) --dist load -m many_processes tests/crash tests/distributed
 
-# The tests with PyTorch, TensorFlow, Hugging Face datasets, Haiku and Equinox as well, in an environment of their own;
-# `make test` skips them. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.
+# The tests with PyTorch, TensorFlow, Hugging Face datasets, Haiku and Equinox as well, and those of ports of public
+# training scripts, in an environment of their own; `make test` skips them. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.
 test-all: test configs processes
 	$(MAKE) foreign VENV=$(VENV)-all EXTRAS=dev,interop
 
 foreign: $(VENV)/.installed
-	$(PYTEST) -m foreign
+	$(PYTEST) -m "foreign or ports"
 
 # The same as `make test` with the newest version of every package, in an environment from scratch: what `make lock` would bring.
 test-newest:
