@@ -72,9 +72,11 @@ class GroupedChain:
         def init(params: Params) -> GroupHyperparamsState:
             layout = layout_of(params)
             dtype = hyperparams_dtype(layout.trainable(params))
+            # copies: a donated state must not take the host's arrays along
             hyperparams = {name: jnp.array(value, dtype) for name, value in hyperparams_of().items()}
             inner = wrap(self._build(before, hyperparams, layout, params))
             inner_state = inner.init(upcast(layout.trainable(params)))
+            # a weak type would be strong after the first update, and the step would compile twice
             return GroupHyperparamsState(hyperparams, strip_weak_types(inner_state))
 
         def update(
@@ -90,16 +92,18 @@ class GroupedChain:
                 for name, old in jax.tree.map(jnp.asarray, state.hyperparams).items()
             }
             layout = layout_of(grads if params is None else params)
+            # Built anew in each trace: optax's factories close over their hyperparameters, here over traced values.
             chain = self._build(before, values, layout, grads if params is None else params)
             if (frozen := freeze.frozen_flags(layout, given)) is not None:
                 chain = freeze.skip_frozen(chain, layout, frozen, self.members)
             if None in layout.groups:  # line searches must receive only the trainable parameters
                 extra = _restrict_to_trainable(extra, layout, params)
             trainable = None if params is None else upcast(layout.trainable(params))
+            # in float32 at least: averages in bfloat16 would lose what is below 2**-8 of their value
             updates, inner_state = wrap(chain).update(
                 upcast(layout.trainable(grads)), state.inner_state, trainable, **extra
             )
-            updates = layout.combine(updates, jax.tree.map(jnp.zeros_like, grads))
+            updates = layout.combine(updates, jax.tree.map(jnp.zeros_like, grads))  # zeros for frozen leaves
             if params is not None:  # like optax, which computes in the dtype of the gradients and parameters
                 updates = jax.tree.map(
                     lambda u, g, p: u.astype(jnp.promote_types(g.dtype, p.dtype)), updates, grads, params
@@ -113,6 +117,7 @@ class GroupedChain:
     ) -> optax.GradientTransformationExtraArgs:
         """Return the chain for the hyperparameters of a step; groups that cannot share a chain have separate ones."""
         layout.check_stacked(self.members, self.optimizer)
+        # Rates and decays become a tree over all parameters, so that one chain serves every group.
         names = [name for name in self.optimizer.per_parameter if name in self.dynamic]
         per_parameter = layout.broadcast({name: hyperparams[self.fields[name][0]] for name in names}, like)
         chains = []
@@ -122,9 +127,11 @@ class GroupedChain:
             for name in self.dynamic_by_chain[index]:
                 if name in per_parameter:
                     value = per_parameter[name]
+                    # optax maps trees of equal structure: a chain for some leaves needs the rates of these alone
                     settings[name] = layout.select(value, groups) if len(self.members) > 1 else value
                 else:
                     fields = [hyperparams[field] for field in self.fields[name]]
+                    # float[] if there is one chain, else float[number of chains]
                     values = [value if value.ndim == 0 else value[index] for value in fields]
                     settings[name] = tuple(values) if isinstance(first[name], tuple) else values[0]
             chains.append(self.optimizer.parts(**settings))
@@ -175,7 +182,7 @@ def _apply_by_groups(
     def update(
         grads: Updates, state: Mapping[str, Any], params: Params | None = None, **extra: Any
     ) -> tuple[Updates, OptState]:
-        updates: Updates = jax.tree.map(lambda g: None, grads)
+        updates: Updates = jax.tree.map(lambda g: None, grads)  # each chain fills in its own leaves
         new_state = {}
         for name, chain, groups in named_chains:
             own_params = None if params is None else layout.select(params, groups)

@@ -40,13 +40,15 @@ class GroupedOptimizer:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.unmatched: list[str] = []
-        self._members: list[list[str] | None] = [None]
+        self._members: list[list[str] | None] = [None]  # the paths in each group; None for all parameters
         self.param_groups = [ParamGroup(optimizer.defaults)]
         if optimizer.groups is not None:
             self.param_groups = [_build_group(optimizer.defaults, settings) for settings in optimizer.groups]
             self._members = [group.paths for group in self.param_groups]
+        # Schedules change this group, too: it keeps the rate without multipliers, for logs and optax's schedules.
         is_single = len(self.param_groups) == 1  # then the group itself has the optimizer's own settings
         self.base_param_settings = None if is_single else ParamGroup(optimizer.defaults, paths=())
+        # The chain is built for these values: constants among them must not change, see `_check`.
         self._initial = [{name: group[name] for name in optimizer.defaults} for group in self.param_groups]
         self._chain = GroupedChain(optimizer, self._initial)
         plain = (bool, int, float, str, tuple, type(None))  # what == compares without a surprise, unlike arrays
@@ -72,6 +74,7 @@ class GroupedOptimizer:
           TypeError: a trainable leaf that is not floating. ValueError: groups that do not fit the tree.
         """
         treedef = jax.tree.structure(params)
+        # optax.masked and optax.partition pass partial trees, each with a structure of its own.
         if treedef not in self._layouts:  # matches all paths: once per structure
             self._layouts[treedef] = assign_groups(params, self._members)
         return self._layouts[treedef]
@@ -84,7 +87,7 @@ class GroupedOptimizer:
         layout = self.layout(params)
         values = np.asarray([function(group) for group in self.param_groups], np.float32)
         tree = layout.broadcast({"value": jnp.asarray(values if len(values) > 1 else values[0])}, params)["value"]
-        if len(values) == 1:
+        if len(values) == 1:  # a scalar, which `broadcast` returns as it is
             tree = layout.trainable(jax.tree.map(lambda _: tree, params))
         return layout.combine(tree, jax.tree.map(lambda _: jnp.float32(0), params))
 
@@ -107,7 +110,7 @@ class GroupedOptimizer:
         """Freeze all parameters that are not in the tree `params`, if no groups were given."""
         if self.optimizer.groups is None:
             self._members = [list(paths.flatten(params))]
-            self._layouts.clear()
+            self._layouts.clear()  # found for all parameters
 
     # ------------------------------------------------------------------ hyperparameters
 
@@ -136,9 +139,10 @@ class GroupedOptimizer:
         self._last_values[name] = values
         if name not in self._chain.dynamic:
             return
-        if name not in self.optimizer.per_parameter:
+        if name not in self.optimizer.per_parameter:  # one value for each chain, in which all groups agree
             values = [values[groups[0]] for groups in self._chain.members]
         for i, field in enumerate(self._chain.fields[name]):
+            # betas are a tuple in a group, and a field each in the step
             column = [value[i] for value in values] if isinstance(values[0], tuple) else values
             self._arrays[field] = np.asarray(column if len(column) > 1 else column[0], self._dtype)
             self._arrays[field].setflags(write=False)  # the same array is returned again
@@ -193,6 +197,7 @@ class GroupedOptimizer:
         tensors, parameters = [0] * (len(groups) + 1), [0] * (len(groups) + 1)  # the last is frozen
         for path, member in zip(self._layout.paths, self._layout.groups, strict=True):
             size = math.prod(self._shapes[path])
+            # the group of each layer; a tensor that is not stacked has one layer
             layers = member if isinstance(member, tuple) else (len(groups) if member is None else member,)
             for group in set(layers):
                 tensors[group] += 1
