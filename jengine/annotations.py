@@ -15,7 +15,7 @@ import numbers
 import types
 import typing
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, TypeVar
 
 from jengine.errors import ArgumentError, config_path, current_config_path, did_you_mean
@@ -42,7 +42,7 @@ class Range:
     le: float | None = None
     lt: float | None = None
 
-    def __contains__(self, value: Any) -> bool:
+    def __contains__(self, value: object) -> bool:
         if not isinstance(value, numbers.Real):  # an array on a device is not fetched
             return True
         number: Any = value
@@ -69,7 +69,7 @@ class Range:
 class Ascending:
     """Limit for a list of pairs: the first items increase. `Annotated[Sequence[tuple[int, int]], Ascending()]`."""
 
-    def __contains__(self, pairs: Any) -> bool:
+    def __contains__(self, pairs: Sequence[Sequence[float]]) -> bool:
         return all(first[0] < second[0] for first, second in itertools.pairwise(pairs))
 
     def __str__(self) -> str:
@@ -88,9 +88,9 @@ class ConfigOf:
         self._registry = registry
         self._supplied = dict.fromkeys(supplied)
 
-    def check(self, value: Any) -> None:
+    def check(self, value: object) -> None:
         """Check `value` if it is a config."""
-        if isinstance(value, str) or hasattr(value, "items"):
+        if isinstance(value, str) or is_mapping(value):
             self._registry.check(value, **self._supplied)
 
 
@@ -186,7 +186,7 @@ def _global_names(entry: Callable[..., Any]) -> dict[str, Any]:
     return getattr(inspect.unwrap(function), "__globals__", {})
 
 
-def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
+def _resolve(annotation: object, names: dict[str, Any]) -> Any:
     """Return the value for an annotation that is text; the text itself, which fits every value, if it has none."""
     try:
         return eval(annotation, names) if isinstance(annotation, str) else annotation
@@ -220,7 +220,7 @@ def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
     return call
 
 
-def _find_mismatch(annotation: Any, value: Any) -> _Mismatch | None:
+def _find_mismatch(annotation: object, value: Any) -> _Mismatch | None:
     """Return the first value, `value` itself or one within it, that does not fit its annotation."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
@@ -249,7 +249,7 @@ def _find_mismatch(annotation: Any, value: Any) -> _Mismatch | None:
     return None
 
 
-def _find_in_union(annotation: Any, alternatives: Sequence[Any], value: Any) -> _Mismatch | None:
+def _find_in_union(annotation: object, alternatives: Sequence[object], value: object) -> _Mismatch | None:
     """Return the mismatch for a union: within the alternative that fits best, or for all."""
     mismatches = [mismatch for kind in alternatives if (mismatch := _find_mismatch(kind, value)) is not None]
     if len(mismatches) < len(alternatives):
@@ -259,7 +259,7 @@ def _find_in_union(annotation: Any, alternatives: Sequence[Any], value: Any) -> 
     return deepest if deepest.keys else _Mismatch((), annotation, value, is_type=all_types)
 
 
-def _find_in_items(items: Any) -> _Mismatch | None:
+def _find_in_items(items: Iterable[tuple[str | int, object, object]]) -> _Mismatch | None:
     for key, item, annotation in items:
         if (mismatch := _find_mismatch(annotation, item)) is not None:
             return mismatch._replace(keys=(key, *mismatch.keys))
@@ -270,7 +270,7 @@ def _bounds(args: Sequence[Any]) -> list[Any]:
     return [mark for mark in args[1:] if isinstance(mark, Range | Ascending)]
 
 
-def _is_sequence(value: Any) -> bool:
+def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
@@ -304,7 +304,7 @@ _TESTS: dict[Any, Callable[[Any], bool]] = {
 }
 
 
-def _has_type(kind: Any, value: Any) -> bool:
+def _has_type(kind: Any, value: object) -> bool:
     """Return whether `value` has the type `kind`; True for a `kind` that cannot be tested, such as a protocol."""
     try:
         test = _TESTS.get(kind)
@@ -336,7 +336,7 @@ _NAMES: dict[Any, str] = {
 }  # fmt: skip
 
 
-def describe(annotation: Any) -> str:
+def describe(annotation: object) -> str:
     """Return what fits an annotation, in words.
 
     >>> describe(Count | None)
@@ -358,7 +358,7 @@ def describe(annotation: Any) -> str:
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
-def _choices(annotation: Any) -> list[Any]:
+def _choices(annotation: object) -> list[Any]:
     """Return the choices in the annotation's `Literal`s."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
@@ -367,7 +367,7 @@ def _choices(annotation: Any) -> list[Any]:
     return [choice for alternative in nested for choice in _choices(alternative)]
 
 
-def _check_configs(annotation: Any, name: str | int, value: Any) -> None:
+def _check_configs(annotation: object, name: str | int, value: object) -> None:
     """Check the other objects' configs in an argument: itself, or the items in a sequence."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     with config_path(name):

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from jengine.json_codec import encode
+from jengine.json_codec import Json, encode
 
 _MAX_DEPTH = 24
 _MAX_ITEMS = 64  # of a list; a longer one is described by as many of its items and a hash
@@ -41,7 +41,7 @@ _WITH_REPR = (
 _arguments: dict[int, dict[str, Any]] = {}  # by the ID of the object that was built with them
 
 
-def record_arguments(built: Any, arguments: Mapping[str, Any]) -> None:
+def record_arguments(built: object, arguments: Mapping[str, Any]) -> None:
     """Record an object's constructor arguments for `describe`, unless they are attributes.
 
     They are described now, so that they are not kept in memory.
@@ -55,7 +55,7 @@ def record_arguments(built: Any, arguments: Mapping[str, Any]) -> None:
         _arguments[id(built)] = {name: describe(value) for name, value in missing.items()}
 
 
-def describe(value: Any, *, shallow: bool = False) -> Any:
+def describe(value: object, *, shallow: bool = False) -> Json:
     """Return a description with JSON's types.
 
     An object is described by class and constructor arguments, as far as they are attributes with the same name, or
@@ -72,7 +72,7 @@ def describe(value: Any, *, shallow: bool = False) -> Any:
     return _Describer(shallow).describe(value)
 
 
-def flatten_description(description: Any, path: str = "") -> dict[str, Any]:
+def flatten_description(description: Json, path: str = "") -> dict[str, Json]:
     """Return the leaves in a description by path.
 
     >>> flatten_description({"custom_hooks": [{"momentum": 0.1}]})
@@ -106,7 +106,7 @@ class _Describer:
         self._shallow = shallow
         self._open: list[int] = []  # the IDs of the objects around the current one
 
-    def describe(self, value: Any) -> Any:
+    def describe(self, value: object) -> Json:
         if value is None or (isinstance(value, bool | int) and not isinstance(value, enum.Enum)):
             return value
         if isinstance(value, float) and not isinstance(value, np.generic):
@@ -148,7 +148,8 @@ class _Describer:
         if isinstance(value, functools.partial):
             function = self.describe(value.func)
             named = function if isinstance(function, dict) else {"function": function}
-            return {**named, "args": self.describe(value.args), **self.describe(value.keywords)}
+            keywords = {key: self.describe(item) for key, item in value.keywords.items()}
+            return {**named, "args": self.describe(value.args), **keywords}
         if isinstance(value, types.MethodType):
             return {"function": value.__func__.__qualname__, "self": self.describe(value.__self__)}
         if isinstance(value, types.FunctionType):
@@ -163,14 +164,14 @@ class _Describer:
             return {"type": "Mesh", **value.shape, "axis_types": [kind.name for kind in value.axis_types]}
         return self._describe_object(value)
 
-    def _describe_items(self, items: Sequence[Any]) -> Any:
+    def _describe_items(self, items: Sequence[object]) -> Json:
         if len(items) <= _MAX_ITEMS:
             return [self.describe(item) for item in items]
         chosen = np.linspace(0, len(items) - 1, _MAX_ITEMS).astype(int)
         sample = [self.describe(items[i]) for i in chosen]
         return {"length": len(items), "hash": hash_text(encode(sample, sort_keys=True))}
 
-    def _describe_function(self, function: types.FunctionType) -> Any:
+    def _describe_function(self, function: types.FunctionType) -> Json:
         described: dict[str, Any] = {"function": _name(function)}
         if not _is_of_library(function.__module__):
             described["code"] = hash_text(repr(_describe_code(function.__code__)))
@@ -184,7 +185,7 @@ class _Describer:
                 described[name] = self.describe(cell.cell_contents)
         return described
 
-    def _describe_object(self, value: Any) -> Any:
+    def _describe_object(self, value: object) -> Json:
         if self._shallow:
             return f"<{_name(type(value))}>"
         attributes, described = _attributes(value), dict(_arguments.get(id(value), {}))
@@ -213,7 +214,7 @@ def _describe_array(value: Any) -> str:
     return f"{text} {value.item()!r}" if value.ndim == 0 else f"{text} {hash_array(value)}"
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, Any]:
     slots = (name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()) if isinstance(name, str))
     return {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
 
@@ -238,7 +239,7 @@ def _describe_code(code: types.CodeType) -> tuple[Any, ...]:
     return (code.co_code, code.co_names, code.co_varnames, code.co_freevars, *map(_describe_constant, consts))
 
 
-def _describe_constant(value: Any) -> Any:
+def _describe_constant(value: object) -> object:
     if isinstance(value, types.CodeType):
         return _describe_code(value)
     return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)

@@ -9,9 +9,11 @@ import base64
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"  # what JSON can represent
 
 _FLOAT = "$float"  # the key of the objects that stand for NaN and infinities
 _PACKED = "__jengine__"  # the key of the objects that stand for values of other types
@@ -19,7 +21,7 @@ _encode_plain = json.JSONEncoder(allow_nan=False).encode
 _SCALARS = frozenset({type(None), str, bool, int, float})
 
 
-def encode(value: Any, path: str = "", *, for_logs: bool = False, **layout: Any) -> str:
+def encode(value: object, path: str = "", *, for_logs: bool = False, **layout: Any) -> str:
     """Return a value as JSON text.
 
     Args:
@@ -55,7 +57,7 @@ def decode(text: str | bytes) -> Any:
     return json.loads(text, object_hook=lambda entry: float(str(entry[_FLOAT])) if entry.keys() == {_FLOAT} else entry)
 
 
-def to_plain(value: Any, path: str = "", *, for_logs: bool = False, arrays: bool = True) -> Any:
+def to_plain(value: object, path: str = "", *, for_logs: bool = False, arrays: bool = True) -> Json:
     """Convert a value to JSON's types: tuples and arrays become lists, NumPy scalars become numbers.
 
     Args:
@@ -120,7 +122,7 @@ def pack(value: Any) -> Any:
     return {_PACKED: kind, "data": pack(array.tobytes()), "dtype": array.dtype.str, "shape": list(array.shape)}
 
 
-def unpack(value: Any) -> Any:
+def unpack(value: Json) -> Any:
     """Return the value that `pack` was given. Nothing in it can run code."""
     if isinstance(value, list):
         return [unpack(item) for item in value]
@@ -128,7 +130,7 @@ def unpack(value: Any) -> Any:
         return value
     if _PACKED not in value:
         return {key: unpack(item) for key, item in value.items()}
-    return _UNPACKERS[value[_PACKED]](value)
+    return _UNPACKERS[str(value[_PACKED])](value)
 
 
 def _unpack_array(value: dict[str, Any]) -> np.ndarray:
@@ -151,7 +153,7 @@ _UNPACKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-def _replace_nonfinite(value: Any, as_text: bool) -> Any:
+def _replace_nonfinite(value: Json, as_text: bool) -> Json:
     if isinstance(value, float) and not math.isfinite(value):
         text = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         return text if as_text else {_FLOAT: text}

@@ -29,7 +29,7 @@ def dotted(key_path: Sequence[Any]) -> str:
     return jax.tree_util.keystr(tuple(key_path), simple=True, separator=".")
 
 
-def leaves_with_path(tree: Any) -> list[tuple[str, Any]]:
+def leaves_with_path(tree: object) -> list[tuple[str, Any]]:
     """Return pairs with dotted path and leaf, in JAX's flattening order."""
     wrappers = _wrapper_types()
     if not wrappers:
@@ -45,7 +45,7 @@ def leaves_with_path(tree: Any) -> list[tuple[str, Any]]:
     return pairs
 
 
-def flatten(tree: Any) -> dict[str, Any]:
+def flatten(tree: object) -> dict[str, Any]:
     """Return the leaves in `tree` by dotted path, in JAX's flattening order.
 
     >>> flatten({"dense": {"kernel": 1, "bias": 2}})
@@ -70,7 +70,7 @@ def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+def map_with_path(fn: Callable[..., Any], tree: object, *rest: object) -> Any:
     """Map a function over trees like `jax.tree.map`, and pass it each leaf's dotted path first.
 
     Args:
@@ -85,11 +85,11 @@ def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     )
 
 
-def unwrap(tree: Any) -> Any:
+def unwrap(tree: object) -> Any:
     """Return `tree` with the content in place of each Flax wrapper, so that JAX's own key paths match `flatten`."""
     wrappers = _wrapper_types()
 
-    def unwrap_node(node: Any) -> Any:
+    def unwrap_node(node: object) -> object:
         if not isinstance(node, wrappers):
             return node
         return jax.tree.leaves(node, is_leaf=lambda child: child is not node)[0]

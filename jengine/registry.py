@@ -9,12 +9,13 @@ import importlib
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
-from jengine.annotations import check_values, checked, checks_itself, parameters_of
+from jengine.annotations import check_values, checked, checks_itself, is_mapping, parameters_of
 from jengine.errors import UnknownNameError, closest, config_path, list_unknown
 
 T = TypeVar("T", bound=Callable[..., Any])
+Config: TypeAlias = Mapping[str, Any] | str | Callable[..., Any]  # `dict(type=NAME, ...)`, or NAME alone
 _LOGGER = logging.getLogger("jengine")
 _REGISTRIES: "weakref.WeakSet[Registry]" = weakref.WeakSet()
 
@@ -122,7 +123,7 @@ class Registry:
         hint = _find_elsewhere(name) or closest(name, self._entries)
         raise UnknownNameError(f"{self.name} must be a registered name or an import path, got {key!r}{hint}")
 
-    def build(self, cfg: Any, **extra: Any) -> Any:
+    def build(self, cfg: Config, **extra: Any) -> Any:
         """Build an object from a config.
 
         Args:
@@ -139,7 +140,7 @@ class Registry:
             check_values(_name(entry), entry, arguments)
         return entry(**arguments)
 
-    def check(self, cfg: Any, **extra: Any) -> None:
+    def check(self, cfg: Config, **extra: Any) -> None:
         """Check a config without building anything; arguments and errors as for `build`, with stand-ins in `extra`."""
         entry, arguments = self._parse(cfg, {})
         check_arguments(entry, arguments, supplied=tuple(extra))
@@ -164,14 +165,14 @@ class Registry:
         """Return the entry registered as `key` so far, without importing anything."""
         return self._entries.get(key)
 
-    def _parse(self, cfg: Any, extra: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    def _parse(self, cfg: Config, extra: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Return a config's class or function, and the arguments."""
         if isinstance(cfg, tuple) and len(cfg) == 1:
             raise TypeError(
                 f"{self._name_with_article} must be a dict, got a tuple of one; remove the comma after `dict(...)`"
             )
         cfg = as_config(cfg)
-        if not hasattr(cfg, "items"):
+        if not is_mapping(cfg):
             raise TypeError(
                 f"{self._name_with_article} must be a dict with a 'type', got {type(cfg).__name__}: {cfg!r}"
             )
@@ -211,7 +212,7 @@ class Registry:
             importlib.import_module(self._contrib.pop())
 
 
-def as_config(value: Any) -> Any:
+def as_config(value: object) -> Any:
     """Return `dict(type=value)` for a type's bare name, and anything else unchanged."""
     return {"type": value} if isinstance(value, str) else value
 

@@ -14,7 +14,7 @@ _MISSING = object()
 _MAX_LISTED = 16
 
 
-def select(tree: Any, selector: Selector, argument: str, tree_name: str) -> Any:
+def select(tree: object, selector: Selector, argument: str, tree_name: str) -> Any:
     """Return an entry in a tuple, list, dict, NamedTuple, dataclass or registered pytree node.
 
     >>> select({"heads": [1, 2]}, "heads.1", "Loss.output", "outputs")
@@ -39,7 +39,7 @@ def select(tree: Any, selector: Selector, argument: str, tree_name: str) -> Any:
     return entry
 
 
-def select_array(tree: Any, selector: Selector | None, argument: str, tree_name: str) -> Any:
+def select_array(tree: object, selector: Selector | None, argument: str, tree_name: str) -> Any:
     """Return an entry that is an array, or `tree` itself if the selector is None; see `select`."""
     entry = tree if selector is None else select(tree, selector, argument, tree_name)
     if _children(entry):
@@ -50,7 +50,7 @@ def select_array(tree: Any, selector: Selector | None, argument: str, tree_name:
     return entry
 
 
-def find(tree: Any, selector: Selector, default: Any = None) -> Any:
+def find(tree: object, selector: Selector, default: object = None) -> Any:
     """Return an entry like `select`; `default` if it does not exist."""
     parts = [str(selector)] if str(selector) in _children(tree) else str(selector).split(".")
     for part in parts:
@@ -66,7 +66,7 @@ def find(tree: Any, selector: Selector, default: Any = None) -> Any:
     return tree
 
 
-def _children(node: Any) -> dict[str, Any]:
+def _children(node: object) -> dict[str, Any]:
     """Return a node's entries by name or index; none for an array."""
     if isinstance(node, Mapping):
         return {str(key): child for key, child in node.items()}
@@ -76,7 +76,7 @@ def _children(node: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True): child for path, child in pairs if path}
 
 
-def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted path and value for each entry that has no entries itself."""
     for name, child in _children(tree).items():
         path = f"{prefix}{name}"
@@ -86,7 +86,7 @@ def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield path, child
 
 
-def describe_tree(tree: Any, tree_name: str) -> str:
+def describe_tree(tree: object, tree_name: str) -> str:
     """Return the entries with shapes, as a clause: 'the batch has image f32[8,4], label i32[8]'."""
     is_plural = tree_name.endswith("s")
     if not _children(tree):
@@ -97,7 +97,7 @@ def describe_tree(tree: Any, tree_name: str) -> str:
     return f"the {tree_name} {'have' if is_plural else 'has'} {listed}{more}"
 
 
-def describe_array(value: Any) -> str:
+def describe_array(value: object) -> str:
     """Return an array's dtype and shape in JAX's short form; for any other value the type.
 
     >>> describe_array(jax.numpy.zeros((8, 4)))
