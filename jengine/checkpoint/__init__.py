@@ -6,6 +6,8 @@ from jengine.checkpoint.checkpointer import CheckpointSaveError as CheckpointSav
 from jengine.checkpoint.export import export_params as export_params
 from jengine.checkpoint.export import import_batch_stats as import_batch_stats
 from jengine.checkpoint.export import import_params as import_params
+from jengine.checkpoint.export_hub import export_hub as export_hub
+from jengine.checkpoint.huggingface import transformer_arguments as transformer_arguments
 from jengine.checkpoint.layout import CorruptCheckpointError as CorruptCheckpointError
 from jengine.checkpoint.layout import find_checkpoint as find_checkpoint
 from jengine.checkpoint.layout import find_latest as find_latest

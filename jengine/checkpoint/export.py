@@ -57,9 +57,7 @@ def export_params(
       ImportError: safetensors is not installed.
     """
     check_safetensors_installed()
-    from safetensors.numpy import save_file
-
-    params, statistics = _read_source(source, item, batch_stats)
+    params, statistics = read_source(source, item, batch_stats)
     pairs = [*zip(params.items(), param_layouts(params).values(), strict=True)]
     pairs += zip(statistics.items(), statistic_layouts(statistics).values(), strict=True)
     check_unique((path, layout) for (path, _), layout in pairs)
@@ -69,15 +67,23 @@ def export_params(
         if array.dtype not in _WRITABLE:
             raise ValueError(f"`{name}` must have a dtype that safetensors supports, got {array.dtype}")
         tensors[layout.name] = layout.to_torch(array)
+    write_safetensors(path, tensors)
+    return tensors
+
+
+def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray]) -> None:
+    """Write a safetensors file, atomically: an interrupted export leaves the old one."""
+    check_safetensors_installed()
+    from safetensors.numpy import save_file
+
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     incoming = target.with_name(target.name + INCOMING)
     incoming.touch()
     mode = incoming.stat().st_mode  # safetensors would write a file that only its owner can read
-    save_file(tensors, incoming, metadata={"format": "pt"})
+    save_file(dict(tensors), incoming, metadata={"format": "pt"})
     incoming.chmod(mode)
-    incoming.replace(target)  # atomic: an interrupted export leaves the old file
-    return tensors
+    incoming.replace(target)
 
 
 def import_params(path: str | os.PathLike[str], target: Any, *, rename: Sequence[tuple[str, str]] = ()) -> Any:
@@ -115,7 +121,7 @@ def import_batch_stats(path: str | os.PathLike[str], target: Any, *, rename: Seq
     return _read_file(path, target, statistic_layouts(statistics), rename, lambda kind: kind in STATISTICS.values())
 
 
-def _read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters and the running statistics to export, by path."""
     with_statistics, state = batch_stats is not False, {}
     if isinstance(source, str | os.PathLike):

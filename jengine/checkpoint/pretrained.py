@@ -9,6 +9,7 @@ import numpy as np
 from jengine.annotations import checked
 from jengine.checkpoint import arrays
 from jengine.checkpoint.array_rules import RuleLike
+from jengine.checkpoint.huggingface import MODEL_TYPES, ModelType, is_transformer, make_rules
 from jengine.checkpoint.interpolation import Method
 from jengine.checkpoint.matching import ITEMS, Assignment, match
 from jengine.checkpoint.report import CheckpointMismatchError, LoadReport
@@ -30,7 +31,7 @@ def load_pretrained(
     params: PyTree,
     model_state: PyTree = None,
     *,
-    rename: Sequence[RuleLike] = (),
+    rename: Sequence[RuleLike] | ModelType = (),
     strict: bool = True,
     exclude: Sequence[str] = (),
     interpolate: Sequence[str] = (),
@@ -47,7 +48,8 @@ def load_pretrained(
       rename: (old, new) prefixes of stored paths, in whole segments: `("encoder", "backbone")`. An empty `old` adds a
         prefix, an empty `new` removes one. `old` may be a regular expression, whose groups `new` may use. The first
         match is applied. With options, `(old, new, dict(stack=0))`, it is a function on the arrays, see
-        `jengine.checkpoint.array_rules.Options`; `None` for `new` leaves an array out.
+        `jengine.checkpoint.array_rules.Options`; `None` for `new` leaves an array out. Or 'gpt2',
+        'llama' or 'mistral' for the rules of `TransformerLM`, which a `config.json` next to the weights also chooses.
       strict: False keeps the model's values where nothing fits, and ignores arrays that it does not have.
       exclude: paths that keep the model's values, such as a new head: prefixes of whole segments, or regular
         expressions. Matching names in the weights are ignored.
@@ -78,6 +80,9 @@ def load_pretrained(
     if not stored and item is not None:
         tops = {name.partition(".")[0] for name in source.structs}
         raise UnknownNameError(f"{source.label} has no {item!r}{closest(item, tops)}")
+    model_type = rename if isinstance(rename, str) else source.config.get("model_type")
+    if isinstance(rename, str) or (not rename and model_type in MODEL_TYPES and is_transformer(structs["params"])):
+        rename = make_rules(str(model_type), stored, structs["params"])
     assignments, report = match(stored, structs, rename, exclude, interpolate, interpolation)
     if report.ambiguous or (strict and not report.fits):
         raise CheckpointMismatchError(source.label, report, _ADVICE)

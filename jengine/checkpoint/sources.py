@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.checkpoint import arrays, files
+from jengine.checkpoint.huggingface import read_config
 from jengine.checkpoint.layout import ALONE, STATE, ProcessGroup, find_checkpoint, read_meta
 from jengine.checkpoint.manifest import MANIFEST, META
 from jengine.checkpoint.restore import list_arrays
@@ -36,7 +37,7 @@ FORMATS = (
     "an Orbax checkpoint; or, in memory, a pytree of arrays, an nnx.State or an nnx.Module"
 )
 _INDEX = ".safetensors.index.json"
-_HUB_FILES = ("model.safetensors.index.json", "model.safetensors")  # as on the Hugging Face Hub
+HUB_FILES = ("model.safetensors.index.json", "model.safetensors")  # as on the Hugging Face Hub
 _METADATA = "_METADATA"  # the file that Orbax writes next to the arrays of a pytree
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _STEP = re.compile(r"(?:.*\D)?(\d+)")  # names of the steps of a CheckpointManager
@@ -52,12 +53,14 @@ class WeightSource:
       read: yields pairs of name and array for some `structs`. If a struct has a sharding or another dtype, the array
         may have these already.
       meta: the metadata from a jengine checkpoint; {} for other weights.
+      config: the `config.json` of Hugging Face next to the weights; {} without one.
     """
 
     label: str
     structs: Structs
     read: Callable[[Structs], Iterator[tuple[str, Any]]]
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, processes: ProcessGroup = ALONE) -> str:
@@ -87,7 +90,7 @@ def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, pro
     try:
         return find_checkpoint(absolute, checksums=checksums, processes=processes)
     except FileNotFoundError as error:
-        for name in _HUB_FILES:
+        for name in HUB_FILES:
             if (absolute / name).is_file():
                 return str(absolute / name)
         raise FileNotFoundError(f"{error}; weights must be {FORMATS}") from None
@@ -114,11 +117,13 @@ def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False, ve
     if path.suffix == ".npz":
         entries = {name.replace("/", "."): (path, name, struct) for name, struct in files.list_npz(path).items()}
         return _make_source(path, entries, files.read_npz)
-    if path.name.endswith(".safetensors"):
-        entries = {name: (path, name, struct) for name, struct in files.list_safetensors(path).items()}
-        return _make_source(path, entries, files.read_safetensors)
-    if path.name.endswith(_INDEX):
-        return _make_source(path, _list_shards(path), files.read_safetensors)
+    if path.name.endswith((".safetensors", _INDEX)):
+        if path.name.endswith(_INDEX):
+            entries = _list_shards(path)
+        else:
+            entries = {name: (path, name, struct) for name, struct in files.list_safetensors(path).items()}
+        source = _make_source(path, entries, files.read_safetensors)
+        return dataclasses.replace(source, config=read_config(path.parent))
     if items := _find_orbax(path):
         prefixes = {"" if len(items) == 1 else f"{item}.": directory for item, directory in items.items()}
         entries = {

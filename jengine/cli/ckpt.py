@@ -6,11 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jengine.checkpoint import export_params, find_checkpoint, list_arrays, read_meta
+from jengine.annotations import is_mapping
+from jengine.checkpoint import export_hub, export_params, find_checkpoint, list_arrays, read_meta
+from jengine.checkpoint.huggingface import read_config
 from jengine.checkpoint.inventory import CheckpointEntry, list_checkpoint_entries, remove_checkpoints
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.report import describe
 from jengine.cli.commands import format_bytes
+from jengine.config import parse_config
 from jengine.errors import ConfigError
 from jengine.logging import format_table
 
@@ -100,7 +103,27 @@ def export(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         raise ValueError(f"checkpoint {path} has no averaged parameters: the run had no EMAHook; leave out --ema")
     item = exchanged.get("params", "params") if args.raw else "params"
     statistics = exchanged.get("model_state", "model_state") if args.raw else "model_state"
-    tensors = export_params(path, args.file, item=item, batch_stats=statistics if args.batch_stats else False)
+    if args.like is not None and args.to is None:
+        raise ConfigError("`--like` must be given with --to safetensors")
+    if args.to is not None and args.batch_stats:
+        raise ConfigError("`--batch-stats` must be left out with --to: a TransformerLM has none")
+    tensors: Mapping[str, Any]
+    if args.to is not None:
+        tensors = export_hub(path, args.file, args.like or _find_origin(path), item=item)
+    else:
+        tensors = export_params(path, args.file, item=item, batch_stats=statistics if args.batch_stats else False)
     kind = "averaged parameters" if "params" in exchanged and not args.raw else "parameters"
-    size = format_bytes(sum(tensor.nbytes for tensor in tensors.values()), digits=1)
+    size = format_bytes(sum(x.size * x.dtype.itemsize for x in tensors.values()), digits=1)
     print(f"{kind} of {path}: {len(tensors)} tensors, {size}, written to {args.file}")
+
+
+def _find_origin(path: str) -> str:
+    """Return the directory of the weights that a checkpoint's run has started from."""
+    text = read_meta(path)["meta"].get("cfg")
+    load_from: Any = parse_config(text).get("load_from") if text else None
+    origin = load_from.get("path") if is_mapping(load_from) else load_from
+    if not isinstance(origin, str) or not read_config(origin):
+        raise ConfigError(
+            f"`--like` must be a directory with the config.json to write: the run of {path} has not started from one"
+        )
+    return origin

@@ -165,6 +165,10 @@ def _add_ckpt(commands: Commands, traceback: argparse.ArgumentParser) -> None:
     params = export.add_mutually_exclusive_group()
     params.add_argument("--ema", action="store_true", help="export the averaged parameters; an error if there are none")
     params.add_argument("--raw", action="store_true", help="export the trained parameters, not their average")
+    text = "write a directory as on the Hugging Face Hub: config.json and safetensors files (a TransformerLM only)"
+    export.add_argument("--to", choices=["safetensors"], help=text)
+    text = "with --to: the directory with the config.json (default: the one that the run's load_from names)"
+    export.add_argument("--like", metavar="DIR", help=text)
     export.add_argument("--batch-stats", action="store_true", help="export the running statistics of batch norms too")
 
     group = export.add_argument_group("an artifact that predicts without the model's code")

@@ -1,10 +1,15 @@
 """Decoder-only transformer for language modelling, as a Linen module."""
 
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jengine.annotations import Count
+from jengine.annotations import Count, Positive
 from jengine.model.constrain import constrain
 from jengine.registry import MODELS
 
@@ -12,52 +17,119 @@ BATCH = ("data", "fsdp")  # axes of the mesh over which examples are sharded
 QUERIES = 256  # number of queries whose scores are held at a time
 ROTARY_BASE = 10_000.0  # ratio of the longest to the shortest wavelength of the rotary position embedding
 
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+_ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    "silu": nn.silu,
+    "gelu": lambda x: nn.gelu(x, approximate=False),
+    "gelu_tanh": nn.gelu,
+    "relu": nn.relu,
+}
 
-class CausalAttention(nn.Module):
-    """Attention to earlier positions, with rotary position embeddings and `heads` heads."""
+
+@dataclasses.dataclass(frozen=True)
+class RotaryScaling:
+    """Longer wavelengths for a longer context, as in Llama 3.1.
+
+    Waves that pass fewer than `low_freq_factor` times over the original context are slowed down by `factor`, those that
+    pass more than `high_freq_factor` times are kept, and the ones between are interpolated.
+
+    Attributes:
+      factor: the ratio of the new context to the original one.
+      low_freq_factor, high_freq_factor: the numbers of periods.
+      original_length: the context in tokens for which the model was trained first.
+    """
+
+    factor: Positive
+    low_freq_factor: Positive
+    high_freq_factor: Positive
+    original_length: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockSettings:
+    """Sizes and variants of a block: see `TransformerLM`. Without `rotary_base`, nothing is rotated."""
 
     heads: int
+    kv_heads: int
+    head_size: int
+    mlp_width: int
+    rotary_base: float | None
+    rotary_scaling: RotaryScaling | None
+    window: int | None
+    norm: Literal["rms", "layer"]
+    norm_epsilon: float
+    mlp: Literal["gated", "plain"]
+    activation: Activation
+    bias: bool
+
+    def make_norm(self, name: str) -> nn.Module:
+        """Return a norm."""
+        kind = nn.RMSNorm if self.norm == "rms" else nn.LayerNorm
+        return kind(self.norm_epsilon, name=name)
+
+
+class CausalAttention(nn.Module):
+    """Attention to earlier positions."""
+
+    settings: BlockSettings
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return tokens f[B, T, D] for tokens `x` f[B, T, D]."""
-        width = x.shape[-1]
-        shape = (self.heads, width // self.heads)
-        query, key, value = (nn.DenseGeneral(shape, use_bias=False, name=n)(x) for n in ("query", "key", "value"))
-        y = attend(rotate(query), rotate(key), value)
-        return nn.DenseGeneral(width, axis=(-2, -1), use_bias=False, name="out")(y)
+        settings = self.settings
+
+        def project(name: str, heads: int) -> jax.Array:
+            return nn.DenseGeneral((heads, settings.head_size), use_bias=settings.bias, name=name)(x)
+
+        query, key, value = (
+            project("query", settings.heads), project("key", settings.kv_heads), project("value", settings.kv_heads),
+        )  # fmt: skip
+        if settings.rotary_base is not None:
+            query, key = (rotate(y, settings.rotary_base, settings.rotary_scaling) for y in (query, key))
+        y = attend(query, key, value, window=settings.window)
+        return nn.DenseGeneral(x.shape[-1], axis=(-2, -1), use_bias=settings.bias, name="out")(y)
 
 
-class GatedMLP(nn.Module):
-    """MLP with a gate and the width `hidden`: `down(silu(gate(x)) * up(x))`."""
+class MLP(nn.Module):
+    """Hidden layer: `down(act(up(x)))`, or gated `down(act(gate(x)) * up(x))`."""
 
-    hidden: int
+    settings: BlockSettings
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return tokens f[B, T, D] for tokens `x` f[B, T, D]."""
-        gate, up = (nn.Dense(self.hidden, use_bias=False, name=name)(x) for name in ("gate", "up"))
-        return nn.Dense(x.shape[-1], use_bias=False, name="down")(nn.silu(gate) * up)
+        settings, activate = self.settings, _ACTIVATIONS[self.settings.activation]
+
+        def dense(size: int, name: str, x: jax.Array) -> jax.Array:
+            return nn.Dense(size, use_bias=settings.bias, name=name)(x)
+
+        if settings.mlp == "gated":
+            hidden = activate(dense(settings.mlp_width, "gate", x)) * dense(settings.mlp_width, "up", x)
+        else:
+            hidden = activate(dense(settings.mlp_width, "up", x))
+        return dense(x.shape[-1], "down", hidden)
 
 
 class DecoderBlock(nn.Module):
     """Pre-norm transformer block with the form that `nn.scan` requires."""
 
-    heads: int
-    mlp_width: int
+    settings: BlockSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
         """Return tokens f[B, T, D] for tokens `x` f[B, T, D], and None, a layer's output."""
         x = constrain(x, BATCH)
-        x = x + CausalAttention(self.heads, name="attn")(nn.RMSNorm(name="attn_norm")(x))
-        x = x + GatedMLP(self.mlp_width, name="mlp")(nn.RMSNorm(name="mlp_norm")(x))
+        x = x + CausalAttention(self.settings, name="attn")(self.settings.make_norm("attn_norm")(x))
+        x = x + MLP(self.settings, name="mlp")(self.settings.make_norm("mlp_norm")(x))
         return x, None
 
 
 @MODELS.register_module()
 class TransformerLM(nn.Module):
     """Decoder-only transformer, which predicts the next token.
+
+    The defaults are Llama's. `norm="layer", mlp="plain", activation="gelu_tanh", positions="learned", bias=True,
+    tied=True` is GPT-2; `jengine.checkpoint.transformer_arguments` reads these from a Hugging Face `config.json`.
 
     The blocks are one `nn.scan` over parameters that are stacked along a leading axis, [depth, ...], so the compile
     time does not grow with the depth. On a mesh, tokens stay sharded by examples: without that constraint XLA may shard
@@ -75,9 +147,22 @@ class TransformerLM(nn.Module):
       mlp_width: hidden MLP width.
       remat: whether the backward pass computes each block again instead of keeping intermediate results, which takes
         about a third more computation; only block inputs are kept.
+      scan: whether the blocks are one `nn.scan`; False for parameters `layers_0`, `layers_1`, ... of their own.
+      kv_heads: heads of keys and values, each for several queries; None for as many as `heads`.
+      head_size: width of a head; None for `width / heads`.
+      window: number of tokens that a token attends to, itself included; None for all earlier ones.
+      positions: 'rotary', or 'learned': an embedding of `max_length` positions is added to that of the tokens.
+      max_length: the most tokens with learned positions.
+      rotary_base: ratio of the longest to the shortest wavelength.
+      rotary_scaling: fields of `RotaryScaling`.
+      norm, norm_epsilon: 'rms' or 'layer', and the number added to the variance.
+      mlp, activation: 'gated' or 'plain', and the nonlinearity.
+      bias: whether projections have a bias.
+      tied: whether the embedding is also the output layer.
 
     Sources: Vaswani et al. 2017 (transformer); Zhang and Sennrich 2019 (RMSNorm); Shazeer 2020 (gated MLP); Su et al.
-    2021 (rotary position embedding).
+    2021 (rotary position embedding); Ainslie et al. 2023 (shared keys and values); Radford et al. 2019 (GPT-2); Touvron
+    et al. 2023 (Llama).
     """
 
     vocab_size: Count
@@ -86,56 +171,124 @@ class TransformerLM(nn.Module):
     heads: Count = 4
     mlp_width: Count = 192
     remat: bool = True
+    scan: bool = True
+    kv_heads: Count | None = None
+    head_size: Count | None = None
+    window: Count | None = None
+    positions: Literal["rotary", "learned"] = "rotary"
+    max_length: Count | None = None
+    rotary_base: Positive = ROTARY_BASE
+    rotary_scaling: Mapping[str, float] | None = None
+    norm: Literal["rms", "layer"] = "rms"
+    norm_epsilon: Positive = 1e-6
+    mlp: Literal["gated", "plain"] = "gated"
+    activation: Activation = "silu"
+    bias: bool = False
+    tied: bool = False
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Return logits f[B, T, vocab_size] for the token after each in `tokens` int[B, T].
 
         Raises:
-          ValueError: `width` is not a multiple of twice `heads`.
+          ValueError: sizes that do not divide each other, or more tokens than learned positions.
         """
-        if self.width % (2 * self.heads):
-            raise ValueError(
-                f"TransformerLM: `width` must be a multiple of 2 * heads = {2 * self.heads}, got {self.width}"
-            )
+        settings = self.make_settings()
         embed = nn.Embed(self.vocab_size, self.width, embedding_init=nn.initializers.normal(0.02), name="embed")
         x = constrain(embed.embedding)[tokens]  # gather the table: lookups in a shard exchange all tokens instead
+        if self.positions == "learned":
+            x = x + self._embed_positions(tokens.shape[1])
+        x = constrain(x, BATCH)
         # The loop of the scan already prevents XLA from merging the repeated computation with the first one.
-        block = nn.remat(DecoderBlock, prevent_cse=False) if self.remat else DecoderBlock
-        layers = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
-        x, _ = layers(self.heads, self.mlp_width, name="layers")(constrain(x, BATCH), None)
-        x = nn.RMSNorm(name="norm")(constrain(x, BATCH))
-        return constrain(nn.Dense(self.vocab_size, use_bias=False, name="head")(x), BATCH, None, "tensor")
+        block = nn.remat(DecoderBlock, prevent_cse=not self.scan) if self.remat else DecoderBlock
+        if self.scan:
+            layers = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
+            x, _ = layers(settings, name="layers")(x, None)
+        else:
+            for i in range(self.depth):
+                x, _ = block(settings, name=f"layers_{i}")(x, None)
+        x = settings.make_norm("norm")(constrain(x, BATCH))
+        logits = embed.attend(x) if self.tied else nn.Dense(self.vocab_size, use_bias=False, name="head")(x)
+        return constrain(logits, BATCH, None, "tensor")
+
+    def make_settings(self) -> BlockSettings:
+        """Return the sizes and variants of the blocks.
+
+        Raises:
+          ValueError: sizes that do not divide each other.
+        """
+        kv_heads = self.kv_heads or self.heads
+        is_rotary = self.positions == "rotary"
+        divisor, shown = (2 * self.heads, "2 * heads") if is_rotary else (self.heads, "heads")
+        if self.head_size is None and self.width % divisor:
+            raise ValueError(f"TransformerLM: `width` must be a multiple of {shown} = {divisor}, got {self.width}")
+        if self.head_size is not None and is_rotary and self.head_size % 2:
+            raise ValueError(f"TransformerLM: `head_size` must be even to be rotated, got {self.head_size}")
+        if self.heads % kv_heads:
+            raise ValueError(f"TransformerLM: `heads` must be a multiple of kv_heads = {kv_heads}, got {self.heads}")
+        return BlockSettings(
+            heads=self.heads,
+            kv_heads=kv_heads,
+            head_size=self.head_size or self.width // self.heads,
+            mlp_width=self.mlp_width,
+            rotary_base=self.rotary_base if is_rotary else None,
+            rotary_scaling=None if self.rotary_scaling is None else RotaryScaling(**self.rotary_scaling),  # type: ignore[arg-type]
+            window=self.window,
+            norm=self.norm,
+            norm_epsilon=self.norm_epsilon,
+            mlp=self.mlp,
+            activation=self.activation,
+            bias=self.bias,
+        )
+
+    def _embed_positions(self, length: int) -> jax.Array:
+        if self.max_length is None:
+            raise ValueError("TransformerLM: `max_length` must be set with positions='learned', got None")
+        if length > self.max_length:
+            raise ValueError(f"TransformerLM: tokens must be at most max_length = {self.max_length}, got {length}")
+        init = nn.initializers.normal(0.02)
+        embed = nn.Embed(self.max_length, self.width, embedding_init=init, name="positions")
+        return constrain(embed.embedding)[:length]
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, queries: int = QUERIES) -> jax.Array:
-    """Return the causal attention, f[B, T, H, K], for query, key and value f[B, T, H, K].
+def attend(
+    query: jax.Array, key: jax.Array, value: jax.Array, queries: int = QUERIES, window: int | None = None
+) -> jax.Array:
+    """Return the causal attention, f[B, T, H, K], for a query f[B, T, H, K], and key and value f[B, T, G, K].
 
-    The memory for the scores, f32[B, H, queries, T], grows linearly with T: they are computed for `queries` queries at
-    a time, and again in the backward pass. If `queries` does not divide T, all queries are one part.
+    Each head of keys and values is for H / G heads of queries. The memory for the scores, f32[B, H, queries, T], grows
+    linearly with T: they are computed for `queries` queries at a time, and again in the backward pass. If `queries`
+    does not divide T, all queries are one part. With a `window`, a token attends to so many tokens, itself included.
     """
     length = query.shape[1]
     if length % queries:
-        return jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        local = None if window is None else (window - 1, 0)
+        return jax.nn.dot_product_attention(query, key, value, is_causal=True, local_window_size=local)
 
     @jax.checkpoint
     def attend_part(start: jax.Array) -> jax.Array:
         part = jax.lax.dynamic_slice_in_dim(query, start, queries, axis=1)
-        mask = start + jnp.arange(queries)[:, None] >= jnp.arange(length)
+        distance = start + jnp.arange(queries)[:, None] - jnp.arange(length)
+        mask = (distance >= 0) & (distance < (length if window is None else window))
         return jax.nn.dot_product_attention(part, key, value, mask=mask[None, None])
 
     parts = jax.lax.map(attend_part, jnp.arange(0, length, queries))
     return jnp.moveaxis(parts, 0, 1).reshape(query.shape)
 
 
-def rotate(x: jax.Array) -> jax.Array:
+def rotate(x: jax.Array, base: float = ROTARY_BASE, scaling: RotaryScaling | None = None) -> jax.Array:
     """Return queries or keys, f[B, T, H, K], rotated by angles proportional to the positions.
 
     Channel i in the first half and channel i in the second half are the two coordinates of a plane. The result has the
     dtype of `x`; angles are computed in float32.
     """
     half = x.shape[-1] // 2
-    frequencies = ROTARY_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    frequencies = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if scaling is not None:
+        periods = frequencies * (scaling.original_length / (2 * math.pi))
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        kept = jnp.clip((periods - low) / (high - low), 0, 1)
+        frequencies = frequencies * (kept + (1 - kept) / scaling.factor)
     angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * frequencies
     first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     cos, sin = jnp.cos(angles), jnp.sin(angles)

@@ -284,6 +284,7 @@ def _add_missing_hook_states(
 def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
     """Load only the parameters and the model state, from a checkpoint or other pretrained weights."""
     from jengine.checkpoint import load_pretrained, open_weights
+    from jengine.checkpoint.huggingface import find_differences
 
     is_evaluated = runner.train_loop is None  # then use the weights that the checkpoint's run has validated
     opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated, verified=True)
@@ -305,6 +306,10 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
     is_raw = source.raw or (is_evaluated and "evaluated" in rest)
     averaged = "averaged " if "exchanged" in rest and not is_raw else ""
     runner.logger.info(f"Loaded the {averaged}weights of {opened.label}:\n{report.summary()}")
+    if differences := find_differences(opened.config, get_model(runner.model)):
+        runner.logger.warning(
+            f"The model computes something else than that of {opened.label}: {'; '.join(differences)}."
+        )
     if not report.fits:
         runner.logger.warning(f"Not all parameters were loaded from {opened.label} (strict=False): {report}")
 

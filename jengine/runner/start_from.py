@@ -65,7 +65,7 @@ class LoadFrom:
     """
 
     path: Any
-    rename: Sequence[Rule] = ()
+    rename: Sequence[Rule] | Literal["gpt2", "llama", "mistral"] = ()
     strict: bool = True
     raw: bool = False
     exclude: Sequence[str] = ()
@@ -95,7 +95,8 @@ def parse_load_from(load_from: Any, processes: SingleProcess | Processes) -> Loa
             elif not checkpoint.is_pytree_of_arrays(path):
                 raise TypeError(f"`load_from` must be {checkpoint.FORMATS}; got {path!r}")
         check_arguments(LoadFrom, options)
-        parse_rules(options.get("rename", ()))  # a wrong rule is found before the model is built
+        if not isinstance(rules := options.get("rename", ()), str):
+            parse_rules(rules)  # a wrong rule is found before the model is built
         return LoadFrom(**options)
 
 

@@ -1,0 +1,253 @@
+"""Language models of Hugging Face: their config, the names of their weights, and the rules for `TransformerLM`.
+
+A directory of the Hub has `config.json`, whose `model_type` names the layout, and safetensors files.
+
+| `model_type` | model |
+|---|---|
+| `gpt2` | GPT-2: layer norms, learned positions, tied embeddings; projections are `Conv1D`, stored (in, out) |
+| `llama`, `mistral` | RMS norms, rotary positions, shared keys and values, gated MLP; projections stored (out, in) |
+"""
+
+import os
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from jengine.checkpoint.array_rules import RuleLike
+from jengine.errors import ConfigError
+from jengine.json_codec import decode
+from jengine.model import LinenModel, TransformerLM
+
+Config = Mapping[str, Any]  # the content of a `config.json`
+Shapes = dict[str, tuple[int, ...]]
+
+CONFIG = "config.json"
+ModelType = Literal["gpt2", "llama", "mistral"]
+MODEL_TYPES: tuple[ModelType, ...] = typing.get_args(ModelType)
+_ACTIVATIONS = {
+    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "silu": "silu", "swish": "silu",
+    "relu": "relu",
+}  # fmt: skip
+_QUERY_KEY_VALUE = ("query", "key", "value")
+
+
+def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the config in a directory; {} if there is none.
+
+    Raises:
+      ValueError: it is not JSON.
+    """
+    path = Path(directory) / CONFIG
+    if not path.is_file():
+        return {}
+    try:
+        return dict(decode(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a config of a model: {error}") from error
+
+
+def transformer_arguments(config: Config | str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the arguments of `TransformerLM` for a language model of Hugging Face.
+
+    Args:
+      config: its `config.json`, read or as the path of its directory.
+
+    Raises:
+      ConfigError: another model type, or a setting that `TransformerLM` does not have.
+
+    >>> config = dict(model_type="gpt2", vocab_size=9, n_embd=8, n_layer=1, n_head=2, n_positions=5)
+    >>> arguments = transformer_arguments(config)
+    >>> arguments["mlp_width"], arguments["norm"], arguments["max_length"]
+    (32, 'layer', 5)
+    """
+    if isinstance(config, str | os.PathLike):
+        path, config = config, read_config(config)
+        if not config:
+            raise FileNotFoundError(f"there is no {CONFIG} in {path}")
+    model_type = str(config.get("model_type"))
+    if model_type not in MODEL_TYPES:
+        raise ConfigError(f"`model_type` of a {CONFIG} must be one of {MODEL_TYPES}, got {model_type!r}")
+    return _gpt2_arguments(config) if model_type == "gpt2" else _llama_arguments(config)
+
+
+def _gpt2_arguments(config: Config) -> dict[str, Any]:
+    _require(config, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    return dict(
+        vocab_size=config["vocab_size"],
+        width=config["n_embd"],
+        depth=config["n_layer"],
+        heads=config["n_head"],
+        mlp_width=config.get("n_inner") or 4 * config["n_embd"],
+        positions="learned",
+        max_length=config["n_positions"],
+        norm="layer",
+        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+        mlp="plain",
+        activation=_find_activation(config.get("activation_function", "gelu_new")),
+        bias=True,
+        tied=config.get("tie_word_embeddings", True),
+    )
+
+
+def _llama_arguments(config: Config) -> dict[str, Any]:
+    bias = config.get("attention_bias", False)
+    _require(config, mlp_bias=bias)
+    # Before version 5 of transformers, the base and the scaling stood apart.
+    rope = config.get("rope_parameters") or {**(config.get("rope_scaling") or {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise ConfigError(f"`rope_type` of a {CONFIG} must be 'default' or 'llama3', got {kind!r}")
+    scaling = None
+    if kind == "llama3":
+        scaling = {name: rope[name] for name in ("factor", "low_freq_factor", "high_freq_factor")}
+        scaling["original_length"] = rope["original_max_position_embeddings"]
+    return dict(
+        vocab_size=config["vocab_size"],
+        width=config["hidden_size"],
+        depth=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+        head_size=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+        mlp_width=config["intermediate_size"],
+        window=config.get("sliding_window") if config["model_type"] == "mistral" else None,
+        rotary_base=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+        rotary_scaling=scaling,
+        norm_epsilon=config.get("rms_norm_eps", 1e-6),
+        activation=_find_activation(config.get("hidden_act", "silu")),
+        bias=bias,
+        tied=config.get("tie_word_embeddings", False),
+    )
+
+
+def _require(config: Config, **settings: bool) -> None:
+    for name, value in settings.items():
+        if config.get(name, value) != value:
+            raise ConfigError(f"`{name}` of a {CONFIG} must be {value} for TransformerLM, got {config[name]}")
+
+
+def _find_activation(name: str) -> str:
+    if name not in _ACTIVATIONS:
+        raise ConfigError(f"the activation of a {CONFIG} must be one of {sorted(_ACTIVATIONS)}, got {name!r}")
+    return _ACTIVATIONS[name]
+
+
+def find_differences(config: Config, model: object) -> list[str]:
+    """Return the settings of a `TransformerLM` that differ from those of the weights, though all shapes may fit.
+
+    >>> config = dict(model_type="gpt2", vocab_size=9, n_embd=8, n_layer=1, n_head=2, n_positions=5)
+    >>> find_differences(config, TransformerLM(**{**transformer_arguments(config), "activation": "gelu"}))
+    ["activation is 'gelu', that of the weights is 'gelu_tanh'"]
+    """
+    module = model.module if isinstance(model, LinenModel) else model
+    if config.get("model_type") not in MODEL_TYPES or not isinstance(module, TransformerLM):
+        return []
+    expected, actual = (vars(x.make_settings()) for x in (TransformerLM(**transformer_arguments(config)), module))
+    return [
+        f"{name} is {actual[name]!r}, that of the weights is {value!r}"
+        for name, value in expected.items()
+        if actual[name] != value
+    ]
+
+
+def is_transformer(paths: Iterable[str]) -> bool:
+    """Return whether parameters are those of `TransformerLM`, scanned or not."""
+    names = set(paths)
+    return "embed.embedding" in names and any(f"{layer}.attn.query.kernel" in names for layer in ("layers", "layers_0"))
+
+
+def make_rules(model_type: str, stored: Iterable[str], target: Iterable[str]) -> list[RuleLike]:
+    """Return the rules of `rename` for the weights of a language model.
+
+    Args:
+      model_type: one of `MODEL_TYPES`.
+      stored: the names of the weights; rules for others are left out.
+      target: the parameter paths of a `TransformerLM`.
+
+    >>> make_rules("llama", ["model.norm.weight"], ["norm.scale"])
+    [('model\\\\.norm', 'norm')]
+    """
+    stored, target = list(stored), set(target)
+    is_scanned, has_head = any(path.startswith("layers.") for path in target), "head.kernel" in target
+    layer, stack = ("layers", {"stack": 0}) if is_scanned else (r"layers_\1", {})
+    copies = has_head and not any(name.startswith("lm_head") for name in stored)  # a tied file, an untied model
+    embed: str | list[str] = ["embed", "head"] if copies else "embed"
+    head: list[RuleLike] = [("lm_head", "head", {"transform": "transpose"}) if has_head else ("lm_head", None)]
+    make = _gpt2_rules if model_type == "gpt2" else _llama_rules
+    rules = [*make(layer, stack, embed), *head]
+    return [rule for rule in rules if any(re.match(rf"(?:{rule[0]})(?=\.|$)", name) for name in stored)]
+
+
+def _gpt2_rules(layer: str, stack: Mapping[str, int], embed: str | list[str]) -> list[RuleLike]:
+    # GPT2Model has no prefix, GPT2LMHeadModel has one.
+    prefix, conv1d = r"(?:transformer\.)?", {"transform": "none", **stack}
+    block = rf"{prefix}h\.(\d+)\."
+    return [
+        (rf"{block}attn\.(?:bias|masked_bias)", None),  # the causal mask, in files of older versions
+        (rf"{block}attn\.c_attn", [f"{layer}.attn.{name}" for name in _QUERY_KEY_VALUE], {"split": -1, **conv1d}),
+        (rf"{block}attn\.c_proj", f"{layer}.attn.out", conv1d),
+        (rf"{block}mlp\.c_fc", f"{layer}.mlp.up", conv1d),
+        (rf"{block}mlp\.c_proj", f"{layer}.mlp.down", conv1d),
+        (rf"{block}ln_1", f"{layer}.attn_norm", stack),
+        (rf"{block}ln_2", f"{layer}.mlp_norm", stack),
+        (rf"{prefix}wte", embed),
+        (rf"{prefix}wpe", "positions"),
+        (rf"{prefix}ln_f", "norm"),
+    ]
+
+
+def _llama_rules(layer: str, stack: Mapping[str, int], embed: str | list[str]) -> list[RuleLike]:
+    block, linear = r"model\.layers\.(\d+)\.", {"transform": "transpose", **stack}
+    projections = zip("qkvo", (*_QUERY_KEY_VALUE, "out"), strict=True)
+    return [
+        (rf"{block}self_attn\.rotary_emb", None),  # the frequencies, in files of older versions
+        *((rf"{block}self_attn\.{name}_proj", f"{layer}.attn.{new}", linear) for name, new in projections),
+        *((rf"{block}mlp\.{name}_proj", f"{layer}.mlp.{name}", linear) for name in ("gate", "up", "down")),
+        (rf"{block}input_layernorm", f"{layer}.attn_norm", stack),
+        (rf"{block}post_attention_layernorm", f"{layer}.mlp_norm", stack),
+        (r"model\.embed_tokens", embed),
+        (r"model\.norm", "norm"),
+    ]
+
+
+def list_tensors(config: Config) -> Shapes:
+    """Return the shapes of a language model's weights by name, as `transformers` writes them."""
+    a = transformer_arguments(config)
+    width, mlp, bias = a["width"], a["mlp_width"], a["bias"]
+    shapes: Shapes = {}
+
+    def add(name: str, *shape: int, biased: bool = True) -> None:
+        shapes[f"{name}.weight"] = shape
+        if biased:  # as many as there are outputs
+            shapes[f"{name}.bias"] = shape[-1:] if config["model_type"] == "gpt2" else shape[:1]
+
+    if config["model_type"] == "gpt2":
+        add("transformer.wte", a["vocab_size"], width, biased=False)
+        add("transformer.wpe", a["max_length"], width, biased=False)
+        for i in range(a["depth"]):
+            block = f"transformer.h.{i}."
+            add(f"{block}ln_1", width)
+            add(f"{block}attn.c_attn", width, 3 * width)
+            add(f"{block}attn.c_proj", width, width)
+            add(f"{block}ln_2", width)
+            add(f"{block}mlp.c_fc", width, mlp)
+            add(f"{block}mlp.c_proj", mlp, width)
+        add("transformer.ln_f", width)
+    else:
+        queries, keys = (a[heads] * a["head_size"] for heads in ("heads", "kv_heads"))
+        add("model.embed_tokens", a["vocab_size"], width, biased=False)
+        for i in range(a["depth"]):
+            block = f"model.layers.{i}."
+            for name, size in zip("qkv", (queries, keys, keys), strict=True):
+                add(f"{block}self_attn.{name}_proj", size, width, biased=bias)
+            add(f"{block}self_attn.o_proj", width, queries, biased=bias)
+            add(f"{block}mlp.gate_proj", mlp, width, biased=bias)
+            add(f"{block}mlp.up_proj", mlp, width, biased=bias)
+            add(f"{block}mlp.down_proj", width, mlp, biased=bias)
+            add(f"{block}input_layernorm", width, biased=False)
+            add(f"{block}post_attention_layernorm", width, biased=False)
+        add("model.norm", width, biased=False)
+    if not a["tied"]:
+        add("lm_head", a["vocab_size"], width, biased=False)
+    return shapes

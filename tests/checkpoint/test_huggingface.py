@@ -1,0 +1,167 @@
+"""Load language models recorded from Hugging Face transformers (see tests/data/pretrained/record_lm.py)."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.checkpoint import CheckpointMismatchError, export_hub, load_pretrained, transformer_arguments
+from jengine.checkpoint.huggingface import list_tensors, read_config
+from jengine.checkpoint.sources import open_weights
+from jengine.errors import ConfigError
+from jengine.model import TransformerLM
+
+DATA = pathlib.Path(__file__).parent.parent / "data" / "pretrained"
+MODELS = ("gpt2", "llama", "mistral")
+
+
+def build(name, **changes):
+    """Return the model, zeros as its parameters, and the recorded tokens and logits."""
+    model = TransformerLM(**{**transformer_arguments(DATA / name), **changes})
+    recorded = np.load(DATA / name / "logits.npz")
+    structs = jax.eval_shape(model.init, jax.random.key(0), recorded["tokens"])["params"]
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), structs)
+    return model, params, recorded["tokens"], recorded["logits"]
+
+
+@pytest.mark.parametrize("scan", [True, False], ids=["scanned", "layers"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_directory_of_the_hub_computes_the_recorded_logits(name, scan):
+    model, params, tokens, logits = build(name, scan=scan)
+    params, _, report = load_pretrained(DATA / name, params)
+    assert report.fits
+    np.testing.assert_allclose(jax.jit(model.apply)({"params": params}, tokens), logits, atol=1e-5, rtol=1e-5)
+
+
+def test_attention_of_parts_of_the_queries_computes_the_recorded_logits_too():
+    from jengine.model import transformer
+
+    query, key, value = np.random.RandomState(0).randn(3, 2, 12, 4, 4).astype(np.float32)
+    key, value = key[:, :, :2], value[:, :, :2]
+    whole = transformer.attend(query, key, value, queries=5, window=3)
+    np.testing.assert_allclose(transformer.attend(query, key, value, queries=4, window=3), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_names_and_shapes_of_the_weights_follow_from_the_config(name):
+    stored = {path: leaf.shape for path, leaf in open_weights(DATA / name).structs.items()}
+    assert list_tensors(read_config(DATA / name)) == stored
+
+
+def test_names_without_a_prefix_and_buffers_of_older_files_are_accepted():
+    model, params, tokens, logits = build("gpt2")
+    source = open_weights(DATA / "gpt2")
+    weights = {name.removeprefix("transformer."): array for name, array in source.read(source.structs)}
+    weights |= {f"h.{i}.attn.bias": np.ones((1, 1, 12, 12), bool) for i in range(2)}
+    params, _, report = load_pretrained(weights, params, rename="gpt2")
+    assert sorted(report.ignored) == ["h.0.attn.bias", "h.1.attn.bias"]
+    np.testing.assert_allclose(model.apply({"params": params}, tokens), logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_model_whose_embedding_is_tied_or_not_loads_files_of_both_kinds(name):
+    model, params, tokens, logits = build(name, tied=name == "llama")
+    params, _, report = load_pretrained(DATA / name, params)
+    result = model.apply({"params": params}, tokens)
+    if name == "gpt2":
+        np.testing.assert_allclose(result, logits, atol=1e-5, rtol=1e-5)
+    else:
+        assert report.ignored == ("lm_head.weight",)
+
+
+def test_gpt2_is_not_loaded_without_its_map_into_a_model_with_square_matrices():
+    _, params, *_ = build("gpt2", scan=False)
+    names = {"c_proj": "out"}
+    rules = [(rf"transformer\.h\.(\d+)\.attn\.{old}", rf"layers_\1.attn.{new}") for old, new in names.items()]
+    with pytest.raises(
+        CheckpointMismatchError, match=r"layers_0\.attn\.out\.kernel .*may be \(out, in\) or \(in, out\)"
+    ):
+        load_pretrained(DATA / "gpt2", params, rename=rules, strict=False)
+
+
+def test_weights_are_loaded_into_the_dtype_of_the_model_and_a_missing_layer_is_named(tmp_path):
+    _, params, *_ = build("mistral")
+    halves = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.bfloat16), params)
+    loaded, _, _ = load_pretrained(DATA / "mistral", halves)
+    source = open_weights(DATA / "mistral")
+    array = dict(source.read(source.structs))["model.layers.1.mlp.gate_proj.weight"]
+    np.testing.assert_array_equal(loaded["layers"]["mlp"]["gate"]["kernel"][1], array.T)
+    shutil.copytree(DATA / "llama", tmp_path / "llama")
+    index = tmp_path / "llama" / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    del content["weight_map"]["model.layers.0.mlp.up_proj.weight"]
+    index.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"numbers 0 to 1 for 'layers\.mlp\.up\.weight', got none for 0, by the rule"):
+        load_pretrained(tmp_path / "llama", build("llama")[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(model_type="bert"), "`model_type` of a config.json must be one of .*got 'bert'"),
+        (dict(rope_parameters=dict(rope_type="yarn")), "`rope_type` .* must be 'default' or 'llama3', got 'yarn'"),
+        (dict(mlp_bias=True), "`mlp_bias` of a config.json must be False for TransformerLM, got True"),
+        (dict(hidden_act="quick_gelu"), "activation of a config.json must be one of .* got 'quick_gelu'"),
+    ],
+)
+def test_a_config_with_what_the_transformer_does_not_have_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        transformer_arguments({**read_config(DATA / "llama"), **changes})
+
+
+def test_the_settings_of_rotations_have_the_same_meaning_in_older_configs():
+    config = read_config(DATA / "llama")
+    rope = dict(config.pop("rope_parameters"))
+    older = {**config, "rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    assert transformer_arguments(older) == transformer_arguments(DATA / "llama")
+
+
+# --- Export. ---
+
+
+def read_all(directory):
+    source = open_weights(directory)
+    return dict(source.read(source.structs))
+
+
+@pytest.mark.parametrize("scan", [True, False], ids=["scanned", "layers"])
+@pytest.mark.parametrize("name", MODELS)
+def test_an_export_has_the_tensors_of_the_directory_that_was_loaded(name, scan, tmp_path):
+    _, params, *_ = build(name, scan=scan)
+    dtype = read_all(DATA / name)["model.norm.weight" if name != "gpt2" else "transformer.ln_f.weight"].dtype
+    params, _, _ = load_pretrained(DATA / name, jax.tree.map(lambda x: x.astype(dtype), params))
+    export_hub(params, tmp_path / "out", DATA / name, shard_bytes=9000)
+    expected, actual = read_all(DATA / name), read_all(tmp_path / "out")
+    assert actual.keys() == expected.keys()
+    for tensor, array in expected.items():
+        assert actual[tensor].dtype == array.dtype
+        np.testing.assert_array_equal(actual[tensor], array, err_msg=tensor)
+    assert read_config(tmp_path / "out") == read_config(DATA / name)
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
+    with pytest.raises(FileExistsError, match=r"must have no other weights, .*got model-00001-of"):
+        export_hub(params, tmp_path / "out", DATA / name)
+
+
+def test_parameters_in_float32_are_exported_in_the_dtype_of_their_origin(tmp_path):
+    params, _, _ = load_pretrained(DATA / "mistral", build("mistral")[1])
+    structs = export_hub(params, tmp_path, DATA / "mistral", dtype="bfloat16")
+    assert {struct.dtype.name for struct in structs.values()} == {"bfloat16"}
+    jax.tree.map(np.testing.assert_array_equal, read_all(tmp_path), read_all(DATA / "mistral"))
+    export_hub(params, tmp_path, DATA / "mistral")  # in float32
+    assert read_config(tmp_path)["dtype"] == "float32"
+
+
+def test_an_export_says_whether_the_embedding_is_tied_and_refuses_another_model(tmp_path):
+    params, _, _ = load_pretrained(DATA / "gpt2", build("gpt2", tied=False)[1])
+    params["head"]["kernel"] += 1
+    structs = export_hub(params, tmp_path / "untied", DATA / "gpt2")
+    assert "lm_head.weight" in structs
+    assert not read_config(tmp_path / "untied")["tie_word_embeddings"]
+    np.testing.assert_array_equal(read_all(tmp_path / "untied")["lm_head.weight"], params["head"]["kernel"].T)
+    with pytest.raises(CheckpointMismatchError, match=r"missing     layers\.attn\.key\.bias"):
+        export_hub(params, tmp_path / "other", DATA / "llama")
+    assert not (tmp_path / "other").exists()
