@@ -154,3 +154,115 @@ def test_sam(check_port):
         return Runner(model, train_dataloader=batches, train_cfg=cfg, optim_wrapper=solver, **run)
 
     check_port(glue, own_loop, MLP().init(jax.random.PRNGKey(0), jnp.zeros((1, 64)))["params"], images_and_labels(1))
+
+
+# --- meta_learning.ipynb: the gradient of a learning rate through updates, whose state is not differentiated. ---
+
+
+def test_meta_learning(check_port):
+    opt, meta_opt = optax.inject_hyperparams(optax.rmsprop)(learning_rate=0.1), optax.adam(0.03)
+
+    def loss_fn(theta, x, y):
+        return optax.l2_loss(y, x * theta)
+
+    def outer_loss(eta, theta, state, samples):
+        xs, ys = samples
+        state.hyperparams["learning_rate"] = jax.nn.sigmoid(eta)
+        for x, y in zip(xs[:-1], ys[:-1], strict=True):
+            updates, state = opt.update(jax.grad(loss_fn)(theta, x, y), state)
+            theta = optax.apply_updates(theta, updates)
+        return loss_fn(theta, xs[-1], ys[-1]), (theta, state)
+
+    def own_loop(eta, theta, batches, key):
+        @jax.jit
+        def outer_step(eta, theta, meta_state, state, samples):
+            (loss, (theta, state)), grad = jax.value_and_grad(outer_loss, has_aux=True)(eta, theta, state, samples)
+            meta_updates, meta_state = meta_opt.update(grad, meta_state)
+            return optax.apply_updates(eta, meta_updates), theta, meta_state, state, loss
+
+        state, meta_state, losses = opt.init(theta), meta_opt.init(eta), []
+        for samples in batches:
+            eta, theta, meta_state, state, loss = outer_step(eta, theta, meta_state, state, samples)
+            losses.append(loss)
+        return losses
+
+    def glue(eta, theta, batches, **run):
+        def loss(params, model_state, batch):
+            return outer_loss(params, *model_state, batch)
+
+        model, cfg = (
+            FunctionalModel(lambda _: (eta, (theta, opt.init(theta))), loss),
+            dict(by_epoch=False, max_iters=STEPS),
+        )
+        return Runner(model, train_dataloader=batches, train_cfg=cfg, optim_wrapper=meta_opt, **run)
+
+    rng = np.random.default_rng(0)
+    xs = rng.uniform(0, 10, (STEPS, 8)).astype(np.float32)
+    batches = list(zip(xs, 10 * xs + rng.standard_normal(xs.shape, np.float32), strict=True))
+    check_port(glue, own_loop, -jnp.log(1 / 0.1 - 1), jax.random.normal(jax.random.PRNGKey(42)), batches)
+
+
+# --- lbfgs.ipynb: a solver with a line search, which calls the loss. ---
+
+
+def test_lbfgs(check_port):
+    solver = optax.lbfgs(memory_size=5)
+
+    def loss_fn(params, batch):
+        x, y = batch
+        return jnp.mean((x @ params["w"] - y) ** 2) + 0.1 * jnp.sum(jnp.cosh(params["w"]))
+
+    def own_loop(params, batches, key):
+        @jax.jit
+        def step(params, state, batch):
+            def fun(params):
+                return loss_fn(params, batch)
+
+            value, grad = jax.value_and_grad(fun)(params)
+            updates, state = solver.update(grad, state, params, value=value, grad=grad, value_fn=fun)
+            return optax.apply_updates(params, updates), state, value
+
+        state, losses = solver.init(params), []
+        for batch in batches:
+            params, state, value = step(params, state, batch)
+            losses.append(value)
+        return losses
+
+    def glue(params, batches, **run):
+        model, cfg = FunctionalModel(lambda _: params, loss_fn), dict(by_epoch=False, max_iters=len(batches))
+        return Runner(model, train_dataloader=batches, train_cfg=cfg, optim_wrapper=solver, **run)
+
+    rng = np.random.default_rng(0)
+    batches = [(rng.standard_normal((16, 8), np.float32), rng.standard_normal(16, np.float32)) for _ in range(8)]
+    check_port(glue, own_loop, {"w": jnp.ones(8)}, batches)
+
+
+# --- contrib/reduce_on_plateau.ipynb: a transformation that gets the value of the loss. ---
+
+
+def test_reduce_on_plateau(check_port):
+    tx = optax.chain(optax.adam(1e-2), contrib.reduce_on_plateau(patience=1, accumulation_size=2, factor=0.5))
+
+    def own_loop(params, batches, key):
+        @jax.jit
+        def train_step(params, opt_state, batch):
+            images, labels = batch
+            value, grads = jax.value_and_grad(robust_loss)(params, 0.0, (images / 255.0, labels))
+            updates, opt_state = tx.update(grads, opt_state, params, value=value)
+            return optax.apply_updates(params, updates), opt_state, value
+
+        opt_state, losses = tx.init(params), []
+        for batch in batches:
+            params, opt_state, value = train_step(params, opt_state, batch)
+            losses.append(value)
+        return losses
+
+    def glue(params, batches, **run):
+        def loss(params, batch):
+            images, labels = batch
+            return robust_loss(params, 0.0, (images / 255.0, labels))
+
+        model, cfg = FunctionalModel(lambda _: params, loss), dict(by_epoch=False, max_iters=STEPS)
+        return Runner(model, train_dataloader=batches, train_cfg=cfg, optim_wrapper=tx, **run)
+
+    check_port(glue, own_loop, MLP().init(jax.random.PRNGKey(0), jnp.zeros((1, 64)))["params"], images_and_labels(1))
