@@ -9,14 +9,14 @@ import numpy as np
 
 from jengine.annotations import Count
 from jengine.errors import ConfigError
-from jengine.evaluation.metric import BaseMetric, example_mask
+from jengine.evaluation.metric import PairMetric, example_mask
 from jengine.model.labels import require_class_indices
 from jengine.registry import METRICS
-from jengine.selection import Selector, select_array
+from jengine.selection import Selector
 
 
 @METRICS.register_module()
-class Accuracy(BaseMetric):
+class Accuracy(PairMetric):
     """Fraction, 0 to 1, of examples whose true class is among the k classes with the highest logits.
 
     Counts are integers, so the result is exact for any batch size. Equal logits are ranked by class index, as in
@@ -49,12 +49,10 @@ class Accuracy(BaseMetric):
         prefix: str | None = None,
         ignore_index: int | None = None,
     ) -> None:
-        super().__init__(prefix)
+        super().__init__(label, prediction, prefix)
         self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
         if not self.topk or len(set(self.topk)) < len(self.topk):
             raise ConfigError(f"`Accuracy.topk` must be one or more distinct integers, got {topk!r}")
-        self.label = label
-        self.prediction = prediction
         self.ignore_index = ignore_index
 
     @property
@@ -69,8 +67,8 @@ class Accuracy(BaseMetric):
 
     def update(self, state: dict[str, jax.Array], predictions: Any, batch: Any) -> dict[str, jax.Array]:
         """Return the counts with a batch added; KeyError for a missing entry, ValueError for other shapes or dtypes."""
-        predictions = jnp.asarray(select_array(predictions, self.prediction, "Accuracy.prediction", "predictions"))
-        labels = select_array(batch, self.label, "Accuracy.label", "batch")
+        predictions, labels = self.select(predictions, batch)
+        predictions = jnp.asarray(predictions)
         if predictions.ndim == 2:
             require_class_indices(labels, predictions.shape[1], "Accuracy.label", self.ignore_index)
         labels = jnp.asarray(labels)

@@ -1,7 +1,7 @@
 """Metrics as three functions over a state on the device, or as a collection of examples on the host.
 
-`example_mask` and `drop_padding` exclude padded examples. `Sum` and `Mean` are states whose results do not depend on
-the batch size.
+`example_mask` and `drop_padding` exclude padded examples. `Counts`, `Sum` and `Mean` are states whose results do not
+depend on the batch size.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.data.masking import get_mask
+from jengine.selection import Selector, select_array
 
 Gather = Callable[[list[Any], str], list[Any]]  # (results of a process, metric name) -> results of all processes
 
@@ -66,6 +67,31 @@ class BaseMetric:
     def add_prefix(self, name: str) -> str:
         """Return the full name of a result, as used in logs and by `save_best`."""
         return f"{self.prefix}/{name}" if self.prefix else name
+
+
+class PairMetric(BaseMetric):
+    """Base class for metrics that compare a prediction with a label.
+
+    Args:
+      label: name, index or dotted path of the batch entry with the truth.
+      prediction: the prediction entry; None if the predictions are an array.
+      prefix: prefix of the result names.
+    """
+
+    def __init__(
+        self, label: Selector = "label", prediction: Selector | None = None, prefix: str | None = None
+    ) -> None:
+        super().__init__(prefix)
+        self.label = label
+        self.prediction = prediction
+
+    def select(self, predictions: Any, batch: Any) -> tuple[Any, Any]:
+        """Return the arrays with predictions and labels, as they are; KeyError for a missing entry."""
+        name = type(self).__name__
+        return (
+            select_array(predictions, self.prediction, f"{name}.prediction", "predictions"),
+            select_array(batch, self.label, f"{name}.label", "batch"),
+        )
 
 
 class HostMetric(BaseMetric):
@@ -130,6 +156,28 @@ def drop_padding(tree: Any, mask: np.ndarray) -> Any:
     return jax.tree.map(lambda leaf: leaf[mask] if np.shape(leaf)[:1] == mask.shape else leaf, tree)
 
 
+class Counts(NamedTuple):
+    """Exact counts up to 2**64: a run over large images passes the 2**31 of an int32."""
+
+    low: jax.Array  # uint32[...], low words
+    high: jax.Array  # uint32[...], high words
+
+    @classmethod
+    def zero(cls, *shape: int) -> "Counts":
+        """Return counts of zero."""
+        return cls(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
+
+    def add(self, index: tuple[jax.Array, ...], is_counted: jax.Array) -> "Counts":
+        """Return the counts with one more at `index`, int[N] for each axis, where `is_counted`, bool[N]. Pure."""
+        added = jnp.zeros_like(self.low).at[index].add(is_counted.astype(jnp.uint32), mode="drop")
+        low = self.low + added
+        return Counts(low, self.high + (low < added).astype(jnp.uint32))  # a carry: the low word has wrapped around
+
+    def value(self) -> np.ndarray:
+        """Return the counts as float64[...], on the host."""
+        return np.asarray(self.low, np.float64) + np.asarray(self.high, np.float64) * 2.0**32
+
+
 class Sum(NamedTuple):
     """Running sum and accumulated rounding error (Neumaier's variant of Kahan summation).
 
@@ -137,16 +185,16 @@ class Sum(NamedTuple):
     This sum is accurate to float32 precision for any batch size, and exact for integers up to 2**47.
     """
 
-    total: jax.Array  # float32[]; float64[] with `jax_enable_x64`
+    total: jax.Array  # float32[...]; float64[...] with `jax_enable_x64`
     lost: jax.Array  # like `total`, the rounding error in it
 
     @classmethod
-    def zero(cls) -> "Sum":
-        """Return the empty sum."""
-        return cls(jnp.zeros((), float), jnp.zeros((), float))
+    def zero(cls, *shape: int) -> "Sum":
+        """Return empty sums."""
+        return cls(jnp.zeros(shape, float), jnp.zeros(shape, float))
 
     def add(self, value: jax.Array) -> "Sum":
-        """Return the sum with `value`, a scalar of any real dtype, added. Pure."""
+        """Return the sums with `value`, of any real dtype, added. Pure."""
         value = jnp.asarray(value).astype(self.total.dtype)
         total = self.total + value
         sum_is_larger = jnp.abs(self.total) >= jnp.abs(value)
@@ -154,10 +202,11 @@ class Sum(NamedTuple):
         smaller = jnp.where(sum_is_larger, value, self.total)  # its low bits are those that an addition loses
         return Sum(total, self.lost + ((larger - total) + smaller))
 
-    def value(self) -> float:
-        """Return the sum in double precision, on the host."""
-        total, lost = float(self.total), float(self.lost)
-        return total + lost if np.isfinite(total) else total  # inf - inf has made `lost` NaN
+    def value(self) -> Any:
+        """Return the sums in double precision, on the host: a float, or float64[...]."""
+        total, lost = np.asarray(self.total, np.float64), np.asarray(self.lost, np.float64)
+        value = total + np.where(np.isfinite(total), lost, 0.0)  # inf - inf has made `lost` NaN
+        return value if value.ndim else float(value)
 
 
 class Mean(NamedTuple):

@@ -27,7 +27,7 @@ from jengine.registry import LOOPS, as_config, check_arguments, find_registered,
 from jengine.train import TrainState
 
 # Modules of the extras that have another name
-_MODULES = {"draw": "PIL", "examples": "sklearn"}
+_MODULES = {"draw": "PIL", "examples": "sklearn", "bleu": "sacrebleu"}
 _SAFETENSORS = (".safetensors", ".safetensors.index.json")
 _SECTIONS = {
     "train": ("train_dataloader", "train_cfg", "optim_wrapper"),

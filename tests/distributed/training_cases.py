@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
@@ -18,7 +19,7 @@ from jengine.contrib.selfsup import PseudoLabelDataset
 from jengine.data import ArrayDataset
 from jengine.data.masking import get_mask
 from jengine.distributed import all_gather_objects, assert_equal_across_processes, get_processes, launch
-from jengine.evaluation import HostMetric
+from jengine.evaluation import HostMetric, MetricAdapter
 from jengine.hooks import Hook
 from jengine.model import LinenModel
 from jengine.runner import Runner
@@ -265,7 +266,15 @@ def train_on_mesh(work_dir, data=False, stream=False, stop=3, resume=False):
                 dataset=ArrayDataset(dict(name=np.array([str(i) for i in range(13)]), x=X[:13], y=Y[:13])),
             ),
             val_cfg=dict(),
-            val_evaluator=[dict(type="MeanLoss", loss=squared_error), HostError()],
+            val_evaluator=[
+                dict(type="MeanLoss", loss=squared_error),
+                HostError(),
+                dict(type="R2Score", target="y"),
+                *(
+                    MetricAdapter(nnx.metrics.Welford, lambda p, batch: dict(values=p), name=name, on_host=on_host)
+                    for name, on_host in (("device", False), ("host", True))
+                ),
+            ],
             default_hooks=dict(
                 checkpoint=dict(type="CheckpointHook", interval=3, by_epoch=False, max_keep_ckpts=-1), logger=None
             ),

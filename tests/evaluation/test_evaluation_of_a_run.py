@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from sklearn import metrics as sklearn
 
 from jengine.data import ArrayDataset
 from jengine.evaluation import MetricAdapter
@@ -61,12 +62,23 @@ def test_metrics_are_the_same_on_one_device_and_on_several(tmp_path, strategy):
         nnx.metrics.Accuracy(),
         ClassMean,
         MetricAdapter(nnx.metrics.Welford, lambda p, batch: {"values": batch["x"][:, 0]}, on_host=True),
+        dict(type="PrecisionRecallF1", num_classes=3),
+        dict(type="AUROC"),
+        dict(type="CalibrationError", num_bins=5),
+        dict(type="R2Score", target="x"),
     ]
     got = make_runner(tmp_path, evaluator, parallel=STRATEGIES[strategy]).val()
     x = DATA["x"].astype(np.float64)
     assert got["accuracy"] == pytest.approx((x.argmax(axis=1) == DATA["label"]).mean(), rel=1e-6)
     assert [got[f"class{i}"] for i in range(3)] == pytest.approx(x.mean(axis=0).tolist(), rel=1e-6)
     assert got["welford/mean"] == pytest.approx(x[:, 0].mean(), rel=1e-6)
+    assert got["f1_macro"] == pytest.approx(sklearn.f1_score(DATA["label"], x.argmax(axis=1), average="macro"))
+    probabilities = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
+    assert got["auroc"] == pytest.approx(sklearn.roc_auc_score(DATA["label"], probabilities, multi_class="ovr"))
+    assert got["r2"] == 1.0
+    confidence, is_correct = probabilities.max(axis=1), probabilities.argmax(axis=1) == DATA["label"]
+    gaps = np.bincount(np.ceil(confidence * 5).astype(int), weights=is_correct - confidence)
+    assert got["ece"] == pytest.approx(abs(gaps).sum() / SIZE, rel=1e-6)
 
 
 def test_the_validations_of_a_training_compile_one_program(tmp_path):  # a further one would be an error

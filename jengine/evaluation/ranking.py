@@ -1,0 +1,186 @@
+"""Metrics from the order of the scores over the whole data set, on the host."""
+
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from jengine.evaluation.metric import HostMetric, PairMetric
+from jengine.model.labels import require_class_indices
+from jengine.registry import METRICS
+from jengine.selection import Selector, describe_array
+
+
+class RankingMetric(PairMetric, HostMetric):
+    """Base class for metrics of scores and binary labels, one class against the rest; see `AUROC`.
+
+    Scores and labels of all examples are kept on the host, because a ranking is not a sum; the results are exact, with
+    ties.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        average: Literal["macro", "weighted", "none"] = "macro",
+        label: Selector = "label",
+        prediction: Selector | None = None,
+        from_logits: bool = True,
+        ignore_index: int | None = None,
+        prefix: str | None = None,
+    ) -> None:
+        super().__init__(label, prediction, prefix)
+        self.average = average
+        self.from_logits = from_logits
+        self.ignore_index = ignore_index
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of the metric."""
+        return (self.name,)
+
+    def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
+        """Return the value of one class, from bool[N] and float64[N]."""
+        raise NotImplementedError
+
+    def process(self, data_batch: Any, data_samples: Any) -> None:
+        """Keep the scores and labels of a batch."""
+        scores, labels = (np.asarray(array) for array in self._select(data_samples, data_batch))
+        self.results.append((scores.astype(np.float32), labels.astype(np.int32)))  # bfloat16 is not sent
+
+    def update(self, state: Any, predictions: Any, batch: Any) -> Any:
+        """Return the state unchanged; what does not fit is an error while the step is traced."""
+        scores, labels = self._select(predictions, batch)
+        if labels.ndim < scores.ndim:
+            require_class_indices(labels, scores.shape[1], f"{type(self).__name__}.label", self.ignore_index)
+        return state
+
+    def _select(self, predictions: Any, batch: Any) -> tuple[Any, Any]:
+        scores, labels = self.select(predictions, batch)
+        if labels.shape not in (scores.shape, scores.shape[:-1]) or scores.ndim not in (1, 2):
+            raise ValueError(
+                f"{type(self).__name__}: predictions must be scores float[B] or float[B, C], and labels int[B], or "
+                f"int[B, C] for several labels, got {describe_array(scores)} and {describe_array(labels)}"
+            )
+        return scores, labels
+
+    def compute_metrics(self, results: list[Any]) -> dict[str, Any]:
+        """Return the value, the mean over classes, or an array by class."""
+        scores, labels = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
+        scores = scores.astype(np.float64)
+        if labels.ndim < scores.ndim:  # one class of several
+            is_counted = labels != self.ignore_index if self.ignore_index is not None else slice(None)
+            scores, labels = scores[is_counted], labels[is_counted]
+            if self.from_logits:  # the order within a class depends on the other classes' logits
+                scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+                scores /= scores.sum(axis=1, keepdims=True)
+            if labels.size and not 0 <= labels.min() <= labels.max() < scores.shape[1]:
+                return {self.name: float("nan")}
+            if scores.shape[1] == 2:
+                scores = scores[:, 1]
+            else:
+                labels = labels[:, None] == np.arange(scores.shape[1])
+        if labels.ndim == 1:
+            return {self.name: self._score_class(labels, scores)}
+        values = np.array([self._score_class(*column) for column in zip(labels.T, scores.T, strict=True)])
+        if self.average == "none":
+            return {self.name: values}
+        weights = (labels == 1).sum(axis=0) if self.average == "weighted" else np.ones(len(values))
+        defined = ~np.isnan(values)
+        total = weights[defined].sum()
+        return {self.name: float((values * weights)[defined].sum() / total) if total else float("nan")}
+
+    def _score_class(self, labels: np.ndarray, scores: np.ndarray) -> float:
+        if self.ignore_index is not None:
+            labels, scores = labels[labels != self.ignore_index], scores[labels != self.ignore_index]
+        is_valid = not np.isnan(scores).any() and np.isin(labels, (0, 1)).all()
+        return self.score(labels == 1, scores) if is_valid else float("nan")
+
+
+def area_under_roc(is_positive: np.ndarray, scores: np.ndarray) -> float:
+    """Return the probability that a positive example scores above a negative one, where a tie is a half.
+
+    >>> area_under_roc(np.array([False, True, True]), np.array([0.1, 0.1, 0.5]))
+    0.75
+
+    Args:
+      is_positive: bool[N].
+      scores: float64[N].
+
+    Returns:
+      The area under the receiver operating characteristic; NaN with a single class.
+    """
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # from 1; the mean rank for ties
+    positive, negative = is_positive.sum(), (~is_positive).sum()
+    if not positive or not negative:
+        return float("nan")
+    return float((ranks[is_positive].sum() - positive * (positive + 1) / 2) / (positive * negative))
+
+
+def average_precision(is_positive: np.ndarray, scores: np.ndarray) -> float:
+    """Return the mean precision over the positive examples, at the threshold at which each is found.
+
+    >>> average_precision(np.array([False, True, True]), np.array([0.3, 0.1, 0.5]))
+    0.8333333333333333
+
+    Args:
+      is_positive: bool[N].
+      scores: float64[N].
+
+    Returns:
+      The sum of the precision at each threshold times the increase of the recall there, without interpolation; NaN
+      without positive examples.
+    """
+    _, inverse, found = np.unique(-scores, return_inverse=True, return_counts=True)
+    hits = np.bincount(inverse, weights=is_positive, minlength=len(found))
+    if not hits.sum():
+        return float("nan")
+    return float((hits * np.cumsum(hits) / np.cumsum(found)).sum() / hits.sum())
+
+
+@METRICS.register_module()
+class AUROC(RankingMetric):
+    """Area under the ROC curve, `auroc`: binary, or the mean over classes, one against the rest.
+
+    Classes of which there are no examples, or no others, have no value and do not count in the mean.
+
+    >>> metric = AUROC()
+    >>> metric.process({"label": np.array([0, 0, 1, 1])}, np.array([0.1, 0.4, 0.35, 0.8]))
+    >>> metric.collect(None)
+    {'auroc': 0.75}
+
+    Args:
+      average: mean over classes: 'macro', 'weighted' by their numbers of examples, or 'none' for an array by class.
+      label: the batch entry with labels, int[B]; or int[B, C] for several labels, 1 for each that is present.
+      prediction: the prediction entry with scores, float[B] for class 1 of two, or float[B, C]; None if the predictions
+        are an array.
+      from_logits: apply a softmax to the scores if there are several classes, of which one is true.
+      ignore_index: label that does not count; None for no such label.
+      prefix: prefix of the result name, none by default.
+    """
+
+    name = "auroc"
+
+    def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
+        """Return the value of one class."""
+        return area_under_roc(is_positive, scores)
+
+
+@METRICS.register_module()
+class AveragePrecision(RankingMetric):
+    """Average precision, `average_precision`: binary, or the mean over classes (mAP), one against the rest.
+
+    As in scikit-learn, the precision is not interpolated. Classes without examples do not count in the mean. The
+    arguments are those of `AUROC`.
+
+    >>> metric = AveragePrecision()
+    >>> metric.process({"label": np.array([0, 0, 1, 1])}, np.array([0.1, 0.4, 0.3, 0.8]))
+    >>> round(metric.collect(None)["average_precision"], 4)
+    0.8333
+    """
+
+    name = "average_precision"
+
+    def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
+        """Return the value of one class."""
+        return average_precision(is_positive, scores)
