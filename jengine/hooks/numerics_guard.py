@@ -102,6 +102,7 @@ class NumericsGuardHook(Hook):
         squared_norm, leaf = _check_gradients(ctx)
         norm = jnp.sqrt(squared_norm) / (scales[0] if len(scales) == 1 else 1.0)
         losses = [_mean(value, ctx) for name, value in ctx.metrics.items() if "loss" in name]
+        losses = losses or [jnp.zeros(())]  # gradients that a model's own step has without a loss
         loss = _mean(ctx.metrics["loss"], ctx) if "loss" in ctx.metrics else losses[0]
         failures = jnp.stack(
             [

@@ -42,6 +42,8 @@ class FunctionalModel(Model):
       predict: function with any of `params, model_state, batch`; only validation and test require it.
       module_types: class names by dotted module path, such as `{"block.bn": "BatchNorm"}`, for the rules in
         `paramwise_cfg`. Without it, names and shapes tell norms and convolutions.
+      train_step: function `(state, batch, ctx) -> (state, metrics)`, a whole training step in the place of the built-in
+        one; see `Model.train_step`. `loss` is not needed then, and `init` may return `(params, model_state)`.
 
     Raises:
       TypeError: an argument is not a function, or a function requires something else.
@@ -51,11 +53,15 @@ class FunctionalModel(Model):
     def __init__(
         self,
         init: Callable[..., Any],
-        loss: Callable[..., Any] | Mapping[str, Callable[..., Any]],
+        loss: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
         predict: Callable[..., Any] | None = None,
         module_types: Mapping[str, str] | None = None,
+        train_step: Callable[..., Any] | None = None,
     ) -> None:
-        losses = dict(loss) if isinstance(loss, Mapping) else {"": loss}
+        if loss is None and train_step is None:
+            raise TypeError("FunctionalModel: `loss` must be a function unless there is a `train_step`, got None")
+        self._train_step = train_step
+        losses = dict(loss) if isinstance(loss, Mapping) else {"": loss} if loss is not None else {}
         self._init = _NamedArguments("init", init, _INIT_ARGUMENTS, _INIT_ARGUMENTS, optional=True)
         self._losses = {
             name: _NamedArguments(f"loss {name}".strip(), fn, _LOSS_ARGUMENTS, _MAIN_ARGUMENTS)
@@ -68,7 +74,8 @@ class FunctionalModel(Model):
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)`; the state is {} if `loss` has no argument `model_state`."""
         variables = self._init(rng=rng, batch=batch)
-        params, model_state = _check_pair("init", "params", variables) if self._has_state else (variables, {})
+        has_state = self._has_state or (self._train_step is not None and isinstance(variables, tuple))
+        params, model_state = _check_pair("init", "params", variables) if has_state else (variables, {})
         leaves = flatten(params) if self.module_types else {}
         for module in self.module_types:
             if not any(path == module or path.startswith(f"{module}.") for path in leaves):
@@ -96,6 +103,17 @@ class FunctionalModel(Model):
         if fn.accepts("model_state"):
             losses, model_state = _check_pair("loss", "losses", losses)
         return to_loss_dict(losses), model_state
+
+    @property
+    def has_train_step(self) -> bool:
+        """Whether there is a `train_step`."""
+        return self._train_step is not None or type(self).train_step is not FunctionalModel.train_step
+
+    def train_step(self, state: Any, batch: PyTree, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Run the training step that was given; see `Model.train_step`."""
+        if self._train_step is None:
+            return super().train_step(state, batch, ctx)
+        return self._train_step(state, batch, ctx)
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """Return the predictions; TypeError if the model has no prediction function."""

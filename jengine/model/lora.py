@@ -121,6 +121,13 @@ class LoRA(ModelWrapper):
         frozen = paths.map_with_path(lambda path, leaf: base[path], model_state["frozen"])
         return new_params, {**model_state, "frozen": frozen, "state": base_state}
 
+    def train_step(self, state: Any, batch: PyTree, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Refuse: the inner model's step would update parameters that LoRA keeps fixed."""
+        raise ConfigError(
+            f"LoRA must be around a model without its own `train_step`, got {type(self.model).__name__}: its step "
+            "updates its own parameters; define `train_step` in a subclass of LoRA"
+        )
+
     def _wrap_loss(
         self, loss: Callable[..., Any], params: PyTree, model_state: PyTree, batch: PyTree, **kwargs: Any
     ) -> tuple[Losses, PyTree]:

@@ -73,6 +73,28 @@ class Model:
             "`phase_loss(phase, params, model_state, batch, ...)`; a FunctionalModel takes a dict of losses"
         )
 
+    @property
+    def has_train_step(self) -> bool:
+        """Whether the model has its own `train_step`."""
+        return type(self).train_step is not Model.train_step
+
+    def train_step(self, state: Any, batch: PyTree, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Run a whole training step in the place of the built-in one; a model need not define it.
+
+        It is compiled, so it must be pure. `Model.loss` is not called then, unless you call it.
+
+        Args:
+          state: the `jengine.train.TrainState`.
+          batch: a training batch.
+          ctx: the parts of a step, a `jengine.train.UpdateContext`: `ctx.update(state, loss_fn)`,
+            `ctx.gradients(state, loss_fn)`, `ctx.apply(state, grads)`, `ctx.rng`, `ctx.hyperparams`, ...
+
+        Returns:
+          The new state, `state.replace(...)` with the same structure, and the metrics, scalars by name. The loss that
+          is logged and watched is 'loss', or the sum of the entries with 'loss' in their names.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no `train_step(state, batch, ctx)`")
+
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """Return the predictions for an evaluation batch: arrays with a leading batch axis."""
         raise NotImplementedError(f"{type(self).__name__} must define `predict(params, model_state, batch)`")
@@ -129,6 +151,15 @@ class ModelWrapper(Model):
     def phase_loss(self, phase: str, *args: Any, **kwargs: Any) -> tuple[Losses, PyTree]:
         """Return the losses for one phase, see `loss`."""
         return self._wrap_loss(functools.partial(self.model.phase_loss, phase), *args, **kwargs)
+
+    @property
+    def has_train_step(self) -> bool:
+        """Whether the inner model has its own `train_step`."""
+        return self.model.has_train_step
+
+    def train_step(self, state: Any, batch: PyTree, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Run the inner model's training step."""
+        return self.model.train_step(state, batch, ctx)
 
     def _wrap_loss(
         self, loss: Callable[..., Any], params: PyTree, model_state: PyTree, batch: PyTree, **kwargs: Any

@@ -90,6 +90,17 @@ class CastModel(ModelWrapper):
 
         return cast_floating(compute_in(self.precision.compute, predict, params), self.precision.output)
 
+    def train_step(self, state: Any, batch: PyTree, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Run the inner model's training step with its networks in `precision.compute`."""
+        new_state, metrics = compute_in(
+            self.precision.compute,
+            lambda params: self.model.train_step(state.replace(params=params), batch, ctx),
+            state.params,
+        )
+        old = state.model_state
+        cast = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state.model_state, old)
+        return new_state.replace(model_state=cast), metrics
+
     def _wrap_loss(
         self, loss: Callable[..., Any], params: PyTree, model_state: PyTree, batch: PyTree, **kwargs: Any
     ) -> tuple[Losses, PyTree]:

@@ -5,12 +5,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import optax
-
 from jengine.config import resolve
 from jengine.errors import config_path
-from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.optimizers.optimizer_builder import reject_trailing_comma
+from jengine.optim.optimizers.optimizer_builder import is_optimizer, reject_trailing_comma
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
@@ -93,7 +90,7 @@ def build_without_params(cfg: Any) -> dict[str, OptimWrapper]:
 
 
 def _build_constructor(cfg: Any) -> Any:
-    if isinstance(cfg, Optimizer | optax.GradientTransformation | optax.MultiSteps):
+    if is_optimizer(cfg):
         cfg = {"optimizer": cfg}
     if callable(cfg):
         name = getattr(cfg, "__name__", "NAME")
@@ -118,5 +115,5 @@ def _build_constructor(cfg: Any) -> Any:
 
 
 def _is_wrapper(value: Any) -> bool:
-    """Return whether `value` is an optimizer wrapper or the config of one."""
-    return isinstance(value, OptimWrapper) or (hasattr(value, "items") and "optimizer" in value)
+    """Return whether `value` is an optimizer wrapper, a bare optimizer, or the config of a wrapper."""
+    return isinstance(value, OptimWrapper) or is_optimizer(value) or (hasattr(value, "items") and "optimizer" in value)

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,14 +29,15 @@ from jengine.train import (
     count_flops,
 )
 from jengine.train.flops import Flops
+from jengine.train.hyperparams import HyperparamsRaveler
 from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
 from jengine.train.out_of_memory import explain_out_of_memory
+from jengine.train.phases import PhaseConfig
 from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
 
 logger = logging.getLogger("jengine")
-_NO_VALUES = np.empty(0, np.float32)  # an optax transformation may have no hyperparameters on the host
 _NO_REPORT = contextlib.nullcontext()
 _SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
 
@@ -75,65 +75,6 @@ class Hyperparams(dict[str, np.float32]):
         return self[name]
 
 
-@dataclasses.dataclass(frozen=True)
-class _VectorSpec:
-    """Structure of hyperparameters, with the shape and dtype of each leaf."""
-
-    treedef: Any
-    leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class HyperparamsVector:
-    """Hyperparameters of a step, or of each step in a chunk, as one array, which is one transfer per call."""
-
-    vector: Any  # float[n]; float[K, n] for a chunk
-    spec: _VectorSpec = dataclasses.field(metadata=dict(static=True))  # the structure that `unravel` restores
-
-    def unravel(self) -> Any:
-        """Return the arrays in the original structure, within a compiled step."""
-        arrays, start = [], 0
-        for shape, dtype in self.spec.leaves:
-            stop = start + math.prod(shape)
-            arrays.append(self.vector[start:stop].reshape(shape).astype(dtype))
-            start = stop
-        return self.spec.treedef.unflatten(arrays)
-
-
-class HyperparamsRaveler:
-    """Builder of hyperparameter vectors, which share one spec, so that JAX compares it by identity."""
-
-    def __init__(self) -> None:
-        self._spec: _VectorSpec | None = None
-        self._size = 0
-
-    def ravel(self, hyperparams: Mapping[str, Any]) -> HyperparamsVector:
-        """Return the host arrays of a step, by name or in nested containers, as one vector."""
-        leaves, treedef = jax.tree.flatten(hyperparams)
-        vector = np.concatenate(leaves or [_NO_VALUES], axis=None)
-        if self._spec is None or treedef != self._spec.treedef or vector.size != self._size:
-            self._spec = _VectorSpec(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
-            self._size = vector.size
-        return HyperparamsVector(vector, self._spec)
-
-    def stack(self, steps: Sequence[Mapping[str, Any]]) -> HyperparamsVector:
-        """Return the hyperparameters of all steps in a chunk as one array, float[K, n].
-
-        Raises:
-          ValueError: a name was added or removed between two steps.
-        """
-        vectors = [self.ravel(hyperparams) for hyperparams in steps]
-        spec = vectors[0].spec
-        if any(vector.spec is not spec for vector in vectors):
-            names = sorted({tuple(sorted(hyperparams)) for hyperparams in steps})
-            raise ValueError(
-                f"the steps of a chunk must have the same hyperparams, got {names}; set new ones before training, or "
-                "in a hook that acts at each step"
-            )
-        return HyperparamsVector(np.stack([vector.vector for vector in vectors]), spec)
-
-
 class TrainPrograms:
     """Training steps, each compiled at the first call.
 
@@ -160,7 +101,7 @@ class TrainPrograms:
         strategy: Strategy,
         limiter: DispatchLimiter,
         timer: PhaseTimer,
-        phases: Sequence[tuple[str, int]] | None = None,
+        phases: Sequence[PhaseConfig] | None = None,
         on_recompile: str | None = None,
         on_traced: Callable[[], None] = lambda: None,
     ) -> None:
@@ -175,16 +116,14 @@ class TrainPrograms:
 
         update, accumulate = build_step(update=True), build_step(update=False)  # the host knows which one it needs
         steps = (update, accumulate) if optim_wrapper.accumulates else (update,)
-        scanned = build_scanned_step(
-            *(dataclasses.replace(step, differentiate=_with_hyperparams_vector(step.differentiate)) for step in steps)
-        )
+        scanned = build_scanned_step(*steps)
         self.update, self.accumulate = guard(update), guard(accumulate)
         self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
         self._model, self._optim_wrapper = model, optim_wrapper
         self.hashes: dict[str, str] = {}
         self._compiled: dict[RecompilationGuard, Any] = {
-            self.update: strategy.compile_train_step(_with_flat_metrics(_with_hyperparams_vector(self.update))),
-            self.accumulate: strategy.compile_train_step(_with_flat_metrics(_with_hyperparams_vector(self.accumulate))),
+            self.update: strategy.compile_train_step(_with_flat_metrics(self.update)),
+            self.accumulate: strategy.compile_train_step(_with_flat_metrics(self.accumulate)),
             self.chunk: strategy.compile_train_step(self.chunk, chunked=True),
         }
         self._strategy = strategy
@@ -194,6 +133,7 @@ class TrainPrograms:
         self._raveler = HyperparamsRaveler()
         self._accumulates = optim_wrapper.accumulates
         self._traced_hooks = [step.hooks for step in steps]
+        self._intervals = update.intervals  # of phases that act every n-th iteration
         self._last: RecompilationGuard | None = None  # the suspect if the device runs out of memory
         self._failed = False  # whether a dispatch raised
         self._environment = (
@@ -202,7 +142,7 @@ class TrainPrograms:
         self._not_hashed: list[tuple[RecompilationGuard, tuple[Any, ...]]] = []
 
     def run_step(
-        self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool
+        self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool, iteration: int = 0
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """Dispatch one step, which updates or only accumulates gradients; the state is donated.
 
@@ -210,6 +150,7 @@ class TrainPrograms:
           state, batch: on the device; batch entries that stay on the host are left out.
           hyperparams: host arrays.
           is_update: whether the step updates.
+          iteration: the index of the iteration, `state.step`.
 
         Returns:
           The new state and the metrics, both pending on the device.
@@ -218,6 +159,9 @@ class TrainPrograms:
         new_state, metrics = self._call(step, state, select_arrays(batch), self._raveler.ravel(hyperparams))
         named = dict(zip(metrics.names, metrics.values, strict=True))
         self._limiter.add(named["loss"])
+        for name, every in self._intervals.items():
+            if (iteration + 1) % every:
+                named.pop(name, None)
         return new_state, named
 
     def run_chunk(
@@ -226,13 +170,20 @@ class TrainPrograms:
         batches: Sequence[PyTree],
         hyperparams: Sequence[Mapping[str, Any]],
         is_update: Sequence[bool],
+        iteration: int = 0,
     ) -> tuple[TrainState, ChunkMetrics]:
-        """Dispatch K steps in one call: `run_step` for K host batches with equal structures, shapes and dtypes."""
+        """Dispatch K steps in one call: `run_step` for K host batches with equal structures, shapes and dtypes.
+
+        `iteration` is the index of the first.
+        """
         updates = np.asarray(is_update)  # `lax.cond` selects the program of each step
         inputs = self._raveler.stack(hyperparams), updates
         new_state, metrics = self._call(self.chunk, state, self._put_chunk(batches), inputs)
         self._limiter.add(metrics.values["loss"])
-        return new_state, ChunkMetrics(metrics.values, updates, metrics.update_only)
+        reports = dict.fromkeys(metrics.update_only, updates)
+        for name, every in self._intervals.items():
+            reports[name] = (iteration + 1 + np.arange(len(updates))) % every == 0
+        return new_state, ChunkMetrics(metrics.values, updates, reports)
 
     def _put_chunk(self, batches: Sequence[PyTree]) -> PyTree:
         return self._strategy.put_batch(stack_batches([select_arrays(batch) for batch in batches]), chunked=True)
@@ -366,14 +317,5 @@ def _with_flat_metrics(step: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> tuple[TrainState, _FlatMetrics]:
         state, metrics = step(*args)
         return state, _FlatMetrics(tuple(metrics.values()), tuple(metrics))
-
-    return run
-
-
-def _with_hyperparams_vector(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the step, or the first half, with hyperparameters passed as one array."""
-
-    def run(state: TrainState, batch: PyTree, hyperparams: HyperparamsVector, *is_update: jax.Array | bool) -> Any:
-        return step(state, batch, hyperparams.unravel(), *is_update)
 
     return run

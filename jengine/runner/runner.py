@@ -388,15 +388,17 @@ class Runner:
 
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
         """Run one training step on a batch on the device, and return the metrics, which stay there."""
-        is_update = self.optim_wrapper.start_step(self.train_loop.iter)
-        self._state, metrics = self.programs.run_step(self._state, batch, self.step_hyperparams(), is_update)
+        iteration = self.train_loop.iter
+        is_update = self.optim_wrapper.start_step(iteration)
+        self._state, metrics = self.programs.run_step(self._state, batch, self.step_hyperparams(), is_update, iteration)
         return metrics
 
     def train_chunk(
         self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]
     ) -> ChunkMetrics:
         """Run a training step for each host batch in one call; see `TrainPrograms.run_chunk`."""
-        self._state, metrics = self.programs.run_chunk(self._state, batches, hyperparams, is_update)
+        first = self.train_loop.iter + 1 - len(batches)  # the hooks have been called for the last one
+        self._state, metrics = self.programs.run_chunk(self._state, batches, hyperparams, is_update, first)
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from jengine.train.flops import count_flops as count_flops
 from jengine.train.losses import total_loss as total_loss
+from jengine.train.own_step import LossGradients as LossGradients
+from jengine.train.own_step import UpdateContext as UpdateContext
+from jengine.train.phases import PhaseSettings as PhaseSettings
 from jengine.train.recompilation import RecompilationError as RecompilationError
 from jengine.train.recompilation import RecompilationGuard as RecompilationGuard
 from jengine.train.recompilation import check_on_recompile as check_on_recompile

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ import numpy as np
 from jengine.data.masking import get_mask
 from jengine.model.autocast import at_least_float32
 from jengine.optim.gradients import loss_names
+
+T = TypeVar("T")
 
 
 def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array, OrderedDict[str, jax.Array]]:
@@ -75,15 +77,13 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
     return None if mask is None else jnp.asarray(mask, jnp.float32).sum()
 
 
-def mean_over_replicas(
-    metrics: OrderedDict[str, jax.Array], weight: jax.Array | None, axis_name: str
-) -> OrderedDict[str, jax.Array]:
-    """Return the mean losses over the replicas on a mapped axis, with the same weights as the gradients."""
+def mean_over_replicas(tree: T, weight: jax.Array | None, axis_name: str) -> T:
+    """Return the mean of losses or gradients over the replicas on a mapped axis, with the replicas' weights."""
     if weight is None:
-        return jax.lax.pmean(metrics, axis_name)
-    weighted = OrderedDict((name, value * weight) for name, value in metrics.items())
+        return jax.lax.pmean(tree, axis_name)
+    weighted = jax.tree.map(lambda value: value * weight.astype(value.dtype), tree)
     sums, total = jax.lax.psum((weighted, weight), axis_name)
-    return OrderedDict((name, value / jnp.maximum(total, 1e-12)) for name, value in sums.items())
+    return jax.tree.map(lambda value: value / jnp.maximum(total, 1e-12).astype(value.dtype), sums)
 
 
 def _reduce(value: Any, mask: jax.Array | None) -> jax.Array:

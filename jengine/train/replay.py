@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.paths import flatten
+from jengine.train.phases import PhaseConfig
 from jengine.train.state import TrainState
 from jengine.train.step import build_train_step
 from jengine.train.traced_hooks import StepContext
@@ -86,7 +87,7 @@ def replay_step(
     hyperparams: Mapping[str, Any],
     *,
     update: bool = True,
-    phases: Sequence[tuple[str, int]] | None = None,
+    phases: Sequence[PhaseConfig] | None = None,
     compile_step: Callable[..., Any] = jax.jit,
 ) -> Findings:
     """Run one training step on recorded arguments, and count the non-finite elements of all arrays.

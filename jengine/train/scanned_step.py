@@ -18,7 +18,7 @@ ScannedStep = Callable[[TrainState, PyTree, PyTree, jax.Array], tuple[TrainState
 
 
 class ScannedMetrics(struct.PyTreeNode):
-    """Result of a compiled chunk with K steps; `ChunkMetrics` adds which of them are updates.
+    """Result of a compiled chunk with K steps; `ChunkMetrics` adds which of them report each metric.
 
     Attributes:
       values: real[K] by name; NaN (0 for integers) where a step does not report the name.
@@ -95,12 +95,12 @@ class ChunkMetrics:
     Attributes:
       values: real[K] by name, device arrays that may be pending.
       is_update: bool[K], True for the steps that updated the parameters.
-      update_only: names that are reported only by steps that update; in other steps the values are undefined.
+      reports: bool[K] by name, for metrics that some steps do not report: there the values are undefined.
     """
 
     values: Mapping[str, jax.Array]
     is_update: np.ndarray
-    update_only: tuple[str, ...] = ()
+    reports: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def num_steps(self) -> int:
@@ -109,9 +109,9 @@ class ChunkMetrics:
 
     def reported(self, name: str) -> np.ndarray | None:
         """Return which steps report the metric, bool[K]; None for all of them."""
-        return self.is_update if name in self.update_only else None
+        return self.reports.get(name)
 
     def last(self) -> dict[str, jax.Array]:
         """Return the last step's metrics, as if that step had been called alone."""
-        names = (name for name in self.values if name not in self.update_only or self.is_update[-1])
+        names = (name for name in self.values if name not in self.reports or self.reports[name][-1])
         return {name: self.values[name][-1] for name in names}

@@ -1,7 +1,6 @@
 """The training step and the evaluation step, pure functions that the caller compiles."""
 
 import dataclasses
-import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,154 +8,94 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jengine.errors import closest
-from jengine.model import CastModel, Model, Precision
-from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
+from jengine.model import Model
+from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.optimizers.common import strip_weak_types
-from jengine.optim.transforms.loss_scale import all_finite
-from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
+from jengine.train import phases as parts
+from jengine.train.hyperparams import HyperparamsVector
+from jengine.train.own_step import OwnStep, build_own_step
+from jengine.train.phases import Constrain, Gather, Metrics, Phase, PhaseConfig, build_phases
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
 
 PyTree = Any
-Metrics = OrderedDict[str, jax.Array]  # JAX sorts the keys of a dict
-Constrain = Callable[[PyTree, str], PyTree]
+Hyperparams = Mapping[str, Any] | HyperparamsVector
+HookStates = Mapping[str, PyTree]
 EvalStep = Callable[[PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
-
-
-class Phase(NamedTuple):
-    """A part of the training step: one optimizer and the loss that it minimizes."""
-
-    name: str  # '' for a single optimizer
-    optim_wrapper: OptimWrapper
-    loss: Callable[..., Any]  # (params, model_state, batch, *, rng, hyperparams) -> (losses, model_state)
 
 
 class Gradients(NamedTuple):
     """Result of the first half of a step, from which the second computes the new state."""
 
-    ctx: StepContext  # with the gradients, after `traced_grads`
-    hook_state: Mapping[str, PyTree]
-    model_state: PyTree  # before the iteration
-    rng: jax.Array  # key<fry>[], this iteration's
+    ctx: StepContext  # with the gradients, after `traced_grads`; with the updates, if the first half has made them
+    hook_state: HookStates
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity, for `jax.jit`
 class TrainStep:
     """One iteration, `step(state, batch, hyperparams) -> (state, metrics)`, in two halves.
 
     In a chunk the first half is shared by iterations that update and iterations that only accumulate.
 
     Attributes:
-      differentiate: `(state, batch, hyperparams, is_update) -> gradients`, where `is_update` may be a bool[]; with
-        accumulation they are added to those in the window.
-      finish: `(state, gradients) -> (state, metrics)`: update the parameters, or only accumulate.
-      update: whether `finish` updates.
-      constrain: see `build_train_step`.
+      phases: the updates, in order; none with `own`.
+      own: the model's own step.
+      optim_wrapper, constrain, gather_tables: see `build_train_step`.
       hooks: the hooks whose traced points are part of the step.
+      update: whether `finish` updates.
+      intervals: iterations between two reports, by name, for metrics of phases that act every n-th iteration (NaN in
+        the others); known once the step is traced.
     """
-
-    differentiate: Callable[[TrainState, PyTree, Any, bool | jax.Array], Gradients]
-    finish: Callable[[TrainState, Gradients], tuple[TrainState, Metrics]]
-    update: bool
-    constrain: Constrain
-    hooks: TracedHooks
-
-    def __call__(self, state: TrainState, batch: PyTree, hyperparams: Any) -> tuple[TrainState, Metrics]:
-        """Run one iteration."""
-        return self.finish(state, self.differentiate(state, batch, hyperparams, self.update))
-
-
-def build_train_step(
-    model: Model,
-    optim_wrapper: OptimWrapper | OptimWrapperDict,
-    hooks: Sequence[Any] = (),
-    *,
-    update: bool = True,
-    phases: Sequence[tuple[str, int]] | None = None,
-    constrain: Constrain = lambda tree, under: tree,
-    gather_tables: Callable[[PyTree], PyTree] = lambda params: params,
-) -> TrainStep:
-    """Build `step(state, batch, hyperparams) -> (state, metrics)`.
-
-    The step is pure and not compiled; the Runner calls `jax.jit(step, donate_argnums=0)`. All values that change from
-    one iteration to the next are arguments, so the step is traced once.
-
-    >>> from jengine.model import FunctionalModel
-    >>> from jengine.optim import SGD
-    >>> from jengine.train import create_train_state
-    >>> model = FunctionalModel(lambda: {"w": jnp.zeros(())}, loss=lambda p, x: (p["w"] - x) ** 2, predict=None)
-    >>> wrapper, rng = OptimWrapper(SGD(lr=0.25)), jax.random.key(0)
-    >>> step = jax.jit(build_train_step(model, wrapper))
-    >>> state = create_train_state(*model.init(rng, None), wrapper, rng=rng)
-    >>> state, metrics = step(state, jnp.array(4.0), wrapper.hyperparams)
-    >>> state.params["w"].item(), metrics["loss"].item()
-    (2.0, 16.0)
-
-    Args:
-      model: computes the losses.
-      optim_wrapper: turns gradients into updates; several, by name, for a model with `phase_loss`.
-      hooks: hooks whose traced points become part of the step, in this order.
-      update: False builds the step for an iteration that only accumulates gradients (see `accumulative_counts`),
-        without the optimizer, and with `traced_accumulate` instead of `traced_update`.
-      phases: for several optimizers, the order in which they act in a step and how often: `[('disc', 2), ('gen', 1)]`;
-        by default each acts once. All use the same batch, each time with a different key.
-      constrain: sets the shardings for a part of the state, `(tree, dotted path with a final dot) -> tree`; see
-        `Strategy.constrain`. It is called with the gradients and with the new state.
-      gather_tables: gathers the parameters that the model may not use in shards; see `Strategy.gather_tables`.
-
-    Returns:
-      The step. Its metrics are scalars f32[] by name, in this order: 'loss' (the total), each model loss in the model's
-      order, 'grad_norm' if gradients are clipped by norm, and hook metrics. With phases, 'loss_<phase>' are the totals.
-
-    Raises:
-      ValueError: a phase that is not the name of an optimizer, or phases for a single optimizer.
-    """
-    built = _build_phases(model, optim_wrapper, phases)
-    halves = _Halves(built, optim_wrapper, TracedHooks(hooks), update, constrain, gather_tables)
-    return TrainStep(halves.differentiate, halves.finish, update, constrain, halves.hooks)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Halves:
-    """What the two halves of a step share; see `build_train_step`."""
 
     phases: Sequence[Phase]
+    own: OwnStep | None
     optim_wrapper: OptimWrapper | OptimWrapperDict
     hooks: TracedHooks
     update: bool
     constrain: Constrain
-    gather_tables: Callable[[PyTree], PyTree]
+    gather_tables: Gather
+    intervals: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, state: TrainState, batch: PyTree, hyperparams: Hyperparams) -> tuple[TrainState, Metrics]:
+        """Run one iteration."""
+        return self.finish(state, self.differentiate(state, batch, hyperparams, self.update))
 
     def differentiate(
-        self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool | jax.Array
+        self, state: TrainState, batch: PyTree, hyperparams: Hyperparams, is_update: bool | jax.Array
     ) -> Gradients:
-        """Compute the gradients; for several optimizers, the last one's, after the updates of the others."""
+        """Compute the gradients; for several optimizers or the model's own step, the updates too.
+
+        Args:
+          state: the state.
+          batch: the batch, or the tuple of an iteration's batches.
+          hyperparams: the hyperparameters, by name or as a vector.
+          is_update: whether the iteration updates; with accumulation the gradients are added to those in the window.
+        """
+        batches = batch if any(phase.batch for phase in self.phases) else (batch,)
         rng = jax.random.fold_in(state.key, state.step)
-        last = self.phases[-1]
         ctx = StepContext(
             step=state.step,
             rng=rng,
-            batch=batch,
-            hyperparams=hyperparams,
+            batch=batches[0],
+            hyperparams=hyperparams.unravel() if isinstance(hyperparams, HyperparamsVector) else hyperparams,
             params=state.params,
             model_state=state.model_state,
             opt_state=state.opt_state,
-            axis_name=last.optim_wrapper.axis_name,
+            old_params=state.params,
+            axis_name=_axis_name(self.optim_wrapper),
         )
         ctx, hook_state = self.hooks.run("traced_batch", ctx, state.hook_state)
-        for i, phase in enumerate(self.phases):
-            model_state = ctx.model_state
-            phase_rng = jax.random.fold_in(rng, i) if phase.name else rng  # phases must not share dropout masks
-            ctx = self._differentiate(phase, ctx.replace(rng=phase_rng), is_update)
-            ctx, hook_state = self.hooks.run("traced_grads", ctx, hook_state)
-            if i + 1 < len(self.phases):
-                ctx = _update(phase, ctx, model_state)
+        if self.own is not None:
+            ctx, hook_state = self.own.run(state, ctx, hook_state, self.hooks)
+        elif isinstance(self.optim_wrapper, Mapping):
+            ctx, hook_state = self._run_phases(ctx, hook_state, batches)
+        else:
+            ctx, hook_state = self._differentiate(self.phases[0], ctx, hook_state, is_update)
         if ctx.apply_update is not None and ctx.axis_name is not None:  # replicas must take the same branch
             ctx = ctx.replace(apply_update=jax.lax.pmin(ctx.apply_update.astype(jnp.int32), ctx.axis_name) > 0)
-        if last.optim_wrapper.accumulates:
-            ctx = _accumulate(last, ctx, model_state)
-        return Gradients(ctx.replace(metrics=OrderedDict(ctx.metrics)), hook_state, model_state, rng)
+        if self.optim_wrapper.accumulates:
+            ctx = parts.accumulate(self.phases[0], ctx, state.model_state)
+        return Gradients(ctx.replace(rng=rng, metrics=OrderedDict(ctx.metrics)), hook_state)
 
     def finish(self, state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
         """Update the parameters or only accumulate, unless a hook skips the step."""
@@ -181,11 +120,10 @@ class _Halves:
         return self.constrain(state, ""), metrics
 
     def _apply(self, state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
-        ctx, hook_state, model_state, rng = gradients
-        if self.update:
-            ctx = _update(self.phases[-1], ctx, model_state)
-        is_updated = _is_updated(self.phases, ctx.opt_state) if self.update else None
-        ctx = ctx.replace(rng=rng, metrics=_add_total(ctx.metrics, self.phases), is_updated=is_updated)
+        ctx, hook_state = gradients
+        if self.update and not isinstance(self.optim_wrapper, Mapping) and self.own is None:
+            ctx = parts.update(self.phases[0], ctx, state.model_state)
+        ctx = ctx.replace(is_updated=parts.is_updated(self.optim_wrapper, ctx.opt_state) if self.update else None)
         ctx, hook_state = self.hooks.run("traced_update" if self.update else "traced_accumulate", ctx, hook_state)
         metrics = OrderedDict(ctx.metrics)
         metrics.move_to_end("loss", last=False)  # hooks may have added metrics before it
@@ -198,140 +136,123 @@ class _Halves:
         )
         return self.constrain(next_state, ""), metrics
 
-    def _differentiate(self, phase: Phase, ctx: StepContext, is_update: bool | jax.Array) -> StepContext:
-        """Add the losses, the new model state and the gradients to the context."""
-        wrapper = phase.optim_wrapper
-        is_averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None
+    def _differentiate(
+        self, phase: Phase, ctx: StepContext, hook_state: HookStates, is_update: bool | jax.Array
+    ) -> tuple[StepContext, HookStates]:
+        """Add the gradients, as the hooks have changed them."""
+        ctx = parts.differentiate(phase, ctx, is_update, self.constrain, self.gather_tables)
+        return self.hooks.run("traced_grads", ctx, hook_state)
 
-        def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree, jax.Array | None]]:
-            params = self.gather_tables(params)
-            losses, state = phase.loss(params, ctx.model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
-            total, metrics = total_loss(losses, ctx.batch)
-            weight = loss_weight(losses, ctx.batch) if is_averaged else None
-            return total, (metrics, state, weight)
+    # --- Several optimizers ---
 
-        opt_state = ctx.opt_state[phase.name] if phase.name else ctx.opt_state
-        (_, (metrics, model_state, weight)), grads = wrapper.value_and_grad(loss_fn, has_aux=True)(
-            ctx.params, opt_state
-        )
-        # Otherwise XLA may choose other shardings, for instance because of a branch that does not use the gradients.
-        grads = self.constrain(grads, "params.")
-        if wrapper.axis_name is not None:  # an iteration that only accumulates has no collectives
-            mean = functools.partial(mean_over_replicas, axis_name=wrapper.axis_name)
-            metrics = choose(is_update, mean, lambda metrics, weight: metrics, metrics, weight)
-        if phase.name:
-            metrics = OrderedDict((f"loss_{phase.name}" if k == "loss" else k, v) for k, v in metrics.items())
-        return ctx.replace(model_state=model_state, grads=grads, loss_weight=weight, metrics={**ctx.metrics, **metrics})
+    def _run_phases(
+        self, ctx: StepContext, hook_state: HookStates, batches: Sequence[PyTree]
+    ) -> tuple[StepContext, HookStates]:
+        """Run all phases, each with a key and maybe a batch of its own, and add the total loss."""
+        rng, hyperparams, batch = ctx.rng, ctx.hyperparams, 0
+        totals: dict[str, jax.Array] = {}
+        for i, phase in enumerate(self.phases):
+            if phase.batch != batch:
+                batch = phase.batch
+                batch_ctx = ctx.replace(
+                    batch=batches[batch], hyperparams=hyperparams, rng=jax.random.fold_in(rng, len(self.phases) + batch)
+                )
+                ctx, hook_state = self.hooks.run("traced_batch", batch_ctx, hook_state)
+            ctx = ctx.replace(rng=jax.random.fold_in(rng, i))  # phases must not share dropout masks
+            is_due = True if phase.every == 1 else (ctx.step + 1) % phase.every == 0
+            ctx, hook_state = self._run_phase(phase, ctx, hook_state, is_due)
+            loss = ctx.metrics[f"loss_{phase.name}"]
+            totals[phase.name] = loss if is_due is True else jnp.where(is_due, loss, totals.get(phase.name, 0.0))
+        first, *others = totals.values()
+        return ctx.replace(metrics={**ctx.metrics, "loss": sum(others, start=first)}), hook_state
 
+    def _run_phase(
+        self, phase: Phase, ctx: StepContext, hook_state: HookStates, is_due: bool | jax.Array
+    ) -> tuple[StepContext, HookStates]:
+        """Run one phase if it is due."""
+        before = ctx.replace(metrics=OrderedDict(ctx.metrics))  # a branch sorts the names in a dict
 
-def _build_phases(model: Model, optim_wrapper: Any, phases: Sequence[tuple[str, int]] | None) -> list[Phase]:
-    """Return the phases of a step in order; a phase that acts several times is repeated."""
-    if not isinstance(optim_wrapper, Mapping):
-        if phases is not None:
-            raise ValueError(f"phases must be None for a single optimizer, got {list(phases)}")
-        return [Phase("", optim_wrapper, _apply_precision(model, optim_wrapper).loss)]
-    built = []
-    for name, count in [(name, 1) for name in optim_wrapper] if phases is None else phases:
-        if name not in optim_wrapper:
-            raise ValueError(f"phases must name optimizers, got {name!r}{closest(name, optim_wrapper)}")
-        if optim_wrapper[name].accumulative_counts > 1:
-            raise ValueError(
-                f"accumulative_counts of {name!r} must be 1 with several optimizers in one step, got "
-                f"{optim_wrapper[name].accumulative_counts}"
-            )
-        loss = functools.partial(_apply_precision(model, optim_wrapper[name]).phase_loss, name)
-        built += [Phase(name, optim_wrapper[name], loss)] * count
-    return built
+        def act() -> tuple[Any, ...]:
+            ctx, states = self._differentiate(phase, before, hook_state, True)
+            ctx = parts.update(phase, ctx, before.model_state)
+            return ctx.params, ctx.model_state, ctx.opt_state, OrderedDict(ctx.metrics), ctx.apply_update, states
 
+        def skip() -> tuple[Any, ...]:
+            unknown = {name: jnp.full(like.shape, jnp.nan, like.dtype) for name, like in missing.items()}
+            metrics = OrderedDict({**before.metrics, **unknown})
+            apply_update = jnp.ones((), bool) if before.apply_update is None and decides else before.apply_update
+            return before.params, before.model_state, before.opt_state, metrics, apply_update, hook_state
 
-def _apply_precision(model: Model, optim_wrapper: Any) -> Model:
-    """Return the model in the wrapper's compute dtype, if it has one."""
-    if isinstance(optim_wrapper, AmpOptimWrapper):
-        return CastModel(model, Precision(compute=optim_wrapper.dtype))
-    return model
-
-
-def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepContext:
-    """Apply the optimizer of the phase to the parameters."""
-    name, wrapper = phase.name, phase.optim_wrapper
-    opt_state, hyperparams = ctx.opt_state, ctx.hyperparams
-    if name:  # hyperparameters of hooks, such as `frozen:PATTERN`, are for all optimizers
-        shared = {key: value for key, value in hyperparams.items() if not isinstance(value, Mapping)}
-        opt_state, hyperparams = opt_state[name], {**hyperparams[name], **shared}
-
-    def value_fn(params: PyTree) -> jax.Array:
-        """Return the total loss as a function of the parameters alone, for line searches."""
-        losses, _ = phase.loss(params, old_model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
-        total, _ = total_loss(losses, ctx.batch)
-        if wrapper.axis_name is None:
-            return total
-        weight = loss_weight(losses, ctx.batch)
-        return mean_over_replicas(OrderedDict(loss=total), weight, wrapper.axis_name)["loss"]
-
-    params, new_opt_state = wrapper.apply_gradients(
-        ctx.grads,
-        opt_state,
-        ctx.params,
-        hyperparams,
-        ctx.loss_weight,
-        is_added=wrapper.accumulates,
-        value=ctx.metrics[f"loss_{name}" if name else "loss"],
-        grad=ctx.grads,
-        value_fn=value_fn,
-    )
-    model_state, finite = ctx.model_state, wrapper.is_finite(new_opt_state)
-    if finite is not None and not wrapper.accumulates:  # after an overflow the model state is kept as well
-        model_state = _select(finite, model_state, old_model_state)
-    metrics = {
-        f"{key}_{name}" if name else key: value for key, value in wrapper.metrics(opt_state, new_opt_state).items()
-    }
-    return ctx.replace(
-        params=params,
-        model_state=model_state,
-        opt_state={**ctx.opt_state, name: new_opt_state} if name else new_opt_state,
-        metrics={**ctx.metrics, **metrics},
-    )
+        if is_due is True:
+            changed = act()
+            for name in [name for name, value in changed[3].items() if before.metrics.get(name) is not value]:
+                self.intervals.pop(name, None)
+        else:
+            _, _, _, metrics, decides, _ = jax.eval_shape(act)
+            missing = {name: like for name, like in metrics.items() if name not in before.metrics}
+            self.intervals.update(dict.fromkeys(missing, phase.every))
+            changed = jax.lax.cond(is_due, act, skip)
+        params, model_state, opt_state, metrics, apply_update, states = changed
+        ctx = ctx.replace(params=params, model_state=model_state, opt_state=opt_state, metrics=metrics)
+        return ctx.replace(apply_update=apply_update), states
 
 
-def _is_updated(phases: Sequence[Phase], opt_state: PyTree) -> jax.Array | None:
-    """Return whether the last update of some optimizer was applied, bool[]; None where none is ever skipped."""
-    own = [opt_state[phase.name] if phase.name else opt_state for phase in phases]
-    finite = [phase.optim_wrapper.is_finite(state) for phase, state in zip(phases, own, strict=True)]
-    known = [flag for flag in finite if flag is not None]
-    return jnp.any(jnp.stack(known)) if len(known) == len(finite) else None
+def build_train_step(
+    model: Model,
+    optim_wrapper: OptimWrapper | OptimWrapperDict,
+    hooks: Sequence[Any] = (),
+    *,
+    update: bool = True,
+    phases: Sequence[PhaseConfig] | None = None,
+    constrain: Constrain = lambda tree, under: tree,
+    gather_tables: Gather = lambda params: params,
+) -> TrainStep:
+    """Build `step(state, batch, hyperparams) -> (state, metrics)`.
 
+    The step is pure and not compiled; the Runner calls `jax.jit(step, donate_argnums=0)`. All values that change from
+    one iteration to the next are arguments, so the step is traced once.
 
-def _accumulate(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepContext:
-    """Add the gradients to the accumulator.
+    >>> from jengine.model import FunctionalModel
+    >>> from jengine.optim import SGD
+    >>> from jengine.train import create_train_state
+    >>> model = FunctionalModel(lambda: {"w": jnp.zeros(())}, loss=lambda p, x: (p["w"] - x) ** 2, predict=None)
+    >>> wrapper, rng = OptimWrapper(SGD(lr=0.25)), jax.random.key(0)
+    >>> step = jax.jit(build_train_step(model, wrapper))
+    >>> state = create_train_state(*model.init(rng, None), wrapper, rng=rng)
+    >>> state, metrics = step(state, jnp.array(4.0), wrapper.hyperparams)
+    >>> state.params["w"].item(), metrics["loss"].item()
+    (2.0, 16.0)
 
-    An update does this too before it begins: in a chunk the sum is then outside of the branch, within which XLA would
-    round it differently than in a single step.
+    Args:
+      model: computes the losses; its own `train_step`, if it has one, replaces the built-in differentiation.
+      optim_wrapper: turns gradients into updates; several, by name, for a model with `phase_loss`.
+      hooks: hooks whose traced points become part of the step, in this order.
+      update: False builds the step for an iteration that only accumulates gradients (see `accumulative_counts`),
+        without the optimizer, and with `traced_accumulate` instead of `traced_update`.
+      phases: for several optimizers, the order in which they act in a step and how often: `[('disc', 2), ('gen', 1)]`;
+        by default each acts once. Dicts set more, see `PhaseSettings`. Each update has a different key; if an iteration
+        takes several batches, `batch` is their tuple.
+      constrain: sets the shardings for a part of the state, `(tree, dotted path with a final dot) -> tree`; see
+        `Strategy.constrain`. It is called with the gradients and with the new state.
+      gather_tables: gathers the parameters that the model may not use in shards; see `Strategy.gather_tables`.
+
+    Returns:
+      The step. Its metrics are scalars f32[] by name, in this order: 'loss' (the total), each model loss in the model's
+      order, 'grad_norm' if gradients are clipped by norm, and hook metrics. With phases, 'loss_<phase>' are the totals.
+
+    Raises:
+      ValueError: a phase that is not the name of an optimizer, phases for a single optimizer, or accumulation or
+        phases for a model with its own `train_step`.
     """
-    opt_state = phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state, ctx.loss_weight)
-    model_state = ctx.model_state
-    if phase.optim_wrapper.is_finite(opt_state) is not None and jax.tree.leaves(model_state):
-        # The decision on the update comes too late: it is one for the whole window. A replica's gradients may overflow
-        # where the batch's do not, so the statistics themselves decide.
-        floats = [x for x in jax.tree.leaves(model_state) if jnp.issubdtype(x.dtype, jnp.floating)]
-        model_state = _select(all_finite(floats), model_state, old_model_state)
-    return ctx.replace(opt_state=opt_state, model_state=model_state)
+    own = build_own_step(model, optim_wrapper, phases, constrain, gather_tables)
+    built = [] if own else build_phases(model, optim_wrapper, phases)
+    return TrainStep(built, own, optim_wrapper, TracedHooks(hooks), update, constrain, gather_tables)
 
 
-def _select(condition: jax.Array, then: PyTree, otherwise: PyTree) -> PyTree:
-    return jax.tree.map(lambda new, old: jnp.where(condition, new, old), then, otherwise)
-
-
-def choose(predicate: bool | jax.Array, then: Callable[..., Any], otherwise: Callable[..., Any], *args: Any) -> Any:
-    """Return `then(*args)` or `otherwise(*args)`; a Python bool leaves only that one in the program."""
-    if isinstance(predicate, bool):
-        return then(*args) if predicate else otherwise(*args)
-    return jax.lax.cond(predicate, then, otherwise, *args)
-
-
-def _add_total(metrics: dict[str, jax.Array], phases: Sequence[Phase]) -> dict[str, jax.Array]:
-    """Add 'loss', summed over all phases, if there are several optimizers."""
-    totals = [metrics[f"loss_{name}"] for name in dict.fromkeys(phase.name for phase in phases) if name]
-    return {**metrics, "loss": sum(totals[1:], start=totals[0])} if totals else metrics
+def _axis_name(optim_wrapper: OptimWrapper | OptimWrapperDict) -> str | None:
+    """Return the mapped axis, which all optimizers share."""
+    wrapper = next(iter(optim_wrapper.values())) if isinstance(optim_wrapper, Mapping) else optim_wrapper
+    return wrapper.axis_name
 
 
 def build_eval_step(model: Model, update_metrics: Callable[[PyTree, PyTree, PyTree], PyTree]) -> EvalStep:

@@ -23,7 +23,8 @@ class StepContext(struct.PyTreeNode):
       params: parameters; before the update at `traced_batch` and `traced_grads`, after it at `traced_update`.
       model_state: model state; the new one once the loss is computed.
       opt_state: optimizer wrapper state; the new one at `traced_update`.
-      grads: gradients of the total loss; None before they are computed.
+      grads: gradients of the total loss; None before they are computed, and at `traced_update` with several optimizers
+        or a model's own `train_step`.
       loss_weight: f32[], weight of the gradients in a mean over iterations or replicas; None for equal weights.
       metrics: f32[] by name, returned by the step.
       hook_state: the current hook's state, see `Hook.init_traced_state`.
@@ -31,6 +32,7 @@ class StepContext(struct.PyTreeNode):
         the step changes only `step` and the states of hooks with `update_on_skipped_steps`.
       is_updated: bool[] at `traced_update`, or None for True: whether an optimizer has changed the parameters. False
         where all gradients overflowed under a loss scale.
+      old_params: parameters before the iteration.
       axis_name: the replicas' mapped axis, None without one. Gradients belong to one replica: what a hook decides from
         them must be reduced over this axis, or the replicas will disagree.
     """
@@ -48,6 +50,7 @@ class StepContext(struct.PyTreeNode):
     hook_state: PyTree = None
     apply_update: jax.Array | None = None
     is_updated: jax.Array | None = None
+    old_params: PyTree = None
     axis_name: str | None = struct.field(pytree_node=False, default=None)
 
 
@@ -94,6 +97,10 @@ class TracedHooks:
             if name in states:
                 states = {**states, name: ctx.hook_state}
         return ctx.replace(rng=rng, hook_state=None), states
+
+    def have(self, point: str) -> bool:
+        """Return whether a hook defines one of the `POINTS`."""
+        return any(point in hook.get_traced_points() for hook in self._hooks.values())
 
     def check_unchanged(self) -> None:
         """Check that no attribute that a traced point has read has changed since; see `check_reads`."""

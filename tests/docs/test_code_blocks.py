@@ -40,7 +40,16 @@ from jengine.runner.config_checks import train_loop_config
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 # Pages whose code has tests of its own: in tests/test_docs.py, tests/hooks, tests/optim and tests/sharding.
-ELSEWHERE = ("devices.md", "finetuning.md", "hooks.md", "imix.md", "optim.md", "optim_tutorial.md", "predict.md")
+ELSEWHERE = (
+    "devices.md",
+    "finetuning.md",
+    "hooks.md",
+    "imix.md",
+    "optim.md",
+    "optim_tutorial.md",
+    "own_step.md",
+    "predict.md",
+)
 
 
 def blocks_of(page, language):
@@ -271,7 +280,7 @@ def test_model_page(run_page, trained):
             network=lambda params, image: params["w"] * image, **functions
         ),
     }
-    before["FunctionalModel(init, loss, predict=None, module_types=None)"] = functions
+    before["FunctionalModel(init, loss, predict=None, module_types=None, train_step=None)"] = functions
     images = np.zeros((2, 8, 8, 1), np.float32)
     names = dict(adapters, module=SmallCNN(), loss=CrossEntropy(), nn=nn, runner=trained, images=images, paths=paths)
     names = run_page("model.md", names, before)

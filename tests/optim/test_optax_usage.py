@@ -16,7 +16,9 @@ from flax import nnx
 from flax.training import train_state
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jengine.model import FunctionalModel
 from jengine.optim import SGD, Adam, AdamW, AmpOptimWrapper, OptimWrapper, build_optim_wrapper, transforms
+from jengine.train import build_train_step, create_train_state
 
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -533,3 +535,25 @@ def test_copies_and_pickles_have_separate_groups():
 def test_optimizer_function_that_is_not_called_is_rejected_with_the_call():
     with pytest.raises(TypeError, match=r"got the function adamw; call it, `adamw\(1e-3\)`"):
         build_optim_wrapper(PARAMS, optax.adamw)
+
+
+@pytest.mark.parametrize("opaque_mode", [False, True])
+def test_optax_sam_trains_as_in_a_loop_by_hand(opaque_mode):
+    def loss(params, batch):
+        return jnp.mean((jnp.tanh(batch["x"] @ params["w"]) - batch["y"]) ** 2)
+
+    adversary = optax.chain(optax.contrib.normalize(), optax.sgd(0.05))
+    tx = optax.contrib.sam(optax.adam(0.1), adversary, opaque_mode=opaque_mode)
+    batch = {"x": np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3), "y": np.linspace(0, 1, 8, dtype=np.float32)}
+    params = {"w": jnp.array([0.5, -0.3, 0.2])}
+    model = FunctionalModel(init=lambda: params, loss=loss)
+    wrapper = OptimWrapper(tx)
+    state = create_train_state(*model.init(jax.random.key(0), batch), wrapper, rng=jax.random.key(0))
+    step, opt_state = jax.jit(build_train_step(model, wrapper)), tx.init(params)
+    for _ in range(4):
+        state, _ = step(state, batch, wrapper.hyperparams)
+        grads = jax.grad(loss)(params, batch)
+        grad_fn = jax.grad(lambda params, _: loss(params, batch))
+        updates, opt_state = tx.update(grads, opt_state, params, grad_fn=grad_fn)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(state.params["w"], params["w"], rtol=1e-6)

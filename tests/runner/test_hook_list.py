@@ -142,7 +142,7 @@ def test_within_a_chunk_only_hooks_that_run_ahead_are_called():
 def test_after_a_chunk_each_kind_of_hook_is_called_once():
     third, fourth, ahead, per_chunk = Recording(3), Recording(4), Ahead(), PerChunk()
     metrics = ChunkMetrics({"loss": np.array([1.0, 2.0, 3.0]), "norm": np.array([4.0, 5.0, np.nan])},
-                           is_update=np.array([True, True, False]), update_only=("norm",))  # fmt: skip
+                           is_update=np.array([True, True, False]), reports={"norm": np.array([True, True, False])})  # fmt: skip
     make_hook_list(third, fourth, ahead, per_chunk).call_after_chunk(runner_at(5), 5, {}, metrics)
     assert third.calls == [(5, {"loss": 3.0})]  # the last step did not update, so that it reports no norm
     assert (fourth.calls, ahead.calls, per_chunk.calls) == ([], [5], [("chunk", 5, 3)])

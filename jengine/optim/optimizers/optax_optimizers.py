@@ -45,7 +45,7 @@ def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) 
     """
     if isinstance(transformation, optax.MultiSteps):
         transformation = transformation.gradient_transformation()
-    tx = optax.with_extra_args_support(transformation)
+    tx = _drop_unknown_arguments(optax.with_extra_args_support(transformation))
     injected = _find_injected_hyperparams(tx)
     defaults = {"lr" if name == "learning_rate" else name: value for name, value in injected.items()}
 
@@ -98,6 +98,18 @@ def _ranges(
     eps_root: NonNegative,
 ) -> None:
     """Annotate the arguments that mean the same in all of optax's optimizers, which take any number."""
+
+
+def _drop_unknown_arguments(tx: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    """Return a transformation that ignores extra arguments; optax's `sam`, for one, only takes its own."""
+    parameters = inspect.signature(tx.update).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return tx
+
+    def update(grads: Updates, state: OptState, params: Params | None = None, **extra: Any) -> tuple[Updates, OptState]:
+        return tx.update(grads, state, params, **{name: value for name, value in extra.items() if name in parameters})
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
 def _set_hyperparams(

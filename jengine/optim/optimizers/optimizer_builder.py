@@ -36,7 +36,7 @@ def build_optimizer(
     """
     if isinstance(cfg, Optimizer):
         return cfg
-    if isinstance(cfg, optax.GradientTransformation | optax.MultiSteps):
+    if is_optimizer(cfg):
         return from_optax(cfg)
     with config_path("optimizer"):
         reject_trailing_comma(cfg, "an optimizer")
@@ -55,6 +55,11 @@ def build_optimizer(
             return OPTIMIZERS.build({**arguments, "type": from_factory(factory)})
         built = OPTIMIZERS.build(arguments)
         return built if isinstance(built, Optimizer) else from_optax(built)
+
+
+def is_optimizer(value: object) -> bool:
+    """Return whether `value` is an `Optimizer` or a transformation of optax, not a config."""
+    return isinstance(value, Optimizer | optax.GradientTransformation | optax.MultiSteps)
 
 
 def reject_trailing_comma(cfg: object, what: str) -> None:

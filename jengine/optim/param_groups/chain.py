@@ -194,7 +194,7 @@ def _apply_by_groups(
 
 
 def _restrict_to_trainable(extra: Mapping[str, Any], layout: GroupLayout, params: Params) -> dict[str, Any]:
-    """Return the extra arguments of an update with `grad` and `value_fn` for the trainable parameters only."""
+    """Return the extra arguments of an update, with what depends on parameters for the trainable ones only."""
     restricted = dict(extra)
     if "grad" in extra and jax.tree.structure(extra["grad"]) == layout.treedef:
         restricted["grad"] = layout.trainable(extra["grad"])
@@ -204,4 +204,10 @@ def _restrict_to_trainable(extra: Mapping[str, Any], layout: GroupLayout, params
             return value_fn(layout.combine(trainable, params), *args, **kwargs)
 
         restricted["value_fn"] = evaluate
+    if (grad_fn := extra.get("grad_fn")) is not None:
+
+        def differentiate(trainable: Params, *args: Any) -> Updates:
+            return layout.trainable(grad_fn(layout.combine(trainable, params), *args))
+
+        restricted["grad_fn"] = differentiate
     return restricted

@@ -7,7 +7,7 @@ from optax import Params
 
 from jengine import paths
 from jengine.errors import config_path
-from jengine.optim.optimizers.optimizer_builder import reject_trailing_comma
+from jengine.optim.optimizers.optimizer_builder import is_optimizer, reject_trailing_comma
 from jengine.optim.param_groups.modules import ParamsSource, get_params
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
@@ -25,9 +25,9 @@ class MultiOptimWrapperConstructor:
     {'gen.lr': [0.1], 'disc.lr': [0.2]}
 
     Args:
-      optim_wrapper_cfg: name -> a built wrapper, or a config as for a single optimizer (`optimizer`, `clip_grad`,
-        `paramwise_cfg`, `constructor`, …). It trains the parameters in the module called `name`, or in the modules
-        listed in its entry `modules`.
+      optim_wrapper_cfg: name -> a built wrapper, a bare optax transformation, or a config as for a single optimizer
+        (`optimizer`, `clip_grad`, `paramwise_cfg`, `constructor`, …). It trains the parameters in the module called
+        `name`, or in the modules listed in its entry `modules`.
       paramwise_cfg: rules for every wrapper without rules.
 
     Raises:
@@ -35,7 +35,11 @@ class MultiOptimWrapperConstructor:
     """
 
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
-        cfg = {name: value for name, value in optim_wrapper_cfg.items() if name != "type"}
+        cfg = {
+            name: {"optimizer": value} if is_optimizer(value) else value
+            for name, value in optim_wrapper_cfg.items()
+            if name != "type"
+        }
         for name, value in cfg.items():
             reject_trailing_comma(value, "an optimizer wrapper")
             if not hasattr(value, "items") and not isinstance(value, OptimWrapper):

@@ -1,0 +1,84 @@
+"""Hyperparameters of a step as one array, which is one transfer per call."""
+
+import dataclasses
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+_NO_VALUES = np.empty(0, np.float32)  # an optax transformation may have no hyperparameters on the host
+
+
+@dataclasses.dataclass(frozen=True)
+class _VectorSpec:
+    """Structure of hyperparameters, with the shape and dtype of each leaf."""
+
+    treedef: jax.tree_util.PyTreeDef
+    leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class HyperparamsVector:
+    """Hyperparameters of a step, or of each step in a chunk, as one array."""
+
+    vector: np.ndarray | jax.Array  # float[n]; float[K, n] for a chunk
+    spec: _VectorSpec = dataclasses.field(metadata=dict(static=True))  # the structure that `unravel` restores
+
+    def unravel(self) -> Any:
+        """Return the arrays in the original structure, within a compiled step."""
+        arrays, start = [], 0
+        for shape, dtype in self.spec.leaves:
+            stop = start + math.prod(shape)
+            arrays.append(self.vector[start:stop].reshape(shape).astype(dtype))
+            start = stop
+        return self.spec.treedef.unflatten(arrays)
+
+
+class HyperparamsRaveler:
+    """Builder of hyperparameter vectors, which share one spec, so that JAX compares it by identity.
+
+    >>> raveler = HyperparamsRaveler()
+    >>> first = raveler.ravel({"lr": np.float32(0.5), "betas": np.float32([0.9, 0.75])})
+    >>> first.vector.tolist(), {name: value.tolist() for name, value in first.unravel().items()}
+    ([0.8999999761581421, 0.75, 0.5], {'betas': [0.8999999761581421, 0.75], 'lr': 0.5})
+    """
+
+    def __init__(self) -> None:
+        self._leaves: list[np.ndarray | np.generic] = []
+        self._last = HyperparamsVector(_NO_VALUES, _VectorSpec(jax.tree.structure({}), ()))
+
+    def ravel(self, hyperparams: Mapping[str, Any]) -> HyperparamsVector:
+        """Return the host arrays of a step, by name or in nested containers, as one vector.
+
+        A new value must be a new array: as long as all arrays are the same objects, the vector is the last one.
+        """
+        leaves, treedef = jax.tree.flatten(hyperparams)
+        spec = self._last.spec
+        is_known = len(leaves) == len(self._leaves) and treedef == spec.treedef
+        if is_known and all(map(operator.is_, leaves, self._leaves)):
+            return self._last
+        vector = np.concatenate(leaves or [_NO_VALUES], axis=None)
+        if not is_known or vector.size != self._last.vector.size:
+            spec = _VectorSpec(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        self._leaves, self._last = leaves, HyperparamsVector(vector, spec)
+        return self._last
+
+    def stack(self, steps: Sequence[Mapping[str, Any]]) -> HyperparamsVector:
+        """Return the hyperparameters of all steps in a chunk as one array, float[K, n].
+
+        Raises:
+          ValueError: a name was added or removed between two steps.
+        """
+        vectors = [self.ravel(hyperparams) for hyperparams in steps]
+        spec = vectors[0].spec
+        if any(vector.spec is not spec for vector in vectors):
+            names = sorted({tuple(sorted(hyperparams)) for hyperparams in steps})
+            raise ValueError(
+                f"the steps of a chunk must have the same hyperparams, got {names}; set new ones before training, or "
+                "in a hook that acts at each step"
+            )
+        return HyperparamsVector(np.stack([vector.vector for vector in vectors]), spec)

@@ -1,0 +1,277 @@
+"""A model's own training step: `train_step(state, batch, ctx) -> (state, metrics)`, and the parts that `ctx` has."""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jengine import paths
+from jengine.model import Model
+from jengine.optim import OptimWrapper, OptimWrapperDict
+from jengine.optim.gradients import loss_names
+from jengine.optim.transforms import LossScaleState, get_field
+from jengine.train import phases as parts
+from jengine.train.phases import Constrain, Gather, Metrics, Phase, PhaseConfig
+from jengine.train.state import TrainState
+from jengine.train.traced_hooks import StepContext, TracedHooks
+
+PyTree = Any
+LossFn = Callable[[PyTree], Any]  # params -> losses, or (losses, model_state)
+# Within a model's own step, the entry of `hook_state` with the decision of hooks on the update, bool[]; it is part of
+# the state because `ctx.apply` may be called in a loop of JAX.
+_APPLY = "apply_update"
+
+
+class LossGradients(NamedTuple):
+    """Result of `UpdateContext.gradients`."""
+
+    grads: PyTree  # like the parameters, of this replica's examples; zeros for frozen parameters
+    metrics: Metrics  # the losses, f32[] by name, with the total as 'loss' (or 'loss_<optimizer>')
+    model_state: PyTree  # the new one
+    weight: jax.Array | None  # f32[], the weight in a mean over replicas; None for equal weights
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateContext:
+    """What a model's own `train_step` can use besides the state and the batch.
+
+    Methods take a state and return a new one, so they also work in loops of JAX (`lax.scan`). `optimizer` is a name if
+    there are several optimizers, and is left out for a single one.
+
+    >>> import optax
+    >>> from jengine.model import FunctionalModel
+    >>> from jengine.train import build_train_step, create_train_state
+    >>> def train_step(state, batch, ctx):
+    ...     for _ in range(2):  # two updates with one batch
+    ...         state, metrics = ctx.update(state, lambda params: (params["w"] - batch) ** 2)
+    ...     return state, metrics
+    >>> model = FunctionalModel(lambda: {"w": jnp.zeros(())}, train_step=train_step)
+    >>> wrapper = OptimWrapper(optax.sgd(0.25))
+    >>> state = create_train_state(*model.init(jax.random.key(0), None), wrapper, rng=jax.random.key(0))
+    >>> state, metrics = jax.jit(build_train_step(model, wrapper))(state, jnp.array(4.0), wrapper.hyperparams)
+    >>> state.params["w"].item(), metrics["loss"].item()
+    (3.0, 4.0)
+
+    Attributes:
+      batch: the batch, as `train_step` gets it: `ctx.update` leaves out the examples that its mask marks as padding.
+      rng: key<fry>[], of this iteration; see `fold_in`.
+      hyperparams: f32 arrays by name: those of the optimizers, and those that hooks have set.
+      optimizers: the optimizer wrappers by name, '' for a single one.
+      axis_name: the replicas' mapped axis, None without one; see `mean`.
+    """
+
+    batch: PyTree
+    rng: jax.Array
+    hyperparams: Mapping[str, Any]
+    optimizers: Mapping[str, OptimWrapper]
+    axis_name: str | None
+    _hooks: TracedHooks
+    _constrain: Constrain
+    _gather_tables: Gather
+
+    def fold_in(self, data: int | jax.Array) -> "UpdateContext":
+        """Return a context with another key, for one of several updates; hooks derive their keys from it."""
+        return dataclasses.replace(self, rng=jax.random.fold_in(self.rng, data))
+
+    def gradients(self, state: TrainState, loss_fn: LossFn, optimizer: str = "") -> LossGradients:
+        """Differentiate a loss at `state.params`, with respect to the parameters that the optimizer trains.
+
+        The network computes in the precision of the optimizer wrapper; gradients are unscaled if it has a loss scale.
+
+        Args:
+          state: the state.
+          loss_fn: `params -> losses`, an array or a dict by name, as the loss of a `FunctionalModel`; or
+            `params -> (losses, model_state)` for a model with a state.
+          optimizer: the optimizer's name.
+        """
+        ctx = self._differentiate(state, self._phase(state, loss_fn, optimizer))
+        scale = self._loss_scale(state, optimizer)
+        grads = ctx.grads if scale is None else jax.tree.map(lambda g: g / scale.astype(g.dtype), ctx.grads)
+        return LossGradients(grads, OrderedDict(ctx.metrics), ctx.model_state, ctx.loss_weight)
+
+    def apply(
+        self,
+        state: TrainState,
+        grads: PyTree,
+        metrics: Mapping[str, jax.Array] | None = None,
+        optimizer: str = "",
+        weight: jax.Array | None = None,
+    ) -> tuple[TrainState, Metrics]:
+        """Run the hooks' `traced_grads` and update the parameters with gradients of any origin.
+
+        Args:
+          state: the state, whose parameters are updated.
+          grads: unscaled gradients, like the parameters; those of replicas are averaged.
+          metrics: the metrics so far, which hooks see: `NumericsGuardHook` looks at the losses.
+          optimizer: the optimizer's name.
+          weight: f32[], the weight of these gradients in a mean over replicas, as in `LossGradients`.
+
+        Returns:
+          The new state, and the metrics with those of the optimizer and of hooks, such as 'grad_norm'.
+        """
+        phase = Phase(optimizer, self._wrapper(optimizer), _no_loss)
+        if (scale := self._loss_scale(state, optimizer)) is not None:
+            grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
+        grads = self._constrain(grads, "params.")
+        ctx = self._context(state).replace(grads=grads, loss_weight=weight, metrics=OrderedDict(metrics or {}))
+        return self._finish(state, phase, ctx, has_loss=False)
+
+    def update(self, state: TrainState, loss_fn: LossFn, optimizer: str = "") -> tuple[TrainState, Metrics]:
+        """Make one ordinary update: `gradients` and `apply` in one, with the new model state.
+
+        Returns:
+          The new state, and the metrics: the losses and those of `apply`.
+        """
+        phase = self._phase(state, loss_fn, optimizer)
+        return self._finish(state, phase, self._differentiate(state, phase))
+
+    def mean(self, tree: PyTree) -> PyTree:
+        """Return the mean over replicas of `DataParallel`; the tree itself elsewhere, where there is one batch."""
+        return tree if self.axis_name is None else jax.lax.pmean(tree, self.axis_name)
+
+    def _wrapper(self, optimizer: str) -> OptimWrapper:
+        if optimizer not in self.optimizers:
+            names = " or ".join(map(repr, self.optimizers)) if "" not in self.optimizers else "left out"
+            raise ValueError(f"`optimizer` must be {names}, got {optimizer!r}")
+        return self.optimizers[optimizer]
+
+    def _phase(self, state: TrainState, loss_fn: LossFn, optimizer: str) -> Phase:
+        def loss(params: PyTree, model_state: PyTree, batch: PyTree, **_: Any) -> tuple[Mapping[str, Any], PyTree]:
+            losses, new_state = outputs if isinstance(outputs := loss_fn(params), tuple) else (outputs, model_state)
+            return losses if isinstance(losses, Mapping) else {"loss": losses}, new_state
+
+        return Phase(optimizer, self._wrapper(optimizer), loss)
+
+    def _context(self, state: TrainState) -> StepContext:
+        return StepContext(
+            step=state.step, rng=self.rng, batch=self.batch, hyperparams=self.hyperparams, params=state.params,
+            model_state=state.model_state, opt_state=state.opt_state, old_params=state.params,
+            axis_name=self.axis_name,
+        )  # fmt: skip
+
+    def _differentiate(self, state: TrainState, phase: Phase) -> StepContext:
+        return parts.differentiate(phase, self._context(state), True, self._constrain, self._gather_tables)
+
+    def _finish(
+        self, state: TrainState, phase: Phase, ctx: StepContext, has_loss: bool = True
+    ) -> tuple[TrainState, Metrics]:
+        ctx, hook_state = self._hooks.run("traced_grads", ctx, state.hook_state)
+        ctx = parts.update(phase, ctx, state.model_state, has_loss)
+        if _APPLY in hook_state and ctx.apply_update is not None:
+            hook_state = {**hook_state, _APPLY: hook_state[_APPLY] & ctx.apply_update}
+        new_state = state.replace(
+            params=ctx.params, model_state=ctx.model_state, opt_state=ctx.opt_state, hook_state=hook_state
+        )
+        return new_state, OrderedDict(ctx.metrics)
+
+    def _loss_scale(self, state: TrainState, optimizer: str) -> jax.Array | None:
+        opt_state = state.opt_state[optimizer] if optimizer else state.opt_state
+        return get_field(opt_state, LossScaleState, "loss_scale")
+
+
+def _no_loss(*_: Any, **__: Any) -> Any:
+    raise TypeError("ctx.apply has gradients without a loss; an optimizer with a line search requires ctx.update")
+
+
+class OwnStep(NamedTuple):
+    """The `train_step` of a model, between `traced_batch` and `traced_update`."""
+
+    model: Model
+    optimizers: Mapping[str, OptimWrapper]
+    constrain: Constrain
+    gather_tables: Gather
+
+    def run(
+        self, state: TrainState, ctx: StepContext, hook_state: Mapping[str, PyTree], hooks: TracedHooks
+    ) -> tuple[StepContext, Mapping[str, PyTree]]:
+        """Call the model; return the context with the new variables and metrics, and the new hook states.
+
+        Raises:
+          TypeError, ValueError: another result than a state of the same structure and scalar metrics.
+        """
+        decides = hooks.have("traced_grads") or ctx.apply_update is not None
+        flag = {_APPLY: jnp.ones((), bool) if ctx.apply_update is None else ctx.apply_update} if decides else {}
+        given = state.replace(hook_state={**hook_state, **flag})
+        update_ctx = UpdateContext(
+            ctx.batch, ctx.rng, ctx.hyperparams, self.optimizers, ctx.axis_name, hooks, self.constrain,
+            self.gather_tables,
+        )  # fmt: skip
+        new_state, metrics = check_result(given, self.model.train_step(given, ctx.batch, update_ctx))
+        if ctx.axis_name is not None:  # what the model has computed itself belongs to one replica
+            metrics = jax.lax.pmean(metrics, ctx.axis_name)
+        hook_state = dict(new_state.hook_state)
+        apply_update = hook_state.pop(_APPLY, None)
+        new_ctx = ctx.replace(
+            params=new_state.params, model_state=new_state.model_state, opt_state=new_state.opt_state,
+            metrics=metrics, apply_update=apply_update,
+        )  # fmt: skip
+        return new_ctx, hook_state
+
+
+def build_own_step(
+    model: Model,
+    optim_wrapper: OptimWrapper | OptimWrapperDict,
+    phases: Sequence[PhaseConfig] | None,
+    constrain: Constrain,
+    gather_tables: Gather,
+) -> OwnStep | None:
+    """Return the model's own step; None if it has none.
+
+    Raises:
+      ValueError: gradient accumulation or phases, which the model's step would not see.
+    """
+    if not model.has_train_step:
+        return None
+    if phases is not None:
+        raise ValueError(
+            f"phases must be None for a model with its own `train_step`, which calls its optimizers itself, got "
+            f"{list(phases)}"
+        )
+    parts.check_no_accumulation(
+        optim_wrapper,
+        "for a model with its own `train_step`; it can add the gradients of several parts of a batch itself",
+    )
+    optimizers = optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
+    return OwnStep(parts.apply_precision(model, optim_wrapper), optimizers, constrain, gather_tables)
+
+
+def check_result(given: TrainState, result: Any) -> tuple[TrainState, Metrics]:
+    """Return the state and metrics that a model's `train_step` has returned.
+
+    Raises:
+      TypeError: not a pair of a TrainState and a dict. ValueError: a state with another structure, shape or dtype than
+        `given`, metrics that are not scalars, or none with 'loss' in its name.
+    """
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], TrainState):
+        got = [type(item).__name__ for item in result] if isinstance(result, tuple) else type(result).__name__
+        raise TypeError(f"train_step must return (state, metrics), with the state from `state.replace(...)`, got {got}")
+    state, metrics = result
+    before, after = (
+        {path: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for path, leaf in paths.flatten(tree).items()}
+        for tree in (given, state)
+    )
+    for path in {**before, **after}:
+        if before.get(path) != after.get(path):
+            raise ValueError(
+                f"train_step must return a state with the structure, shapes and dtypes that it got; {path!r} was "
+                f"{before.get(path, 'absent')}, is {after.get(path, 'absent')}"
+            )
+    structure, new_structure = str(jax.tree.structure(given)), str(jax.tree.structure(state))
+    if structure != new_structure:  # as with a list in the place of a tuple
+        raise ValueError(
+            f"train_step must return a state with the structure that it got, {structure}, got {new_structure}"
+        )
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"train_step must return its metrics as a dict by name, got {type(metrics).__name__}")
+    for name, value in metrics.items():
+        if jnp.shape(value) or not (hasattr(value, "dtype") or isinstance(value, int | float)):
+            shape = f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
+            raise ValueError(f"train_step must return scalars as metrics, got {shape} for {name!r}")
+    scalars = OrderedDict((name, jnp.asarray(value, jnp.result_type(float))) for name, value in metrics.items())
+    if "loss" not in scalars:
+        first, *others = (scalars[name] for name in loss_names(scalars))
+        scalars["loss"] = sum(others, start=first)
+    return state, scalars

@@ -1,0 +1,267 @@
+"""Phases of a training step: one optimizer each, with the loss that it minimizes."""
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jengine.annotations import Count, check_values
+from jengine.errors import ConfigError, closest, config_path
+from jengine.model import CastModel, Model, Precision
+from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
+from jengine.optim.transforms.loss_scale import all_finite
+from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
+from jengine.train.traced_hooks import StepContext
+
+PyTree = Any
+Metrics = OrderedDict[str, jax.Array]  # JAX sorts the keys of a dict
+Constrain = Callable[[PyTree, str], PyTree]
+Gather = Callable[[PyTree], PyTree]
+PhaseConfig: TypeAlias = tuple[str, int] | Mapping[str, Any]  # ('critic', 5), or the fields of `PhaseSettings`
+
+
+class PhaseSettings(NamedTuple):
+    """An entry of `train_cfg.phases`.
+
+    Attributes:
+      optimizer: the optimizer's name.
+      steps: updates in an iteration.
+      every: the phase acts in the iterations `every`, 2 * `every`, ... of the run.
+      batches: 'each' takes a batch from the loader for each of its updates; 'shared' uses the newest one that an
+        earlier phase of the iteration has taken, or the iteration's first.
+    """
+
+    optimizer: str
+    steps: Count = 1
+    every: Count = 1
+    batches: Literal["shared", "each"] = "shared"
+
+
+class Phase(NamedTuple):
+    """One update of one optimizer in the training step."""
+
+    name: str  # '' for a single optimizer
+    optim_wrapper: OptimWrapper
+    loss: Callable[..., Any]  # (params, model_state, batch, *, rng, hyperparams) -> (losses, model_state)
+    every: int = 1  # acts in the iterations that this divides
+    batch: int = 0  # index among the batches of an iteration
+
+
+def parse_phases(phases: Sequence[PhaseConfig] | None) -> list[PhaseSettings] | None:
+    """Parse the `phases` of a training loop.
+
+    >>> parse_phases([("disc", 2), dict(optimizer="gen", every=3)])[1]
+    PhaseSettings(optimizer='gen', steps=1, every=3, batches='shared')
+
+    Raises:
+      ConfigError: an unknown field or value, no phase, or a phase that takes batches but does not always act.
+    """
+    if phases is None:
+        return None
+    parsed = []
+    for index, phase in enumerate(phases):
+        with config_path("phases", index):
+            fields = (
+                dict(zip(("optimizer", "steps"), phase, strict=False))
+                if isinstance(phase, tuple | list)
+                else dict(phase)
+            )
+            for name in fields:
+                if name not in PhaseSettings._fields:
+                    raise ConfigError(f"a phase has no {name!r}{closest(str(name), PhaseSettings._fields)}")
+            check_values("", PhaseSettings, fields)
+            settings = PhaseSettings(**fields)
+            if settings.batches == "each" and settings.every > 1:
+                raise ConfigError(
+                    f"`every` must be 1 with batches='each', got {settings.every}: each iteration of a run takes the "
+                    "same number of batches from the loader"
+                )
+            parsed.append(settings)
+    if all(phase.every > 1 for phase in parsed):
+        raise ConfigError("`phases` must have a phase that acts in each iteration, got none")
+    return parsed
+
+
+def batches_per_iteration(phases: Sequence[PhaseConfig] | None) -> int:
+    """Return how many batches an iteration takes from the loader.
+
+    >>> batches_per_iteration([dict(optimizer="critic", steps=5, batches="each"), ("generator", 1)])
+    5
+    """
+    return 1 + _batch_indices(parse_phases(phases) or [])[-1][-1] if phases else 1
+
+
+def _batch_indices(phases: Sequence[PhaseSettings]) -> list[list[int]]:
+    """Return the index of the batch for each update of each phase."""
+    taken, indices = 0, []
+    for phase in phases:
+        if phase.batches == "each":
+            indices.append(list(range(taken, taken + phase.steps)))
+            taken += phase.steps
+        else:
+            taken = max(taken, 1)
+            indices.append([taken - 1] * phase.steps)
+    return indices
+
+
+def build_phases(
+    model: Model, optim_wrapper: OptimWrapper | OptimWrapperDict, phases: Sequence[PhaseConfig] | None
+) -> list[Phase]:
+    """Return the updates of a step in order; a phase with several updates is repeated.
+
+    Raises:
+      ValueError: a phase that is not the name of an optimizer, phases for a single optimizer, or accumulation.
+    """
+    if not isinstance(optim_wrapper, Mapping):
+        if phases is not None:
+            raise ValueError(f"phases must be None for a single optimizer, got {list(phases)}")
+        return [Phase("", optim_wrapper, apply_precision(model, optim_wrapper).loss)]
+    settings = [PhaseSettings(name) for name in optim_wrapper] if phases is None else parse_phases(phases) or []
+    built = []
+    for (name, _, every, _), batches in zip(settings, _batch_indices(settings), strict=True):
+        if name not in optim_wrapper:
+            raise ValueError(f"phases must name optimizers, got {name!r}{closest(name, optim_wrapper)}")
+        check_no_accumulation(optim_wrapper, "with several optimizers in one step")
+        loss = functools.partial(apply_precision(model, optim_wrapper[name]).phase_loss, name)
+        built += [Phase(name, optim_wrapper[name], loss, every, batch) for batch in batches]
+    return built
+
+
+def check_no_accumulation(optim_wrapper: OptimWrapper | OptimWrapperDict, reason: str) -> None:
+    """Raise ValueError if an optimizer accumulates gradients over iterations."""
+    wrappers = optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
+    for name, wrapper in wrappers.items():
+        if wrapper.accumulates:
+            owner = f" of {name!r}" if name else ""
+            raise ValueError(f"accumulative_counts{owner} must be 1 {reason}, got {wrapper.accumulative_counts}")
+
+
+def apply_precision(model: Model, optim_wrapper: OptimWrapper | OptimWrapperDict) -> Model:
+    """Return the model in the wrapper's compute dtype, if it has one."""
+    if isinstance(optim_wrapper, AmpOptimWrapper):
+        return CastModel(model, Precision(compute=optim_wrapper.dtype))
+    return model
+
+
+# --- The parts of a phase, pure functions of the context ---
+
+
+def differentiate(
+    phase: Phase, ctx: StepContext, is_update: bool | jax.Array, constrain: Constrain, gather_tables: Gather
+) -> StepContext:
+    """Add the losses, the new model state and the gradients to the context."""
+    wrapper = phase.optim_wrapper
+    is_averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None
+
+    def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree, jax.Array | None]]:
+        params = gather_tables(params)
+        losses, state = phase.loss(params, ctx.model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
+        total, metrics = total_loss(losses, ctx.batch)
+        weight = loss_weight(losses, ctx.batch) if is_averaged else None
+        return total, (metrics, state, weight)
+
+    opt_state = ctx.opt_state[phase.name] if phase.name else ctx.opt_state
+    (_, (metrics, model_state, weight)), grads = wrapper.value_and_grad(loss_fn, has_aux=True)(ctx.params, opt_state)
+    # Otherwise XLA may choose other shardings, for instance because of a branch that does not use the gradients.
+    grads = constrain(grads, "params.")
+    if wrapper.axis_name is not None:  # an iteration that only accumulates has no collectives
+        mean = functools.partial(mean_over_replicas, axis_name=wrapper.axis_name)
+        metrics = _choose(is_update, mean, lambda metrics, weight: metrics, metrics, weight)
+    if phase.name:
+        metrics = OrderedDict((f"loss_{phase.name}" if k == "loss" else k, v) for k, v in metrics.items())
+    return ctx.replace(model_state=model_state, grads=grads, loss_weight=weight, metrics={**ctx.metrics, **metrics})
+
+
+def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bool = True) -> StepContext:
+    """Apply the optimizer of the phase to the parameters.
+
+    `has_loss` is False for gradients of unknown origin: line searches of optax receive no loss then.
+    """
+    name, wrapper = phase.name, phase.optim_wrapper
+    opt_state, hyperparams = ctx.opt_state, ctx.hyperparams
+    if name:  # hyperparameters of hooks, such as `frozen:PATTERN`, are for all optimizers
+        shared = {key: value for key, value in hyperparams.items() if not isinstance(value, Mapping)}
+        opt_state, hyperparams = opt_state[name], {**hyperparams[name], **shared}
+
+    def local_value(params: PyTree) -> tuple[jax.Array, jax.Array | None]:
+        losses, _ = phase.loss(params, old_model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
+        return total_loss(losses, ctx.batch)[0], None if wrapper.axis_name is None else loss_weight(losses, ctx.batch)
+
+    def mean(tree: PyTree, weight: jax.Array | None) -> PyTree:
+        return tree if wrapper.axis_name is None else mean_over_replicas(tree, weight, wrapper.axis_name)
+
+    def value_fn(params: PyTree) -> jax.Array:
+        """Return the total loss as a function of the parameters alone, for line searches."""
+        return mean(*local_value(params))
+
+    def grad_fn(params: PyTree, _: int = 0) -> PyTree:
+        """Return the gradients at other parameters, for `optax.contrib.sam` in its opaque mode."""
+        if (axis := wrapper.axis_name) is not None:  # as in `value_and_trainable_grad`
+            params = jax.tree.map(lambda p: jax.lax.pcast(p, axis, to="varying"), params)
+        return mean(*jax.grad(local_value, has_aux=True)(params))
+
+    # functions of the loss at other parameters cost nothing if the optimizer does not call them
+    value = ctx.metrics[f"loss_{name}" if name else "loss"] if has_loss else None
+    loss = dict(value=value, value_fn=value_fn, grad_fn=grad_fn) if has_loss else {}
+    params, new_opt_state = wrapper.apply_gradients(
+        ctx.grads,
+        opt_state,
+        ctx.params,
+        hyperparams,
+        ctx.loss_weight,
+        is_added=wrapper.accumulates,
+        grad=ctx.grads,
+        **loss,
+    )
+    model_state, finite = ctx.model_state, wrapper.is_finite(new_opt_state)
+    if finite is not None and not wrapper.accumulates:  # after an overflow the model state is kept as well
+        model_state = _select(finite, model_state, old_model_state)
+    metrics = {
+        f"{key}_{name}" if name else key: value for key, value in wrapper.metrics(opt_state, new_opt_state).items()
+    }
+    return ctx.replace(
+        params=params,
+        model_state=model_state,
+        opt_state={**ctx.opt_state, name: new_opt_state} if name else new_opt_state,
+        metrics={**ctx.metrics, **metrics},
+    )
+
+
+def accumulate(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepContext:
+    """Add the gradients to the accumulator.
+
+    An update does this too before it begins: in a chunk the sum is then outside of the branch, within which XLA would
+    round it differently than in a single step.
+    """
+    opt_state = phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state, ctx.loss_weight)
+    model_state = ctx.model_state
+    if phase.optim_wrapper.is_finite(opt_state) is not None and jax.tree.leaves(model_state):
+        # The decision on the update comes too late: it is one for the whole window. A replica's gradients may overflow
+        # where the batch's do not, so the statistics themselves decide.
+        floats = [x for x in jax.tree.leaves(model_state) if jnp.issubdtype(x.dtype, jnp.floating)]
+        model_state = _select(all_finite(floats), model_state, old_model_state)
+    return ctx.replace(opt_state=opt_state, model_state=model_state)
+
+
+def is_updated(optim_wrapper: OptimWrapper | OptimWrapperDict, opt_state: PyTree) -> jax.Array | None:
+    """Return whether the last update of some optimizer was applied, bool[]; None where none is ever skipped."""
+    if isinstance(optim_wrapper, OptimWrapper):
+        return optim_wrapper.is_finite(opt_state)
+    pairs = [(wrapper, opt_state[name]) for name, wrapper in optim_wrapper.items()]
+    finite = [wrapper.is_finite(state) for wrapper, state in pairs]
+    known = [flag for flag in finite if flag is not None]
+    return jnp.any(jnp.stack(known)) if len(known) == len(finite) else None
+
+
+def _select(condition: jax.Array, then: PyTree, otherwise: PyTree) -> PyTree:
+    return jax.tree.map(lambda new, old: jnp.where(condition, new, old), then, otherwise)
+
+
+def _choose(predicate: bool | jax.Array, then: Callable[..., Any], otherwise: Callable[..., Any], *args: Any) -> Any:
+    """Return `then(*args)` or `otherwise(*args)`; a Python bool leaves only that one in the program."""
+    if isinstance(predicate, bool):
+        return then(*args) if predicate else otherwise(*args)
+    return jax.lax.cond(predicate, then, otherwise, *args)
