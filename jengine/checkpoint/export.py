@@ -17,7 +17,7 @@ from jengine.checkpoint.files import (
 )
 from jengine.checkpoint.layout import INCOMING, STATE, find_checkpoint, read_meta
 from jengine.checkpoint.report import CheckpointMismatchError, compare
-from jengine.checkpoint.restore import list_item_arrays
+from jengine.checkpoint.restore import list_arrays, list_item_arrays
 from jengine.checkpoint.torch_layout import (
     STATISTICS,
     TorchLayout,
@@ -27,7 +27,8 @@ from jengine.checkpoint.torch_layout import (
     shape_of,
     statistic_layouts,
 )
-from jengine.model.lora import add_updates, has_updates
+from jengine.model import FROZEN
+from jengine.model.lora import add_updates
 from jengine.paths import flatten
 
 _WRITABLE = frozenset(np.dtype(dtype) for dtype in SAFETENSORS_DTYPES.values())
@@ -39,8 +40,8 @@ def export_params(
     """Write parameters to a safetensors file that a PyTorch model with the same structure can load.
 
     Args:
-      source: a checkpoint, or a work dir for its newest one; or parameters as a pytree of arrays. The low-rank updates
-        in a `LoRA` checkpoint are added to the kernels.
+      source: a checkpoint, or a work dir for its newest one; or parameters as a pytree of arrays. Frozen
+        parameters are included, and the low-rank updates in a `LoRA` checkpoint are added to the kernels.
       path: the file to write; an existing one is replaced once the new one is complete.
       item: the dotted path to the parameters in a checkpoint.
       batch_stats: whether to export batch-norm statistics too. With a checkpoint: True, or the dotted path to a model
@@ -127,10 +128,12 @@ def read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, Any
     if isinstance(source, str | os.PathLike):
         params = _read_item(source, item)
         state = _read_item(source, "model_state" if batch_stats is True else batch_stats) if with_statistics else {}
-        if has_updates(params):
-            frozen, scales = (_read_item(source, f"model_state.{name}") for name in ("frozen", "scale"))
+        items = {".".join(name.split(".")[:2]) for name in list_arrays(find_checkpoint(source))}
+        if f"model_state.{FROZEN}" in items:
+            frozen = _read_item(source, f"model_state.{FROZEN}")
+            scales = _read_item(source, "model_state.scale") if "model_state.scale" in items else {}
             if read_meta(source).get("replicas") is not None:  # each replica has the same values
-                frozen, scales = ({path: leaf[0] for path, leaf in leaves.items()} for leaves in (frozen, scales))
+                scales = {path: leaf[0] for path, leaf in scales.items()}
             params = {path: np.asarray(leaf) for path, leaf in add_updates(params, frozen, scales).items()}
             state = {path.removeprefix("state."): leaf for path, leaf in state.items() if path.startswith("state.")}
     elif batch_stats is True:

@@ -17,7 +17,7 @@ from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
 from jengine.inference.predict import Predictor, iterate_batches
 from jengine.model import Model
-from jengine.sharding import DispatchLimiter, SingleDevice, convert_replica_axis
+from jengine.sharding import DispatchLimiter, SingleDevice, convert_replica_axis, convert_replica_axis_structs
 
 PyTree = Any
 Weights = Literal["evaluated", "averaged", "trained"]
@@ -140,10 +140,9 @@ class LoadedModel:
         from jengine.checkpoint import load_params
 
         params, model_state = jax.eval_shape(self.model.init, jax.random.key(0), batch)
+        targets = convert_replica_axis_structs({"params": params, "model_state": model_state}, None, self._replicas)
         values = {}
-        for item, target in {"params": params, "model_state": model_state}.items():
-            if item == "model_state" and self._replicas is not None:
-                target = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self._replicas, *x.shape), x.dtype), target)
+        for item, target in targets.items():
             has_arrays = bool(jax.tree.leaves(target))  # a model may have no state
             values[item] = (
                 load_params(self.path, target, item=self._items[item], checksums=False)[0] if has_arrays else target

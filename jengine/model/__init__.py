@@ -8,6 +8,7 @@ from jengine.model.lora import LoRA as LoRA
 from jengine.model.losses import CrossEntropy as CrossEntropy
 from jengine.model.losses import MeanSquaredError as MeanSquaredError
 from jengine.model.losses import SwitchedLoss as SwitchedLoss
+from jengine.model.model import FROZEN as FROZEN
 from jengine.model.model import Model as Model
 from jengine.model.networks import SmallCNN as SmallCNN
 from jengine.model.networks import SmallViT as SmallViT

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jengine import paths
 from jengine.annotations import ConfigOf, Count, Index, Positive
 from jengine.errors import ConfigError, config_path
-from jengine.model.model import Losses, ModelWrapper, PyTree
+from jengine.model.model import FROZEN, Losses, ModelWrapper, PyTree
 from jengine.registry import MODELS, as_config, check_arguments
 
 _A, _B = ".lora_a", ".lora_b"
@@ -101,16 +101,16 @@ class LoRA(ModelWrapper):
                 a, b = _init_pair(jax.random.fold_in(keys, index), path, kernel, target)
                 trained |= {path + _A: a, path + _B: b}  # below the kernel, so that rules find it by the same names
                 scales[path] = jnp.float32((target.alpha or target.rank) / target.rank)
-        return paths.nest(trained), {"frozen": paths.nest(frozen), "scale": paths.nest(scales), "state": model_state}
+        return paths.nest(trained), {FROZEN: paths.nest(frozen), "scale": paths.nest(scales), "state": model_state}
 
     def merge_weights(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
         """Return the inner model's parameters, with the updates added to the kernels, and the state."""
-        frozen, scales = (paths.flatten(model_state[name]) for name in ("frozen", "scale"))
+        frozen, scales = (paths.flatten(model_state[name]) for name in (FROZEN, "scale"))
         return self._unflatten(add_updates(paths.flatten(params), frozen, scales)), model_state["state"]
 
     def base_variables(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
         """Return the inner model's parameters and state without the updates."""
-        return self._unflatten({**paths.flatten(model_state["frozen"]), **paths.flatten(params)}), model_state["state"]
+        return self._unflatten({**paths.flatten(model_state[FROZEN]), **paths.flatten(params)}), model_state["state"]
 
     def replace_base(
         self, params: PyTree, model_state: PyTree, base_params: PyTree, base_state: PyTree
@@ -118,8 +118,8 @@ class LoRA(ModelWrapper):
         """Return the variables with the inner model's replaced; the updates stay."""
         base = paths.flatten(base_params)
         new_params = paths.map_with_path(lambda path, leaf: base.get(path, leaf), params)
-        frozen = paths.map_with_path(lambda path, leaf: base[path], model_state["frozen"])
-        return new_params, {**model_state, "frozen": frozen, "state": base_state}
+        frozen = paths.map_with_path(lambda path, leaf: base[path], model_state[FROZEN])
+        return new_params, {**model_state, FROZEN: frozen, "state": base_state}
 
     def train_step(self, state: Any, batch: PyTree, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
         """Refuse: the inner model's step would update parameters that LoRA keeps fixed."""
@@ -156,16 +156,12 @@ class LoRA(ModelWrapper):
             _check_match("trainable", "a parameter", rule, list(leaves))
 
 
-def has_updates(params: Mapping[str, Any]) -> bool:
-    """Return whether parameters, by dotted path, belong to a `LoRA`."""
-    return any(path.endswith(_A) for path in params)
-
-
 def add_updates(
     trained: Mapping[str, Any], frozen: Mapping[str, Any], scales: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
     """Return the inner model's parameters by dotted path, from `LoRA`'s parameters and state by dotted path."""
-    merged = {**frozen, **{path: leaf for path, leaf in trained.items() if not path.endswith((_A, _B))}}
+    pairs = {path + suffix for path in scales for suffix in (_A, _B)}
+    merged = {**frozen, **{path: leaf for path, leaf in trained.items() if path not in pairs}}
     for path, scale in scales.items():
         kernel = jnp.asarray(frozen[path])
         update = jnp.matmul(trained[path + _A], trained[path + _B]) * scale

@@ -1,7 +1,7 @@
 """The engine's model interface: three pure functions and the module types."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import jax
 PyTree = Any
 Losses = dict[str, Any]  # name -> array of any shape (averaged), (sum, weight), or a list of these
 Scalars = Mapping[str, Any]  # hyperparameters by name; traced, so the host can change them between steps
+FROZEN = "frozen"  # item of the model state with parameters that are not trained, see `Model`
 
 
 class Model:
@@ -16,6 +17,10 @@ class Model:
 
     You can use an adapter (`LinenModel`, `NnxModel`, `FunctionalModel`) or derive from this class. For low precision
     (`precision=`, `AmpOptimWrapper`), a subclass should call the network through `jengine.model.autocast`.
+
+    `model_state['frozen']`, if there is one, holds parameters that are not trained, which `loss` must return as they
+    are: they have no gradients, optimizer state or averages. The rules for parameters shard them, and replicas, which
+    have their own model state otherwise, share them.
 
     >>> class Scale(Model):
     ...     def init(self, rng, batch):
@@ -29,10 +34,13 @@ class Model:
         traced; empty for plain functions. Parameter rules use it to identify norms and convolutions.
       logical_axes: dotted parameter path -> axis names (`nn.with_partitioning`), set when `init` is called or traced.
         Sharding rules can refer to these names.
+      adapter_paths: dotted paths of parameters that pretrained weights need not have, such as LoRA matrices, set when
+        `init` is called or traced.
     """
 
     module_types: Mapping[str, str] = {}
     logical_axes: Mapping[str, tuple[str | None, ...]] = {}
+    adapter_paths: Collection[str] = frozenset()
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)`, nested dicts with arrays.

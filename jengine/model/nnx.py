@@ -7,16 +7,28 @@ part of the model state: they are reseeded from each iteration's key, so that re
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jengine import paths
+from jengine.errors import config_path
 from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs, train_arguments
 from jengine.model.autocast import autocast, current_dtype
-from jengine.model.model import Losses, Model, PyTree
-from jengine.model.nnx_state import from_dict, is_variable, list_module_types, list_variables, shapes, to_dict
+from jengine.model.model import FROZEN, Losses, Model, PyTree
+from jengine.model.nnx_filters import NnxFilter, announce_training, build_filter, is_adapter, select_trained
+from jengine.model.nnx_state import (
+    Path,
+    from_dict,
+    is_variable,
+    list_module_types,
+    list_variables,
+    merge,
+    shapes,
+    to_dict,
+)
 from jengine.model.padding import exclude_padding, mask_batch_norms
 from jengine.model.sown import Sown, SownValues
 from jengine.registry import MODELS
@@ -27,17 +39,19 @@ class _Structure(NamedTuple):
     """Static part of a module."""
 
     graphdef: Any
-    params: Any  # nnx.State of jax.ShapeDtypeStructs, as the next two
+    params: Any  # nnx.State of jax.ShapeDtypeStructs, as the next two; trained and frozen parameters
     streams: Any
     rest: Any
     accepts_rngs: bool  # whether `__call__` has an argument `rngs`
+    has_frozen: bool  # whether the model state is `dict(frozen=..., state=...)`
 
 
 @MODELS.register_module()
 class NnxModel(Model):
     """Model from a `flax.nnx` module and a loss on its outputs.
 
-    `nnx.Param` variables are differentiated. All others except random streams (`nnx.BatchStat`, …) are the model state.
+    `nnx.Param` variables, or those that `wrt` selects, are differentiated. All others except random streams
+    (`nnx.BatchStat`, …) are the model state: `{'frozen': ..., 'state': ...}` if some parameters are not selected.
     Variables that a call creates (`sow`, or a new attribute) are not part of any state: they are read after the call.
     `module.train()` is called before training, `module.eval()` before prediction; arguments `train`, `training`,
     `is_training` or `deterministic` of `__call__` are set accordingly, and an argument `rngs` is an `nnx.Rngs` with a
@@ -60,9 +74,11 @@ class NnxModel(Model):
         that are sown; with None they are an error.
       sown_predictions: sown values to return with the predictions, which are then a dict with `outputs` and these
         names.
+      wrt: the parameters to train, as in `nnx.Optimizer(model, tx, wrt=nnx.LoRAParam)`: any nnx filter, an import path,
+        or the config of a filter; several in a list. Random streams, statistics and caches are never selected.
 
     Raises:
-      TypeError: `module` is something else.
+      TypeError: `module` is something else. ConfigError: from `init`, `wrt` selects nothing, or integers.
     """
 
     def __init__(
@@ -72,6 +88,7 @@ class NnxModel(Model):
         inputs: Selector | Sequence[Selector] | None = "image",
         sown_losses: Sequence[str] | Mapping[str, float] | None = None,
         sown_predictions: Sequence[str] = (),
+        wrt: NnxFilter = None,
     ) -> None:
         from flax import nnx
 
@@ -84,6 +101,8 @@ class NnxModel(Model):
         self._loss = build_loss(loss)
         self._inputs = inputs
         self._sown = SownValues("NnxModel", sown_losses, sown_predictions)
+        with config_path("wrt"):
+            self._wrt = build_filter(wrt)
         self._structure: _Structure | None = None
         self.module_types: dict[str, str] = {}
         self.logical_axes: dict[str, tuple[Any, ...]] = {}
@@ -92,28 +111,61 @@ class NnxModel(Model):
         """Create and split the module, and record the submodule types and the logical axes."""
         module = self._build(rng)
         self.module_types = list_module_types(module)
-        graphdef, *states = _split(module)  # parameters, random streams, all others
+        trained = select_trained(module, self._wrt)
+        graphdef, *states = _split(module, trained)  # parameters, random streams, all others
+        variables = list_variables(states[0])
+        if self._structure is None and self._wrt is None:
+            announce_training(variables.values())
         self.logical_axes = _logical_axes(states[0])
         accepts_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
-        params, streams, rest = jax.tree.map(_shape, states)  # without values, which are the run's
-        self._structure = _Structure(graphdef, params, streams, rest, accepts_rngs)
-        return to_dict(list_variables(states[0])), to_dict(list_variables(states[2]))
+        all_params, streams, others = jax.tree.map(_shape, states)  # without values, which are the run's
+        frozen = {path: x for path, x in variables.items() if path not in trained}
+        self._structure = _Structure(graphdef, all_params, streams, others, accepts_rngs, bool(frozen))
+        params, rest = to_dict({path: variables[path] for path in trained}), to_dict(list_variables(states[2]))
+        if not frozen:
+            return params, rest
+        adapters = [path for path in trained if is_adapter(variables[path])]
+        self.adapter_paths = frozenset(map(".".join, adapters))
+        return params, {FROZEN: to_dict(frozen), "state": rest}
+
+    def base_variables(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+        """Return all parameters under the module's paths, and the model state without frozen ones."""
+        if not self._get_structure().has_frozen:
+            return params, model_state
+        return merge(model_state[FROZEN], params), model_state["state"]
+
+    def replace_base(
+        self, params: PyTree, model_state: PyTree, base_params: PyTree, base_state: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """Return the variables with the parameters that `base_params` has replaced; others, as adapters, stay."""
+        base = paths.flatten(base_params)
+        if not self._get_structure().has_frozen:
+            return base_params, base_state
+        params, frozen = (
+            paths.map_with_path(lambda path, leaf: base.get(path, leaf), tree) for tree in (params, model_state[FROZEN])
+        )
+        return params, {FROZEN: frozen, "state": base_state}
 
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
         """Return the losses in training mode, and the new model state."""
 
+        params, state = self.base_variables(params, model_state)
+
         def apply(inputs: tuple[PyTree, ...], params: PyTree) -> tuple[PyTree, PyTree, Sown]:
-            return self._call(params, model_state, inputs, rng, train=True)
+            return self._call(params, state, inputs, rng, train=True)
 
         with exclude_padding(batch):
             outputs, new_state, sown = autocast(apply)(select_inputs(batch, self._inputs), params)
         losses = call_loss(self._loss, outputs, batch, hyperparams, sown)
+        if self._get_structure().has_frozen:
+            new_state = {FROZEN: model_state[FROZEN], "state": new_state}
         return self._sown.add_losses(losses, sown, self._loss), new_state
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """Return the module's outputs in inference mode."""
+        params, model_state = self.base_variables(params, model_state)
 
         def apply(inputs: tuple[PyTree, ...], params: PyTree) -> PyTree:
             outputs, _, sown = self._call(params, model_state, inputs, jax.random.key(0), train=False)
@@ -126,7 +178,12 @@ class NnxModel(Model):
 
         The random streams start from a fixed key; `nnx.reseed` sets another.
         """
-        return self._merge(params, model_state, jax.random.key(0), train=train)[0]
+        return self._merge(*self.base_variables(params, model_state), jax.random.key(0), train=train)[0]
+
+    def _get_structure(self) -> _Structure:
+        if self._structure is None:
+            raise RuntimeError("NnxModel: `init` must be called or traced before `loss` and `predict`")
+        return self._structure
 
     def _build(self, rng: jax.Array) -> Any:
         """Return a new module, or a copy of the given one without the values that it sowed in earlier calls."""
@@ -145,9 +202,7 @@ class NnxModel(Model):
         """Return the module, in a mode, and the structure; `rng` seeds the random streams."""
         from flax import nnx
 
-        if self._structure is None:
-            raise RuntimeError("NnxModel: `init` must be called or traced before `loss` and `predict`")
-        structure = self._structure
+        structure = self._get_structure()
         module = nnx.merge(
             structure.graphdef,
             from_dict(params, structure.params),
@@ -184,7 +239,7 @@ def _read_variables(module: Any, structure: _Structure, sown_names: Sequence[str
     Those are the variables that the call created, and the constructor's variables whose type or name is in
     `sown_names`. TypeError if the call created a parameter, or changed a variable's structure.
     """
-    _, params, _, rest = _split(module)
+    _, params, _, rest = _split(module, list_variables(structure.params))
     if created := list_variables(params).keys() - list_variables(structure.params).keys():
         raise TypeError(f"NnxModel: a call must not create parameters, got {sorted(map('.'.join, created))}")
     variables, initial = list_variables(rest), list_variables(structure.rest)
@@ -226,11 +281,14 @@ def _preserve_dtype_in_batch_norms(module: Any) -> None:
             node.promote_dtype = promote
 
 
-def _split(module: Any) -> tuple[Any, Any, Any, Any]:
-    """Split a module into structure, parameters, random streams and other variables."""
+def _split(module: Any, selected: Collection[Path]) -> tuple[Any, Any, Any, Any]:
+    """Split a module into structure, parameters (each `nnx.Param`, and `selected`), random streams and the rest."""
     from flax import nnx
 
-    parts: Any = nnx.split(module, nnx.Param, nnx.RngState, ...)
+    def is_parameter(path: Sequence[Any], variable: Any) -> bool:
+        return isinstance(variable, nnx.Param) or tuple(map(str, path)) in selected
+
+    parts: Any = nnx.split(module, is_parameter, nnx.RngState, ...)
     return parts
 
 

@@ -40,12 +40,12 @@ def to_dict(variables: Mapping[Path, Any]) -> PyTree:
     """
     nested: dict[str, Any] = {}
     for path, variable in variables.items():
-        for inner, leaf in _leaves(variable).items():
+        for inner, leaf in named_leaves(variable).items():
             node = nested
             *parents, last = (*path, *inner)
             for key in parents:
                 node = node.setdefault(key, {})
-            node[last] = jnp.asarray(leaf)
+            node[last] = _to_storable(jnp.asarray(leaf))
     return nested
 
 
@@ -53,20 +53,30 @@ def from_dict(values: PyTree, like: Any) -> Any:
     """Return an NNX state with the structure of `like` and the arrays in `values`, nested dicts as from `to_dict`."""
     leaves = []
     for path, variable in list_variables(like).items():
-        for inner in _leaves(variable):
+        for inner, struct in named_leaves(variable).items():
             leaf = values
             for key in (*path, *inner):
                 leaf = leaf[key]
-            leaves.append(leaf)
+            leaves.append(_from_storable(leaf, struct.dtype))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested dicts with the arrays of both.
+
+    >>> merge({"a": {"b": 1}}, {"a": {"c": 2}})
+    {'a': {'b': 1, 'c': 2}}
+    """
+    shared = {name: merge(first[name], second[name]) for name in first if name in second}
+    return {**first, **second, **shared}
 
 
 def shapes(variable: Any) -> dict[Path, tuple[int, ...]]:
     """Return the array shapes in a variable by path."""
-    return {path: jnp.shape(leaf) for path, leaf in _leaves(variable).items()}
+    return {path: jnp.shape(leaf) for path, leaf in named_leaves(variable).items()}
 
 
-def _leaves(variable: Any) -> dict[Path, Any]:
+def named_leaves(variable: Any) -> dict[Path, Any]:
     """Return the arrays in a variable by path, in JAX's flattening order; an array has the path ()."""
     leaves = jax.tree_util.tree_flatten_with_path(variable)[0]
     return {_keys(path[is_variable(variable) :]): leaf for path, leaf in leaves}
@@ -81,3 +91,12 @@ def is_variable(node: Any) -> bool:
 
 def _keys(path: Any) -> Path:
     return tuple(dotted((key,)) for key in path)
+
+
+# TensorStore has no unsigned 4-bit integers, the codes of NF4 weights; the same bits as int4 can be saved.
+def _to_storable(leaf: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(leaf, jnp.int4) if leaf.dtype == jnp.uint4 else leaf
+
+
+def _from_storable(leaf: Any, dtype: jnp.dtype) -> Any:
+    return jax.lax.bitcast_convert_type(leaf, dtype) if dtype == jnp.uint4 else leaf

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jengine.errors import closest
 from jengine.model.autocast import cast_floating, compute_in
-from jengine.model.model import Losses, Model, ModelWrapper, PyTree
+from jengine.model.model import FROZEN, Losses, Model, ModelWrapper, PyTree
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -78,8 +78,10 @@ class CastModel(ModelWrapper):
         self.precision = precision
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Initialize the model and cast the parameters to `precision.params`."""
+        """Initialize the model and cast the parameters, trained and frozen, to `precision.params`."""
         params, model_state = self.model.init(rng, batch)
+        if FROZEN in model_state:
+            model_state = {**model_state, FROZEN: cast_floating(model_state[FROZEN], self.precision.params)}
         return cast_floating(params, self.precision.params), model_state
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from jengine.errors import ConfigError
-from jengine.model import get_model
+from jengine.model import FROZEN, get_model
 from jengine.optim.schedules import schedulers_state_dict
-from jengine.paths import flatten
+from jengine.paths import flatten, nest
 from jengine.runner.end_report import wait_for_device
 from jengine.runner.failures import check_losses, recreate_work_dir
 from jengine.runner.resume_check import (
@@ -325,12 +325,17 @@ def loadable_variables(
     state, replicas = runner.state, runner.strategy.replicas
     variables = _named(state.params, state.model_state)
     model = get_model(runner.model)
+    names = set(stored)
     base_params, _ = model.base_variables(state.params, state.model_state)
+    has_own_names = any(name.startswith(f"model_state.{FROZEN}.") for name in names)
     added = flatten(state.params).keys() - flatten(base_params).keys()
-    if not added or not added.isdisjoint(stored):
+    if has_own_names or not added.isdisjoint(names) or flatten(state.params).keys() == flatten(base_params).keys():
         return variables, lambda loaded: loaded
     fresh = convert_replica_axis(variables, replicas, None)
     base = _named(*model.base_variables(fresh["params"], fresh["model_state"]))
+    missing = set(model.adapter_paths) - names
+    if missing:  # the weights are the network's own, without adapters
+        base["params"] = nest({path: leaf for path, leaf in flatten(base["params"]).items() if path not in missing})
 
     def restore(loaded: Variables) -> Variables:
         single = convert_replica_axis(loaded, replicas, None)

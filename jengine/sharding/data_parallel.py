@@ -8,6 +8,7 @@ entry per replica: the model state, the accumulated gradients, and what hooks st
 A replica is one device, or several over which XLA shards parameters and examples, as it does for `Pjit`.
 """
 
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -148,24 +149,32 @@ class DataParallel(MeshStrategy):
     def adapt_for_eval(self, model: Any) -> Any:
         """Return a model that predicts on each replica with the replica's model state."""
 
-        def predict_replica(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-            return model.predict(self.gather_tables(params), jax.tree.map(lambda x: x[0], model_state), batch)
+        def predict_replica(params: PyTree, state: PyTree, batch: PyTree) -> PyTree:
+            model_state = map_per_replica(lambda x: x[0], state)["model_state"]
+            return model.predict(self.gather_tables(params), model_state, batch)
 
-        predict = jax.shard_map(
-            predict_replica,
-            mesh=self.mesh,
-            in_specs=(PartitionSpec(), self._per_replica, self._per_replica),
-            out_specs=self._per_replica,
-            axis_names=self._mapped,
-            check_vma=False,
-        )
+        def predict(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+            state = {"model_state": model_state}
+            mapped = jax.shard_map(
+                predict_replica,
+                mesh=self.mesh,
+                in_specs=(PartitionSpec(), self._replica_specs(state), self._per_replica),
+                out_specs=self._per_replica,
+                axis_names=self._mapped,
+                check_vma=False,
+            )
+            return mapped(params, state, batch)
+
         return types.SimpleNamespace(predict=predict)
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
         """Return the model state with the mean over replicas in each floating leaf."""
         if self.replicas == 1 or not jax.tree.leaves(model_state):
             return model_state
-        return jax.jit(_average_leaves, out_shardings=self.shardings(model_state, under="model_state."))(model_state)
+        state = {"model_state": model_state}
+        average = jax.jit(functools.partial(map_per_replica, _average_replicas), out_shardings=self.shardings(state))
+        averaged: PyTree = average(state)["model_state"]
+        return averaged
 
     def _shard_map(self, replica: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
         def run_replica(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
@@ -173,9 +182,7 @@ class DataParallel(MeshStrategy):
             return map_per_replica(lambda x: x[None], new_state), metrics
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
-            specs = paths.map_with_path(
-                lambda path, _: self._per_replica if is_per_replica(path) else PartitionSpec(), state
-            )
+            specs = self._replica_specs(state)
             # The check of varying axes would reject loops in a model whose carry starts as a constant.
             mapped = jax.shard_map(
                 run_replica,
@@ -234,6 +241,12 @@ class DataParallel(MeshStrategy):
             return PartitionSpec(self.axis_name, *super()._spec(path, shape[1:]))
         return super()._spec(path, shape)
 
+    def _replica_specs(self, state: PyTree) -> PyTree:
+        """Return how `shard_map` divides each leaf: along the replica axis, or not at all."""
+        return paths.map_with_path(
+            lambda path, _: self._per_replica if is_per_replica(path) else PartitionSpec(), state
+        )
+
     def _replica_key(self, rng: jax.Array) -> jax.Array:
         """Return a different key for each replica; a single replica has the key of a single device."""
         if self.replicas == 1:
@@ -243,10 +256,7 @@ class DataParallel(MeshStrategy):
         )
 
 
-def _average_leaves(tree: PyTree) -> PyTree:
-    def mean(leaf: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf
-        return jnp.broadcast_to(leaf.mean(axis=0, keepdims=True), leaf.shape)
-
-    return jax.tree.map(mean, tree)
+def _average_replicas(leaf: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf  # a mean of counters would not be one
+    return jnp.broadcast_to(leaf.mean(axis=0, keepdims=True), leaf.shape)

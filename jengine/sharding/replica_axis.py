@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jengine import paths
+from jengine.model.model import FROZEN
 
 PyTree = Any
 
@@ -34,9 +35,10 @@ def is_per_replica(path: str) -> bool:
     (True, False)
     """
     item, *rest = path.split(".")
-    if item == "hook_state":
-        return "model_state" in rest[1:2]
-    return item == "model_state" or _is_share(path)
+    if item == "hook_state":  # hook_state.<hook>.model_state, such as averaged statistics
+        item, rest = ".".join(rest[1:2]), rest[2:]
+    # frozen parameters never change, so a copy per replica would only take memory and space in checkpoints
+    return (item == "model_state" and rest[:1] != [FROZEN]) or _is_share(path)
 
 
 def _is_share(path: str) -> bool:
