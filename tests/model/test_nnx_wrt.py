@@ -122,7 +122,9 @@ def test_replicas_share_the_frozen_parameters_and_evaluate_as_the_loaded_model(t
     assert state["frozen"]["mlp"]["kernel"].shape == (6, 6)
     assert state["state"]["norm"]["mean"].shape == (2, 6)
     module = runner.module()
-    np.testing.assert_allclose(load_model(str(tmp_path), model=model)(DATA), module(DATA["image"]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        load_model(str(tmp_path), model=model)(DATA), module(DATA["image"]), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_the_rules_shard_frozen_and_trained_parameters(tmp_path):
