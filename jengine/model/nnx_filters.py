@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
+from jengine.annotations import is_mapping
 from jengine.errors import ConfigError, config_path
 from jengine.model.nnx_state import Path, named_leaves
 from jengine.registry import MODELS
@@ -29,7 +30,7 @@ def build_filter(wrt: NnxFilter) -> NnxFilter:
     """
     if isinstance(wrt, str):
         return MODELS.get(wrt) if "." in wrt else wrt  # nnx reads a name as a tag of variables
-    if hasattr(wrt, "items"):
+    if is_mapping(wrt):
         return MODELS.build(wrt)
     if isinstance(wrt, list | tuple):
         built = []
