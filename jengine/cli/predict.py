@@ -48,7 +48,7 @@ def _load_data(args: argparse.Namespace, cfg: Mapping[str, Any]) -> tuple[Any, i
     if args.data is not None and args.data.endswith(".npz"):
         with np.load(args.data) as file:
             return dict(file), args.batch_size
-    loaders = list_dataloaders(cfg)
+    loaders = list_dataloaders(cfg, _MODES)
     modes = ("test", "val") if args.data is None else (args.data,)
     mode = next((mode for mode in modes if cfg.get(f"{mode}_dataloader") is not None), modes[0])
     loader = loaders.get(mode)

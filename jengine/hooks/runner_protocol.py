@@ -21,7 +21,6 @@ from jengine.sharding import Strategy
 from jengine.train import TrainState
 from jengine.visualization import Visualizer
 
-MaybeNone = Any  # for the Runner, in a union: None in runs that do not need the object
 Loader = DataLoader | IterableLoader
 
 

@@ -13,7 +13,6 @@ from jengine.config import format_config, resolve
 from jengine.distributed import get_processes
 from jengine.hooks import Hook, Priority
 from jengine.hooks.hook_list import HookList
-from jengine.hooks.runner_protocol import MaybeNone
 from jengine.inference.predict import Predictor, open_batches
 from jengine.logging import PhaseTimer
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
@@ -36,6 +35,8 @@ from jengine.train import TrainState
 from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
+# The attributes below have the types of the stages that use them; only code that may run earlier compares with None.
+_LATER: Any = None
 
 
 @functools.partial(checked, owner="")
@@ -95,13 +96,13 @@ class Runner:
         change at any time without a new trace.
     """
 
-    train_loop: TrainLoop | MaybeNone = None
-    val_loop: EvalLoop | MaybeNone = None
-    test_loop: EvalLoop | MaybeNone = None
-    optim_wrapper: OptimWrapper | OptimWrapperDict | MaybeNone = None
-    param_schedulers: Schedulers | MaybeNone = None
-    programs: TrainPrograms | MaybeNone = None
-    _state: TrainState | MaybeNone = None
+    train_loop: TrainLoop = _LATER
+    val_loop: EvalLoop = _LATER
+    test_loop: EvalLoop = _LATER
+    optim_wrapper: OptimWrapper | OptimWrapperDict = _LATER
+    param_schedulers: Schedulers = _LATER
+    programs: TrainPrograms = _LATER
+    _state: TrainState = _LATER
     _is_loaded = False  # whether the state is from the checkpoint to resume or to load
     _predictor: Predictor | None = None
     _first_iter = 0
@@ -442,7 +443,7 @@ class Runner:
     # --- Attributes ---
 
     @property
-    def state(self) -> TrainState | MaybeNone:
+    def state(self) -> TrainState:
         """The `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it."""
         if self.train_loop is not None:
             self._loaders.check_state_access(self.train_loop, self.interrupts)

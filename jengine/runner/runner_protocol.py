@@ -12,7 +12,6 @@ import jax
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.hooks import runner_protocol
 from jengine.hooks.hook_list import HookList
-from jengine.hooks.runner_protocol import MaybeNone
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.programs import TrainPrograms
 from jengine.runner.start_from import ResumePolicy
@@ -57,10 +56,10 @@ class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):
     interrupts: Interrupts
     dispatch_limiter: DispatchLimiter
     validations: list[tuple[int, int, dict[str, float]]]  # epoch, iteration and metrics
-    programs: TrainPrograms | MaybeNone  # None before training
+    programs: TrainPrograms  # None before training
 
     @property
-    def train_loop(self) -> TrainLoopInternals | MaybeNone: ...  # None in runs that do not train
+    def train_loop(self) -> TrainLoopInternals: ...  # None in runs that do not train
     @property
     def files(self) -> RunFilesProtocol: ...
     @property

@@ -3,12 +3,14 @@ import types
 import pytest
 
 from jengine.hooks import DistSamplerSeedHook, ParamSchedulerHook
+from jengine.optim.schedules.plateau import PlateauSettings
 from jengine.registry import HOOKS
 
 
 class Scheduler:
     def __init__(self, by_epoch, need_val_args=False):
         self.by_epoch, self.need_val_args, self.calls = by_epoch, need_val_args, []
+        self.settings = PlateauSettings(monitor="loss")
 
     def step(self, *args):
         self.calls.append(args)
