@@ -3,11 +3,13 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
+from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
+from jengine.checkpoint.start_from import LoadFrom
 from jengine.errors import ConfigError
 from jengine.model import FROZEN, get_model
 from jengine.optim.schedules import schedulers_state_dict
@@ -23,7 +25,6 @@ from jengine.runner.resume_check import (
 from jengine.runner.resume_data import collect_position, restore_position
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.runner.session import update_record
-from jengine.runner.start_from import LoadFrom
 from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks
@@ -155,9 +156,7 @@ def resume(runner: RunnerInternals, path: str) -> None:
     runner.logger.info(f"Resumed from {path}: epoch {loop.epoch}, iteration {loop.iter}.")
 
 
-def _restore_arrays(
-    runner: RunnerInternals, path: str, saved_meta: Mapping[str, Any]
-) -> tuple[Bundle, "HookStateMatch"]:
+def _restore_arrays(runner: RunnerInternals, path: str, saved_meta: Mapping[str, Any]) -> tuple[Bundle, HookStateMatch]:
     """Return the checkpoint with arrays on the devices, and how the hook states match."""
     from jengine.checkpoint import list_arrays
     from jengine.checkpoint.restore import restore_verified
@@ -211,47 +210,6 @@ def _put_like(tree: Any, like: Any) -> Any:
 
 
 # --- Hook states ---
-
-
-class HookStateMatch(NamedTuple):
-    """Match between the hook states of a run and those in a checkpoint."""
-
-    states: dict[str, PyTree]  # of this run, restricted to hooks with a state in the checkpoint
-    missing: list[str]  # hooks of this run without a state in the checkpoint
-    unused: list[str]  # hooks with a state in the checkpoint that this run does not have
-    rename: list[tuple[str, str]]  # stored prefix -> prefix in the training state, where they differ
-    ignore: list[str]  # stored prefixes that this run does not use
-
-
-def match_hook_states(
-    states: Mapping[str, PyTree], stored: Iterable[str], exchanged: Mapping[str, str]
-) -> HookStateMatch:
-    """Match traced states by hook to the dotted paths that a checkpoint has stored.
-
-    Args:
-      states: the run's traced states by hook.
-      stored: the checkpoint's dotted paths.
-      exchanged: items that were swapped with parts of a hook's state for the checkpoint, such as
-        `{'params': 'hook_state.EMAHook.params'}`. They are swapped back; without the hook only the item is restored.
-    """
-
-    def hook_name(path: str) -> str:
-        return path.split(".")[1]
-
-    paths = [path for path in stored if path.startswith("hook_state.")]
-    stored_hooks = {hook_name(path) for path in paths}
-    rename, ignore = [], []
-    for item, source in exchanged.items():
-        rename.append((source, item))
-        if hook_name(source) in states:
-            rename.append((item, source))
-        else:
-            ignore.append(item)
-    sources = tuple(f"{source}." for source in exchanged.values())
-    ignore += [path for path in paths if hook_name(path) not in states and not path.startswith(sources)]
-    missing = [name for name, state in states.items() if name not in stored_hooks and jax.tree.leaves(state)]
-    found = {name: state for name, state in states.items() if name not in missing}
-    return HookStateMatch(found, missing, sorted(stored_hooks - set(states)), rename, ignore)
 
 
 def init_hook_states(

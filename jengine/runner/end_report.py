@@ -1,29 +1,20 @@
 """Report at the end of a run: the validation table, the time by phase, the speed, and the file paths."""
 
-import contextlib
-import math
 import os
 import pathlib
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
-from jengine.checkpoint import find_latest, infer_rule, read_meta
+from jengine.checkpoint import find_latest, read_meta
+from jengine.evaluation.table import format_validations
 from jengine.logging import format_table
 from jengine.runner.failures import is_consistent, list_directories, recreate_work_dir
 from jengine.runner.runner_protocol import RunnerInternals
+from jengine.train.compilation_cache import cache_counts
 from jengine.train.peak_flops import compute_utilisation
 
-Validation = tuple[int, int, Mapping[str, Any]]
-
-_MAX_ROWS = 20
 _TRAINING_PHASES = ("input", "hooks", "step", "logging")  # without compiling, validation, checkpoints and setup
-_CACHE_EVENTS = {"/jax/compilation_cache/cache_hits": "hits", "/jax/compilation_cache/cache_misses": "misses"}
-_cache_counts = {"hits": 0, "misses": 0}
-_is_listening = False
-
 # --- Logged after training ---
 
 
@@ -101,74 +92,6 @@ def list_files(runner: RunnerInternals) -> str:
     return "\n".join(lines)
 
 
-# --- Validations ---
-
-
-def format_validations(
-    validations: Sequence[Validation], *, by_epoch: bool, monitored: Iterable[tuple[str, str]] = ()
-) -> str:
-    """Return a table with a row for each validation and the metrics that are best in it.
-
-    A long table is cut in the middle, except for the best rows. The last one among equal values is the best.
-
-    >>> print(format_validations([(1, 10, {"acc": 0.5}), (2, 20, {"acc": 0.75})], by_epoch=True))
-    Validations
-    +-------+------+--------+------+
-    | epoch | iter | acc    | best |
-    +-------+------+--------+------+
-    | 1     | 10   | 0.5000 |      |
-    | 2     | 20   | 0.7500 | acc  |
-    +-------+------+--------+------+
-
-    Args:
-      validations: epoch, iteration and metrics for each.
-      by_epoch: whether to show the epochs as well as the iterations.
-      monitored: the metrics to compare, each with 'greater' or 'less' for the better value. Without any, the first
-        metric is compared whose name tells the rule.
-    """
-    names = list(dict.fromkeys(name for _, _, metrics in validations for name in metrics))
-    rules = {name: rule for name, rule in monitored if name in names} or _infer_first(names)
-    best: dict[int, list[str]] = {}
-    for name, rule in rules.items():
-        sign = 1 if rule == "greater" else -1
-        values = [metrics.get(name) for _, _, metrics in validations]
-        scores = [(sign * x, i) for i, x in enumerate(values) if isinstance(x, int | float) and not math.isnan(x)]
-        if scores:
-            best.setdefault(max(scores)[1], []).append(name)
-    rows = [
-        [str(epoch), str(iteration), *(_format_number(metrics.get(name)) for name in names), ", ".join(best.get(i, []))]
-        for i, (epoch, iteration, metrics) in enumerate(validations)
-    ]
-    first, last = 0 if by_epoch else 1, None if best else -1
-    rows = _cut_middle([row[first:last] for row in rows], best)
-    return format_table(["epoch", "iter", *names, "best"][first:last], rows, title="Validations")
-
-
-def _infer_first(names: Sequence[str]) -> dict[str, str]:
-    for name in names:
-        with contextlib.suppress(ValueError):
-            return {name: infer_rule(name)}
-    return {}
-
-
-def _cut_middle(rows: Sequence[list[str]], kept: Iterable[int]) -> list[list[str]]:
-    """Return the first and last rows and those in `kept`, with the number of rows left out at each gap."""
-    half = _MAX_ROWS // 2
-    if len(rows) <= _MAX_ROWS:
-        return list(rows)
-    shown = sorted({*range(half), *kept, *range(len(rows) - half, len(rows))})
-    result = []
-    for previous, index in zip([-1, *shown], shown, strict=False):
-        if gap := index - previous - 1:
-            result.append([f"… {gap} more …", *[""] * (len(rows[0]) - 1)])
-        result.append(rows[index])
-    return result
-
-
-def _format_number(value: Any) -> str:
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
 # --- Time and speed ---
 
 
@@ -230,32 +153,3 @@ def _format_flops(value: float) -> str:
         if value >= factor:
             return f"{value / factor:,.1f} {prefix}FLOP/s"
     return f"{value:,.0f} FLOP/s"
-
-
-# --- Compilation cache ---
-
-
-def use_compilation_cache() -> None:
-    """Store compiled programs in the user's cache directory, unless JAX is configured otherwise.
-
-    `JAX_COMPILATION_CACHE_DIR` selects another directory, `JAX_ENABLE_COMPILATION_CACHE=false` disables the cache.
-    """
-    global _is_listening
-    if not _is_listening:
-        jax.monitoring.register_event_listener(_count_event)
-        _is_listening = True
-    settings = jax.config.values
-    if settings["jax_compilation_cache_dir"] is None and settings["jax_enable_compilation_cache"]:
-        root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(root) / "jengine" / "jax"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-
-
-def _count_event(event: str, **_: object) -> None:
-    if event in _CACHE_EVENTS:
-        _cache_counts[_CACHE_EVENTS[event]] += 1
-
-
-def cache_counts() -> tuple[int, int]:
-    """Return the numbers of cache hits and misses in this process."""
-    return _cache_counts["hits"], _cache_counts["misses"]

@@ -3,12 +3,13 @@
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from jengine.description import describe, flatten_description
 from jengine.errors import ConfigError
+from jengine.optim.compared_settings import Setting, compare_optimizers
 from jengine.optim.schedules import (
     check_scheduler_types,
     compare_schedulers,
@@ -55,7 +56,7 @@ def check_resume(runner: RunnerInternals, path: str) -> None:
     saved = read_meta(path)
     _check_length(runner, path, saved["meta"])
     policy, messages = runner.resume_policy, list[str]()
-    settings = compare_optimizers(runner, saved)
+    settings = _compare_optimizers(runner, saved)
     fixed = [setting.line for setting in settings if not setting.is_restorable]
     if fixed and policy.optimizer == "checkpoint":
         raise ConfigError(
@@ -198,71 +199,8 @@ def _is_compared_by_group(path: str, settings: Mapping[str, Any]) -> bool:
 # --- The optimizer ---
 
 
-class Setting(NamedTuple):
-    """Optimizer setting that differs."""
-
-    line: str  # its path and both values
-    is_restorable: bool  # False in the compiled chain, where the checkpoint's value cannot be used
-
-
-def optimizer_settings(optim_wrapper: Any) -> dict[str, dict[str, Any]]:
-    """Return the optimizer type and group settings, before schedulers change them, as JSON-compatible values.
-
-    Returns:
-      By optimizer name, '' for a single one: `type`, `param_groups`, the number of parameters in each group as
-      `group_sizes` (None for a single group) and, with several groups, `base_param_settings`.
-    """
-    settings = {}
-    for name, wrapper in _by_name(optim_wrapper).items():
-        groups = wrapper.param_groups
-        sizes = [len(group.paths) for group in groups] if len(groups) > 1 else [None]  # a single group may be unbound
-        settings[name] = {"type": wrapper.optimizer.name, "group_sizes": sizes, **wrapper.group_state_dict()}
-    return settings
-
-
-def _by_name(optim_wrapper: Any) -> Mapping[str, Any]:
-    return optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
-
-
-def compare_optimizers(runner: RunnerInternals, saved: Mapping[str, Any]) -> list[Setting]:
-    """Return the optimizer settings that differ between a config and a checkpoint's metadata."""
-    if "optimizer_settings" not in saved:  # saved without the optimizer
-        return []
-    old, new = saved["optimizer_settings"], runner.optimizer_settings
-    if set(old) != set(new):
-        own, other = ("one optimizer" if "" in side else f"the optimizers {sorted(side)}" for side in (new, old))
-        return [Setting(f"optim_wrapper: {own} in the config, {other} in the checkpoint", False)]
-    differences: list[Setting] = []
-    for name, wrapper in _by_name(runner.optim_wrapper).items():
-        path = f"optim_wrapper.{name}.optimizer" if name else "optim_wrapper.optimizer"
-        differences += _compare_groups(path, wrapper.optimizer, new[name], old[name])
-    return differences
-
-
-def _compare_groups(path: str, optimizer: Any, new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Setting]:
-    """Yield the differences between the settings of one optimizer; `optimizer` is the config's."""
-
-    def setting(name: str, own: Any, other: Any, is_restorable: bool = False) -> Setting:
-        return Setting(f"{path}{name}: {own} in the config, {other} in the checkpoint", is_restorable)
-
-    for key, name in (("type", ".type"), ("group_sizes", ": numbers of parameters by group")):
-        if new[key] != old[key]:
-            yield setting(name, new[key], old[key])
-            return  # the other settings have other meanings
-    groups = list(zip(new["param_groups"], old["param_groups"], strict=True))
-    if len(groups) == 1:
-        pairs = [("", *groups[0])]
-    else:
-        pairs = [("", new["base_param_settings"], old["base_param_settings"])]
-        pairs += [(f".param_groups[{i}]", *pair) for i, pair in enumerate(groups)]
-    # The chain has no part for a setting that is 0 in all groups
-    is_absent = {key: all(group.get(key) == 0 for group in new["param_groups"]) for key in optimizer.absent_at_zero}
-    for prefix, own, other in pairs:
-        for key in own.keys() | other.keys():
-            if own.get(key) != other.get(key):
-                is_traced = key in optimizer.hyperparams or key not in optimizer.defaults
-                is_restorable = is_traced and not is_absent.get(key, False)
-                yield setting(f"{prefix}.{key}", own.get(key), other.get(key), is_restorable)
+def _compare_optimizers(runner: RunnerInternals, saved: Mapping[str, Any]) -> list[Setting]:
+    return compare_optimizers(runner.optim_wrapper, runner.optimizer_settings, saved.get("optimizer_settings"))
 
 
 def match_optimizer_state(
@@ -284,7 +222,7 @@ def match_optimizer_state(
     Raises:
       ConfigError: the state does not fit, and the policy requires the checkpoint's.
     """
-    differences = compare_optimizers(runner, saved)
+    differences = _compare_optimizers(runner, saved)
     if not differences:
         return opt_state, []
     ignore = [
@@ -324,7 +262,7 @@ def complete_optimizer_state(restored: PyTree | None, initial: PyTree) -> PyTree
 def restore_hyperparams(runner: RunnerInternals, bundle: Mapping[str, Any]) -> None:
     """Restore parameter groups and schedules; replay the schedules if they or the initial values differ."""
     loop, wrapper, schedulers = runner.train_loop, runner.optim_wrapper, runner.param_schedulers
-    is_new = runner.resume_policy.optimizer == "config" and bool(compare_optimizers(runner, bundle))
+    is_new = runner.resume_policy.optimizer == "config" and bool(_compare_optimizers(runner, bundle))
     if "optimizer" in bundle and not is_new:
         wrapper.load_group_state_dict(bundle["optimizer"])
         runner.optimizer_settings = bundle.get("optimizer_settings", runner.optimizer_settings)

@@ -9,6 +9,8 @@ import jax
 
 from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
+from jengine.checkpoint.directories import CheckpointDirectories
+from jengine.checkpoint.start_from import parse_resume_policy, remove_in_memory
 from jengine.config import format_config, resolve
 from jengine.distributed import get_processes
 from jengine.hooks import Hook, Priority
@@ -16,22 +18,22 @@ from jengine.hooks.hook_list import HookList
 from jengine.inference.predict import Predictor, open_batches
 from jengine.logging import PhaseTimer
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
+from jengine.optim.compared_settings import optimizer_settings
 from jengine.optim.schedules import Schedulers
 from jengine.runner import bundle, components, config_checks
 from jengine.runner.dataloaders import DataLoaders
-from jengine.runner.end_report import use_compilation_cache
 from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_consistent, close, closing
 from jengine.runner.initial_state import StateInitializer, trained_module
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, default_resume_command
 from jengine.runner.loops import TrainLoop
 from jengine.runner.programs import Hyperparams, TrainPrograms
-from jengine.runner.resume_check import check_resume, describe_settings, optimizer_settings, saved_hashes
+from jengine.runner.resume_check import check_resume, describe_settings, saved_hashes
 from jengine.runner.session import GroupTable, RunFiles, record_session, update_record
-from jengine.runner.start_from import parse_resume_policy, remove_in_memory
-from jengine.runner.workdir import CheckpointDirectories, agree_on_identity
+from jengine.runner.workdir import agree_on_identity
 from jengine.sharding import DispatchLimiter
 from jengine.train import TrainState
+from jengine.train.compilation_cache import use_compilation_cache
 from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
@@ -168,7 +170,8 @@ class Runner:
         self.hook_list = HookList(functools.partial(components.require_drawing, self.visualizer))
         self.register_hooks(default_hooks, custom_hooks)
         config_checks.check_names(self.hooks, schedulers, self._sections)
-        self._directories = CheckpointDirectories(self.work_dir, self.hooks, self.run_id)
+        others = (path for hook in self.hooks for path in hook.list_directories(self.work_dir))
+        self._directories = CheckpointDirectories(self.work_dir, others, self.run_id)
         self.files = RunFiles(self, self._directories, unwritable)
         self.log_processor = components.build_log_processor(log_processor, train_cfg)
         self.logger, self.log_writer, self.message_hub = components.build_logs(identity, log_level)

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import jax
 
+from jengine.checkpoint.start_from import ResumePolicy
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.hooks import runner_protocol
 from jengine.hooks.hook_list import HookList
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.programs import TrainPrograms
-from jengine.runner.start_from import ResumePolicy
 from jengine.sharding import DispatchLimiter
 from jengine.train.scanned_step import ChunkMetrics
 

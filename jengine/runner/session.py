@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.manifest import write_synced
 from jengine.config import write_config
 from jengine.errors import ConfigError
@@ -21,7 +22,6 @@ from jengine.runner.end_report import log_interruption, log_summary
 from jengine.runner.failures import check_losses, handle_failure
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.runner.workdir import CheckpointDirectories
 from jengine.versions import describe_device, package_versions
 
 GroupTable = tuple[Sequence[str], Sequence[Sequence[str]]]

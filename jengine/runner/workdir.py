@@ -1,29 +1,27 @@
 """Identity of a run (name, seed, directories and initial weights), and locks on the directories."""
 
-import contextlib
 import dataclasses
 import datetime
 import os
 import pathlib
 import re
-import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jengine.annotations import Range, check_values
+from jengine.checkpoint.directories import check_directory
+from jengine.checkpoint.start_from import LoadFrom, ResumePolicy, parse_load_from
 from jengine.config import check_keys
 from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, config_path
-from jengine.hooks import Hook
 from jengine.local_path import check_local_path
 from jengine.logging import escape_name
 from jengine.runner.resume_check import read_flags
-from jengine.runner.start_from import LoadFrom, ResumePolicy, parse_load_from
 
 # Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts
 _SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from", "resume_note")
@@ -78,7 +76,7 @@ def agree_on_identity(
     if not os.fspath(work_dir).strip():
         raise ConfigError(f"`work_dir` must be the path of a directory, got {os.fspath(work_dir)!r}")
     work_dir = check_local_path("work_dir", work_dir)
-    _check_directory("work_dir", work_dir)
+    check_directory("work_dir", work_dir)
     if experiment_name is not None and not experiment_name.isprintable():
         raise ConfigError(f"experiment_name must be one line of printable characters, got {experiment_name!r}")
     resume_path, note = _find_checkpoint_to_resume(processes, work_dir, load_from, resume)
@@ -142,26 +140,6 @@ def _find_checkpoint_to_resume(
     return newest, "" if newest else f"There is nothing to resume in {work_dir}: the run starts {start}."
 
 
-def _check_directory(name: str, path: str) -> None:
-    """Raise ConfigError unless a run can write files to the directory, which need not exist yet."""
-    from jengine.checkpoint.layout import CURRENT_RUN, POINTER
-    from jengine.checkpoint.lock import LOCK
-
-    directory = path
-    while not os.path.lexists(directory):
-        directory = os.path.dirname(directory)
-    if not os.path.isdir(directory):
-        kind = "the file" if directory == path else f"{path} below the file"
-        raise ConfigError(f"`{name}` must be a directory, got {kind} {directory}")
-    try:
-        os.rmdir(tempfile.mkdtemp(dir=directory))  # the mode alone does not say so
-    except OSError as error:
-        raise ConfigError(f"`{name}` must be writable, got {path}: {error.strerror}: {directory}") from error
-    for file in (POINTER, CURRENT_RUN, LOCK, "config.py"):
-        if os.path.isdir(os.path.join(path, file)):
-            raise ConfigError(f"`{name}` must have no directory with the name of a file of the run, got {path}/{file}")
-
-
 def _new_timestamp(work_dir: str) -> str:
     """Return the local time, with a number if an earlier run in the work dir started in the same second."""
     timestamp = name = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
@@ -184,113 +162,3 @@ def _choose_seed(randomness: Mapping[str, Any] | None, saved: int | None, policy
     if configured is not None:
         return int(configured)
     return int(np.random.SeedSequence().generate_state(1)[0]) if randomness else 0
-
-
-class CheckpointDirectories:
-    """Directories that a run writes checkpoints to, including those that hooks list: locked, without other runs' ones.
-
-    Raises:
-      ConfigError: a directory cannot be written, or has checkpoints from another work dir.
-    """
-
-    def __init__(self, work_dir: str, hooks: Iterable[Hook], run_id: str) -> None:
-        from jengine.checkpoint import WorkDirLock
-
-        self._work_dir = pathlib.Path(work_dir)
-        others = (pathlib.Path(os.path.abspath(path)) for hook in hooks for path in hook.list_directories(work_dir))
-        self._directories = list(dict.fromkeys([self._work_dir, *others]))
-        self._run_id = run_id
-        self._locks = [WorkDirLock(directory) for directory in self._directories]
-        self._made: list[pathlib.Path] = []
-        self._check()
-
-    def lock(self) -> None:
-        """Lock all directories; on an error, call `unlock`.
-
-        Raises:
-          WorkDirLockedError: another run has locked one. ConfigError: as the constructor.
-        """
-        missing = {path for own in self._directories for path in (own, *own.parents) if not path.exists()}
-        self._made = sorted(missing, reverse=True)  # a directory before the one that it is in
-        for directory, lock in zip(self._directories, self._locks, strict=True):
-            try:
-                lock.acquire()
-            except OSError as error:
-                raise ConfigError(f"`{self._name(directory)}` must be writable, got {directory}: {error}") from error
-        self._check()  # again: another run may have trained since
-
-    def unlock(self) -> None:
-        """Release the locks, and remove the directories that a refused run has made."""
-        for lock in self._locks:
-            lock.release()
-        for directory in self._made:
-            with contextlib.suppress(OSError):  # not empty
-                directory.rmdir()
-
-    def claim(self) -> list[str]:
-        """Make the run the one that trains in the work dir, and move other checkpoints to `earlier_<n>`.
-
-        The first step is atomic: a process that is killed after it leaves no other run's checkpoint to resume from.
-
-        Returns:
-          The directories with the moved checkpoints.
-        """
-        from jengine.checkpoint.layout import write_current_run
-
-        self._work_dir.mkdir(parents=True, exist_ok=True)
-        write_current_run(self._work_dir, self._run_id)  # from here on `resume=True` finds only this run
-        moved = (_move_others(directory, self._run_id) for directory in self._directories)
-        return [str(path) for path in moved if path is not None]
-
-    def _name(self, directory: pathlib.Path) -> str:
-        return "work_dir" if directory == self._work_dir else "CheckpointHook.out_dir"
-
-    def _check(self) -> None:
-        for directory in self._directories:
-            _check_directory(self._name(directory), str(directory))
-            if directory != self._work_dir:
-                self._check_owner(directory)
-
-    def _check_owner(self, directory: pathlib.Path) -> None:
-        """Raise ConfigError if a run in another work dir, with the same last name, has checkpoints in `directory`."""
-        from jengine.checkpoint import read_meta
-
-        for path in _list_others(directory, self._run_id):
-            try:
-                meta = read_meta(path).get("meta", {})
-            except (OSError, ValueError):  # incomplete or damaged
-                continue
-            owner = meta.get("work_dir", self._work_dir)
-            if os.path.realpath(owner) != os.path.realpath(self._work_dir):
-                raise ConfigError(
-                    f"`CheckpointHook.out_dir` must have checkpoints of one work dir in {directory}, got those of the "
-                    f"run {meta.get('experiment_name')} of {owner} besides this run of {self._work_dir}, which would "
-                    "move them away: use another out_dir, or a work_dir with another last name"
-                )
-
-
-def _list_others(directory: pathlib.Path, run_id: str) -> list[pathlib.Path]:
-    """Return the checkpoints in `directory` that another run wrote; the next save removes interrupted ones."""
-    from jengine.checkpoint import list_checkpoints
-    from jengine.checkpoint.layout import INCOMING
-    from jengine.checkpoint.manifest import has_manifest, read_manifest
-
-    def is_other(path: pathlib.Path) -> bool:
-        manifest = read_manifest(path)
-        is_interrupted = manifest is not None and not manifest.is_complete and path.suffix == INCOMING
-        return not is_interrupted and (manifest is None or manifest.run != run_id)
-
-    return [path for path in map(pathlib.Path, list_checkpoints(directory)) if has_manifest(path) and is_other(path)]
-
-
-def _move_others(directory: pathlib.Path, run_id: str) -> pathlib.Path | None:
-    others = _list_others(directory, run_id)
-    if not others:
-        return None
-    number = 1
-    while (target := directory / f"earlier_{number}").exists():
-        number += 1
-    target.mkdir()
-    for path in others:
-        path.rename(target / path.name)
-    return target

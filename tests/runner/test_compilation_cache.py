@@ -6,12 +6,12 @@ import sys
 import jax
 import pytest
 
-from jengine.runner.end_report import cache_counts, use_compilation_cache
+from jengine.train.compilation_cache import cache_counts, use_compilation_cache
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
 import jax, jax.numpy as jnp
-from jengine.runner.end_report import cache_counts, use_compilation_cache
+from jengine.train.compilation_cache import cache_counts, use_compilation_cache
 use_compilation_cache()
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((3, 3)))

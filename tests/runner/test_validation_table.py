@@ -1,6 +1,6 @@
 import pytest
 
-from jengine.runner.end_report import format_validations
+from jengine.evaluation.table import format_validations
 
 
 def cells(table):

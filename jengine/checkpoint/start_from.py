@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from jengine.checkpoint.array_rules import parse_rules
+from jengine.checkpoint.sources import FORMATS, is_pytree_of_arrays, locate_weights
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import config_path
 from jengine.registry import check_arguments
@@ -81,9 +83,6 @@ def parse_load_from(load_from: Any, processes: SingleProcess | Processes) -> Loa
       FileNotFoundError: nothing is at the path. CorruptCheckpointError: a checkpoint is damaged. ValueError: a file in
         another format. TypeError: neither a path nor a pytree of arrays, or an unknown field.
     """
-    from jengine import checkpoint
-    from jengine.checkpoint.array_rules import parse_rules
-
     if load_from is None:
         return None
     with config_path("load_from"):
@@ -91,9 +90,9 @@ def parse_load_from(load_from: Any, processes: SingleProcess | Processes) -> Loa
         if "path" in options:
             path = options["path"]
             if isinstance(path, str | os.PathLike):
-                options["path"] = checkpoint.locate_weights(path, checksums=True, processes=processes)
-            elif not checkpoint.is_pytree_of_arrays(path):
-                raise TypeError(f"`load_from` must be {checkpoint.FORMATS}; got {path!r}")
+                options["path"] = locate_weights(path, checksums=True, processes=processes)
+            elif not is_pytree_of_arrays(path):
+                raise TypeError(f"`load_from` must be {FORMATS}; got {path!r}")
         check_arguments(LoadFrom, options)
         if not isinstance(rules := options.get("rename", ()), str):
             parse_rules(rules)  # a wrong rule is found before the model is built
@@ -116,6 +115,4 @@ def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:
 
 def _is_options(load_from: Any) -> bool:
     """Return whether `load_from` is a dict with options, not a pytree of arrays."""
-    from jengine import checkpoint
-
-    return hasattr(load_from, "items") and ("path" in load_from or not checkpoint.is_pytree_of_arrays(load_from))
+    return hasattr(load_from, "items") and ("path" in load_from or not is_pytree_of_arrays(load_from))

@@ -1,0 +1,78 @@
+"""Table of the validations in a run, with the best of each metric."""
+
+import contextlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jengine.checkpoint.retention import infer_rule
+from jengine.logging import format_table
+
+Validation = tuple[int, int, Mapping[str, Any]]  # epoch, iteration and metrics
+
+_MAX_ROWS = 20
+
+
+def format_validations(
+    validations: Sequence[Validation], *, by_epoch: bool, monitored: Iterable[tuple[str, str]] = ()
+) -> str:
+    """Return a table with a row for each validation and the metrics that are best in it.
+
+    A long table is cut in the middle, except for the best rows. The last one among equal values is the best.
+
+    >>> print(format_validations([(1, 10, {"acc": 0.5}), (2, 20, {"acc": 0.75})], by_epoch=True))
+    Validations
+    +-------+------+--------+------+
+    | epoch | iter | acc    | best |
+    +-------+------+--------+------+
+    | 1     | 10   | 0.5000 |      |
+    | 2     | 20   | 0.7500 | acc  |
+    +-------+------+--------+------+
+
+    Args:
+      validations: epoch, iteration and metrics for each.
+      by_epoch: whether to show the epochs as well as the iterations.
+      monitored: the metrics to compare, each with 'greater' or 'less' for the better value. Without any, the first
+        metric is compared whose name tells the rule.
+    """
+    names = list(dict.fromkeys(name for _, _, metrics in validations for name in metrics))
+    rules = {name: rule for name, rule in monitored if name in names} or _infer_first(names)
+    best: dict[int, list[str]] = {}
+    for name, rule in rules.items():
+        sign = 1 if rule == "greater" else -1
+        values = [metrics.get(name) for _, _, metrics in validations]
+        scores = [(sign * x, i) for i, x in enumerate(values) if isinstance(x, int | float) and not math.isnan(x)]
+        if scores:
+            best.setdefault(max(scores)[1], []).append(name)
+    rows = [
+        [str(epoch), str(iteration), *(_format_number(metrics.get(name)) for name in names), ", ".join(best.get(i, []))]
+        for i, (epoch, iteration, metrics) in enumerate(validations)
+    ]
+    first, last = 0 if by_epoch else 1, None if best else -1
+    rows = _cut_middle([row[first:last] for row in rows], best)
+    return format_table(["epoch", "iter", *names, "best"][first:last], rows, title="Validations")
+
+
+def _infer_first(names: Sequence[str]) -> dict[str, str]:
+    for name in names:
+        with contextlib.suppress(ValueError):
+            return {name: infer_rule(name)}
+    return {}
+
+
+def _cut_middle(rows: Sequence[list[str]], kept: Iterable[int]) -> list[list[str]]:
+    """Return the first and last rows and those in `kept`, with the number of rows left out at each gap."""
+    half = _MAX_ROWS // 2
+    if len(rows) <= _MAX_ROWS:
+        return list(rows)
+    shown = sorted({*range(half), *kept, *range(len(rows) - half, len(rows))})
+    result = []
+    for previous, index in zip([-1, *shown], shown, strict=False):
+        if gap := index - previous - 1:
+            result.append([f"… {gap} more …", *[""] * (len(rows[0]) - 1)])
+        result.append(rows[index])
+    return result
+
+
+def _format_number(value: Any) -> str:
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
