@@ -17,8 +17,8 @@ from jengine.cli.topologies import Chip
 from jengine.data import select_arrays
 from jengine.runner import Runner
 from jengine.runner.config_checks import check_top_level
-from jengine.runner.initial_state import StateInitializer
 from jengine.sharding import Collective, Program, find_collectives
+from jengine.sharding.initial_state import StateInitializer
 from jengine.sharding.mesh_strategy import MeshStrategy
 from jengine.train import TrainState
 from jengine.train.flops import count_flops

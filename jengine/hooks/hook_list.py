@@ -1,12 +1,14 @@
 """Sort the hooks of a run and call them."""
 
-from collections.abc import Callable, Iterator, Mapping
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jengine.errors import ConfigError
+from jengine.errors import ConfigError, config_path, did_you_mean
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import Priority, get_level, get_priority, get_priority_name, to_priority
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.logging import shorten_rows, tables
 from jengine.registry import HOOKS, as_config
 from jengine.train.scanned_step import ChunkMetrics
 
@@ -14,6 +16,19 @@ _ITERATION_STAGES = ("before_train_iter", "after_train_iter")
 # A hook that defines a stage, its method, and whether it is called only at the steps that `Hook.next_step` returns. A
 # plain tuple, because each call of a stage unpacks one for each hook.
 _Listener = tuple[Hook, Callable[..., Any], bool]
+
+
+DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
+    runtime_info=dict(type="RuntimeInfoHook"),
+    timer=dict(type="IterTimerHook"),
+    sampler_seed=dict(type="DistSamplerSeedHook"),
+    logger=dict(type="LoggerHook"),
+    param_scheduler=dict(type="ParamSchedulerHook"),
+    checkpoint=dict(type="CheckpointHook", interval=1),
+)
+_MODES = ("train", "val", "test")
+_MAX_ROWS = 10  # of the table
+_ALMOST = 0.9  # similarity at which a method is a misspelled stage; hooks may define their own stages
 
 
 class HookList:
@@ -59,6 +74,7 @@ class HookList:
         if not isinstance(hook, Hook):
             raise TypeError(f"a hook must be an instance of Hook or a config dict, got {hook!r}")
         value = get_priority(hook.priority if priority is None else priority)
+        _check_stages(hook)
         if self._check is not None:
             self._check(hook)
         if name is not None:
@@ -71,6 +87,32 @@ class HookList:
         self._listeners.clear()
         self._ahead.clear()
         return hook
+
+    def register_defaults(self, hooks: Mapping[str, Any] | None = None) -> None:
+        """Register the default hooks; `hooks` replaces them by name, removes them with None, or adds others."""
+        if hooks is not None and not hasattr(hooks, "items"):
+            raise TypeError(f"default_hooks must be a dict of hooks by name, got {type(hooks).__name__}")
+        missing = {name: hook for name, hook in DEFAULT_HOOKS.items() if name not in self.names}
+        known = [*DEFAULT_HOOKS, *(name for name in self.names if name not in DEFAULT_HOOKS)]
+        for name, hook in {**missing, **dict((hooks or {}).items())}.items():
+            with config_path("default_hooks", name):
+                if hook is not None:
+                    _check_hook_name(name, known)
+                    self.register(hook, name=name)
+                elif name not in known:
+                    raise ValueError(f"a default hook to remove must be one of {', '.join(known)}, got {name!r}")
+                else:
+                    self.remove(name)
+
+    def register_all(self, hooks: Any = None) -> None:
+        """Register further hooks: a list with hooks or configs, or a single one."""
+        if isinstance(hooks, str | Hook) or hasattr(hooks, "items"):
+            hooks = [hooks]
+        if hooks is not None and not isinstance(hooks, list | tuple):
+            raise TypeError(f"custom_hooks must be a list of hooks, or one, got {type(hooks).__name__}")
+        for i, hook in enumerate(hooks or []):
+            with config_path("custom_hooks", i):
+                self.register(hook)
 
     def _check_single(self, hook: Hook) -> None:
         kind = next((kind for kind in reversed(type(hook).__mro__) if getattr(kind, "is_single", False)), None)
@@ -156,6 +198,20 @@ class HookList:
                 sections.append("\n".join([f"{stage}:", *lines, " -------------------- "]))
         return "\n".join(sections)
 
+    def format_table(self) -> str:
+        """Return a table with the hooks in order: priority, the loops in which they act, and the traced points."""
+        rows = []
+        for hook in self:
+            stages = hook.get_triggered_stages()
+            loops = [mode for mode in _MODES if any(f"_{mode}" in stage for stage in stages)]
+            others = [stage for stage in stages if not any(f"_{mode}" in stage for mode in _MODES)]
+            traced = [point.removeprefix("traced_") for point in hook.get_traced_points()]
+            priority = self.priority_name(hook)
+            rows.append([type(hook).__name__, priority, ", ".join(loops or others), ", ".join(traced)])
+        return tables.format_table(
+            ["hooks, in order", "priority", "acts in", "in the step"], shorten_rows(rows, _MAX_ROWS)
+        )
+
     def priority_name(self, hook: Hook) -> str:
         """Return the name of the priority of `hook`, or its number if it has none."""
         return get_priority_name(self.priority_of(hook))
@@ -193,6 +249,25 @@ class HookList:
             listeners = [(h, getattr(h, stage), is_iteration and _is_called_when_due(h)) for h in hooks]
             self._listeners[stage] = listeners
         return listeners
+
+
+def _check_hook_name(name: str, known: Sequence[str]) -> None:
+    # `logger_of_mine` is another name, `loger` is a misspelled one
+    hint = "" if any(str(name).startswith(other) for other in known) else did_you_mean(str(name), known, cutoff=0.8)
+    if hint:
+        raise ConfigError(f"`default_hooks` must have other names for further hooks, got {name!r}{hint}")
+
+
+def _check_stages(hook: Hook) -> None:
+    # Nothing would call a method that is a misspelled stage or traced point
+    known = (*Hook.stages, *Hook.traced_points)
+    for method in dir(type(hook)):
+        if method.startswith("_") or hasattr(Hook, method):
+            continue
+        match = difflib.get_close_matches(method, known, n=1, cutoff=_ALMOST)
+        if match and callable(getattr(type(hook), method)):
+            owner = type(hook).__name__
+            raise ConfigError(f"`{owner}.{method}` must be the name of a stage; did you mean {match[0]!r}?")
 
 
 def _is_called_when_due(hook: Hook) -> bool:

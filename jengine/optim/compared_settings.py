@@ -26,9 +26,8 @@ def optimizer_settings(optim_wrapper: AnyWrapper) -> dict[str, dict[str, Any]]:
     settings = {}
     for name, wrapper in _by_name(optim_wrapper).items():
         groups = wrapper.param_groups
-        sizes = (
-            [len(group.paths or ()) for group in groups] if len(groups) > 1 else [None]
-        )  # a single group may be unbound
+        # A single group may be unbound
+        sizes = [len(group.paths or ()) for group in groups] if len(groups) > 1 else [None]
         settings[name] = {"type": wrapper.optimizer.name, "group_sizes": sizes, **wrapper.group_state_dict()}
     return settings
 

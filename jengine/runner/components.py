@@ -3,36 +3,26 @@
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 
-from jengine.annotations import Count, is_mapping
-from jengine.errors import ConfigError, config_path, did_you_mean
+from jengine.annotations import is_mapping
+from jengine.errors import ConfigError, config_path
 from jengine.evaluation.sections import split_settings
 from jengine.hooks import Hook
-from jengine.hooks.hook_list import HookList
 from jengine.logging import AsyncWriter, MessageHub, build_logger
 from jengine.model import CastModel, Model, get_precision
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.schedules import build_param_schedulers
-from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, as_config, check_arguments
+from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, as_config
 from jengine.runner.config_checks import EVAL_LOOPS, is_epoch_based, train_loop_config
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.runner.workdir import Identity
 from jengine.sharding import default_strategy
 from jengine.train.state import MAX_STEP
 from jengine.visualization import Visualizer
-
-DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
-    runtime_info=dict(type="RuntimeInfoHook"),
-    timer=dict(type="IterTimerHook"),
-    sampler_seed=dict(type="DistSamplerSeedHook"),
-    logger=dict(type="LoggerHook"),
-    param_scheduler=dict(type="ParamSchedulerHook"),
-    checkpoint=dict(type="CheckpointHook", interval=1),
-)
 
 # --- Model, strategy and logs ---
 
@@ -110,44 +100,6 @@ def _require(built: Any, method: str, argument: str) -> Any:
     return built
 
 
-# --- Hooks ---
-
-
-def register_default_hooks(hook_list: HookList, hooks: Any = None) -> None:
-    """Register the default hooks; `hooks` replaces them by name, removes them with None, or adds others."""
-    if hooks is not None and not hasattr(hooks, "items"):
-        raise TypeError(f"default_hooks must be a dict of hooks by name, got {type(hooks).__name__}")
-    missing = {name: hook for name, hook in DEFAULT_HOOKS.items() if name not in hook_list.names}
-    known = [*DEFAULT_HOOKS, *(name for name in hook_list.names if name not in DEFAULT_HOOKS)]
-    for name, hook in {**missing, **dict((hooks or {}).items())}.items():
-        with config_path("default_hooks", name):
-            if hook is not None:
-                _check_hook_name(name, known)
-                hook_list.register(hook, name=name)
-            elif name not in known:
-                raise ValueError(f"a default hook to remove must be one of {', '.join(known)}, got {name!r}")
-            else:
-                hook_list.remove(name)
-
-
-def _check_hook_name(name: str, known: Sequence[str]) -> None:
-    # `logger_of_mine` is another name, `loger` is a misspelled one
-    hint = "" if any(str(name).startswith(other) for other in known) else did_you_mean(str(name), known, cutoff=0.8)
-    if hint:
-        raise ConfigError(f"`default_hooks` must have other names for further hooks, got {name!r}{hint}")
-
-
-def register_custom_hooks(hook_list: HookList, hooks: Any = None) -> None:
-    """Register further hooks: a list with hooks or configs, or a single one."""
-    if isinstance(hooks, str | Hook) or hasattr(hooks, "items"):
-        hooks = [hooks]
-    if hooks is not None and not isinstance(hooks, list | tuple):
-        raise TypeError(f"custom_hooks must be a list of hooks, or one, got {type(hooks).__name__}")
-    for i, hook in enumerate(hooks or []):
-        with config_path("custom_hooks", i):
-            hook_list.register(hook)
-
-
 def require_drawing(visualizer: Any, hook: Hook) -> None:
     """Raise ConfigError, TypeError or ImportError if a hook passes samples to a visualizer that cannot draw them."""
     if hook.draws_samples:
@@ -195,59 +147,3 @@ def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: OptimWrapper | Op
         epoch_length=train_loop.epoch_length,
         by_epoch_loop=train_loop.by_epoch,
     )
-
-
-# --- The optimizer ---
-
-
-def list_wrappers(optim_wrapper: OptimWrapper | OptimWrapperDict) -> list[OptimWrapper]:
-    """Return the wrappers of all optimizers."""
-    return list(optim_wrapper.values()) if isinstance(optim_wrapper, OptimWrapperDict) else [optim_wrapper]
-
-
-def check_accumulation(optim_wrapper: OptimWrapper | OptimWrapperDict, module_types: Mapping[str, str]) -> str:
-    """Return a warning about BatchNorm under gradient accumulation; empty without both."""
-    norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
-    if not (optim_wrapper.accumulates and norms):
-        return ""
-    counts = max(wrapper.accumulative_counts for wrapper in list_wrappers(optim_wrapper))
-    return (
-        f"Gradients are accumulated over {counts} iterations, but BatchNorm "
-        f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its statistics from each "
-        "small batch: the result differs from that of the large batch."
-    )
-
-
-class AutoScaleLR(NamedTuple):
-    """Argument `auto_scale_lr`: whether to scale learning rates, and the batch size that they are for."""
-
-    base_batch_size: Count
-    enable: bool = False
-
-
-def read_auto_scale_lr(cfg: Mapping[str, Any] | None) -> AutoScaleLR:
-    """Return the checked argument; None disables it."""
-    if cfg is None:
-        return AutoScaleLR(1)
-    with config_path("auto_scale_lr"):
-        if not hasattr(cfg, "items"):
-            raise TypeError(f"`auto_scale_lr` must be a dict, got {cfg!r}")
-        check_arguments(AutoScaleLR, dict(cfg))
-        return AutoScaleLR(**dict(cfg))
-
-
-def scale_lr(
-    optim_wrapper: OptimWrapper | OptimWrapperDict, scaling: AutoScaleLR, batch_size: int, logger: logging.Logger
-) -> None:
-    """Scale every learning rate by the linear rule: the batch size over all devices, over the base batch size."""
-    if not scaling.enable:
-        return
-    factor = batch_size / scaling.base_batch_size
-    for wrapper in list_wrappers(optim_wrapper):
-        for group in [*wrapper.param_groups, wrapper.base_param_settings]:
-            if group is not None:
-                if "lr" not in group:
-                    raise ConfigError("`auto_scale_lr.enable` must be False for an optimizer without `lr`, got True")
-                group["lr"] = group["lr"] * factor  # before schedulers take their initial values
-    if factor != 1.0:
-        logger.info(f"Learning rates are scaled by {factor:g} for a batch size of {batch_size}.")

@@ -43,7 +43,6 @@ _CHECKPOINT_KEYS = (
     "replicas", "validations", "optimizer", "param_schedulers", "data", "accumulated", "exchanged",
     "optimizer_settings", "fingerprint",
 )  # fmt: skip
-_ALMOST = 0.9  # similarity at which a method is a misspelled stage; hooks may define their own stages
 
 
 def check_extras(cfg: Mapping[str, Any]) -> None:
@@ -184,7 +183,6 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
             raise ConfigError(f"`{path}` must be a metric of val_evaluator, got {metric!r}{closest(metric, known)}")
     files: set[tuple[str, str]] = set()
     for hook in hooks:
-        _check_stages(hook)
         if isinstance(hook, CheckpointHook):
             _check_published_keys(hook, hooks)
             name = type(hook).__name__
@@ -221,18 +219,6 @@ def _check_published_keys(hook: CheckpointHook, hooks: Sequence[Hook]) -> None:
         if key not in _CHECKPOINT_KEYS and (is_close or not users):
             hint = closest(key, _CHECKPOINT_KEYS)
             raise ConfigError(f"`{type(hook).__name__}.published_keys` must be keys of a checkpoint, got {key!r}{hint}")
-
-
-def _check_stages(hook: Hook) -> None:
-    # Nothing would call a method that is a misspelled stage or traced point
-    known = (*Hook.stages, *Hook.traced_points)
-    for method in dir(type(hook)):
-        if method.startswith("_") or hasattr(Hook, method):
-            continue
-        match = difflib.get_close_matches(method, known, n=1, cutoff=_ALMOST)
-        if match and callable(getattr(type(hook), method)):
-            owner = type(hook).__name__
-            raise ConfigError(f"`{owner}.{method}` must be the name of a stage; did you mean {match[0]!r}?")
 
 
 def _check_loader(name: str, cfg: Any) -> None:

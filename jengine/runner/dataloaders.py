@@ -76,6 +76,11 @@ class DataLoaders:
         loaders = {name: self.get(path) for name, path in self._paths[mode].items()}
         return {name: loader for name, loader in loaders.items() if loader is not None}
 
+    def get_mode(self, mode: str) -> Loader | dict[str, Loader] | None:
+        """Return the loader for the evaluation in 'val' or 'test', several by name, or None without one."""
+        loaders = self.get_all(mode)
+        return loaders.get("") if set(loaders) <= {""} else loaders
+
     def first_path(self, mode: str) -> str:
         """Return the path of the first evaluation's loader in 'val' or 'test'."""
         return next(iter(self._paths[mode].values()))

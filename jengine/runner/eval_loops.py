@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ from jengine.runner.failures import mark_inconsistent, step_failed
 from jengine.runner.interrupts import WaitedLoader, iterate
 from jengine.runner.programs import report_first_compile
 from jengine.runner.runner_protocol import RunnerInternals
+from jengine.runner.session import update_record
 from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
 from jengine.train.out_of_memory import explain_out_of_memory
 
@@ -115,6 +116,11 @@ class EvalLoop:
             model = CastModel(self._model, Precision(compute="float16")) if fp16 else self._model
             self._programs[key] = EvalProgram(self, model, evaluation.evaluator)
         return self._programs[key]
+
+    def check(self, call_with_example: Callable[..., Any], params: PyTree, model_state: PyTree) -> None:
+        """Trace each evaluation for an example, see `Evaluation.check` and `DataLoaders.call_with_example`."""
+        for evaluation in self.evaluations.values():
+            call_with_example(evaluation.path, evaluation.check, params, model_state)
 
     def run(self, names: Sequence[str] | None = None) -> dict[str, float]:
         """Evaluate once and return the metrics by name; `names` selects evaluations, by default all of them."""
@@ -308,7 +314,9 @@ class ValLoop(EvalLoop):
     def run(self, names: Sequence[str] | None = None) -> dict[str, float]:
         """Validate once and record the metrics for the validation table at the end."""
         metrics = super().run(names)
-        self.runner.record_validation(metrics)
+        runner = self.runner
+        runner.validations.append((runner.epoch, runner.iter, metrics))
+        update_record(runner)
         return metrics
 
 

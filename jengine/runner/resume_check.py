@@ -1,13 +1,10 @@
 """Comparison between a resumed run and the checkpoint, and the optimizer state that is restored."""
 
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
-from jengine.description import describe, flatten_description
+from jengine.checkpoint.fingerprint import PYTHON, compare_settings
 from jengine.errors import ConfigError
 from jengine.optim.compared_settings import Setting, compare_optimizers
 from jengine.optim.schedules import (
@@ -23,20 +20,7 @@ from jengine.runner.runner_protocol import RunnerInternals
 
 PyTree = Any
 
-_FLAGS = (
-    "jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision", "jax_default_prng_impl",
-    "jax_numpy_dtype_promotion",
-)  # fmt: skip
-# Compared by kind, or different between any two runs
-_NOT_COMPARED = (
-    "param_scheduler", "randomness", "resume", "resume_policy", "load_from", "work_dir", "experiment_name", "cfg",
-)  # fmt: skip
-_OPTIMIZER_KEYS = frozenset({"optimizer", "paramwise_cfg", "constructor"})  # compared by their effect on the groups
-_CHAIN = re.compile(r"optim_wrapper\.(init|update|(.*\.)?parts)\.")  # optax keeps its settings in closures
 _DATA = re.compile(r"train_dataloader(\.dataset|\[)")
-_CODE = ".code"
-_KINDS = (".type", ".function")
-_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _MAX_LINES = 20
 
 # --- All differences ---
@@ -114,7 +98,7 @@ def _compare_others(
     """Return the message about settings without a policy; raise ConfigError for other data."""
     if saved is None:
         return [f"{path} was written by an older version of jengine: other settings cannot be compared with it."]
-    differences = dict(compare_settings(runner, saved, skip_chains=skip_chains))
+    differences = dict(compare_settings(runner.settings, saved, skip_chains=skip_chains))
     data = [line for setting, line in differences.items() if _DATA.match(setting)]
     if data and runner.resume_policy.data == "exact":
         raise ConfigError(
@@ -133,27 +117,10 @@ def _list(lines: Sequence[str]) -> str:
     return "".join(f"\n  {line}" for line in [*lines[:_MAX_LINES], *more])
 
 
-# --- Settings, saved as a fingerprint ---
-
-
-def describe_settings(arguments: Mapping[str, Any], cfg: Any) -> dict[str, Any]:
-    """Return a description of the Runner's arguments and the config passed with them, before anything has run."""
-    settings = {name: value for name, value in arguments.items() if name not in _NOT_COMPARED and value is not None}
-    for name, value in (cfg or {}).items():
-        if name not in _NOT_COMPARED and value is not arguments.get(name):
-            settings[f"cfg.{name}" if name in arguments else name] = value
-    return {**{name: describe(value) for name, value in settings.items()}, "jax.config": describe(read_flags())}
-
-
-def read_flags() -> dict[str, Any]:
-    """Return the jax options that change numbers."""
-    return {name: getattr(jax.config, name) for name in _FLAGS}
-
-
 def collect_fingerprint(runner: RunnerInternals) -> dict[str, Any]:
     """Return what a checkpoint stores for the comparison: the settings, and the hashes of the training programs."""
     programs = runner.programs.hash_jaxprs() if runner.programs is not None else {}
-    return {"settings": runner.settings, "python": _PYTHON, "programs": programs}
+    return {"settings": runner.settings, "python": PYTHON, "programs": programs}
 
 
 def saved_hashes(path: str) -> dict[str, str]:
@@ -161,39 +128,6 @@ def saved_hashes(path: str) -> dict[str, str]:
     from jengine.checkpoint import read_meta
 
     return dict(read_meta(path).get("fingerprint", {}).get("programs", {}))
-
-
-def compare_settings(
-    runner: RunnerInternals, saved: Mapping[str, Any], *, skip_chains: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield the path and both values of each setting that differs from the fingerprint `saved`.
-
-    With `skip_chains`, optax chains are left out, because other optimizers are reported already.
-    """
-    own, other = (flatten_description(settings) for settings in (runner.settings, saved["settings"]))
-    replaced: list[str] = []  # objects of another kind, so that their arguments differ anyway
-    for path in sorted(own.keys() | other.keys(), key=lambda path: (not path.endswith(_KINDS), path)):
-        if own.get(path) == other.get(path) or (skip_chains and _CHAIN.match(path)):
-            continue
-        if path.startswith(tuple(replaced)):
-            continue
-        if path.endswith(_KINDS):
-            replaced.append(f"{path.rpartition('.')[0]}.")
-        if path.startswith("optim_wrapper.") and _is_compared_by_group(path, own):
-            continue
-        if not path.endswith(_CODE) or path not in own or path not in other:
-            new, old = (repr(side[path]) if path in side else "nothing" for side in (own, other))
-            yield path, f"{path}: {new} in the config, {old} in the checkpoint"
-        elif saved["python"] == _PYTHON:  # another version compiles the same function to other code
-            path = path.removesuffix(_CODE)
-            yield path, f"{path}: the code of {own.get(f'{path}.function')} has changed since the checkpoint"
-
-
-def _is_compared_by_group(path: str, settings: Mapping[str, Any]) -> bool:
-    if _OPTIMIZER_KEYS.isdisjoint(path.split(".")):
-        return False
-    optimizer, found, _ = path.partition(".parts.")
-    return not found or settings.get(f"{optimizer}.name") != "optax"
 
 
 # --- The optimizer ---

@@ -10,28 +10,31 @@ import jax
 from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
 from jengine.checkpoint.directories import CheckpointDirectories
+from jengine.checkpoint.fingerprint import describe_settings
 from jengine.checkpoint.start_from import parse_resume_policy, remove_in_memory
 from jengine.config import format_config, resolve
 from jengine.distributed import get_processes
 from jengine.hooks import Hook, Priority
 from jengine.hooks.hook_list import HookList
 from jengine.inference.predict import Predictor, open_batches
+from jengine.inference.trained_module import trained_module
 from jengine.logging import PhaseTimer
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
+from jengine.optim.batch_size import list_wrappers, read_auto_scale_lr, scale_lr, warn_of_accumulation
 from jengine.optim.compared_settings import optimizer_settings
 from jengine.optim.schedules import Schedulers
 from jengine.runner import bundle, components, config_checks
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_consistent, close, closing
-from jengine.runner.initial_state import StateInitializer, trained_module
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, default_resume_command
 from jengine.runner.loops import TrainLoop
 from jengine.runner.programs import Hyperparams, TrainPrograms
-from jengine.runner.resume_check import check_resume, describe_settings, saved_hashes
-from jengine.runner.session import GroupTable, RunFiles, record_session, update_record
+from jengine.runner.resume_check import check_resume, saved_hashes
+from jengine.runner.session import GroupTable, RunFiles, record_session
 from jengine.runner.workdir import agree_on_identity
 from jengine.sharding import DispatchLimiter
+from jengine.sharding.initial_state import StateInitializer
 from jengine.train import TrainState
 from jengine.train.compilation_cache import use_compilation_cache
 from jengine.train.scanned_step import ChunkMetrics
@@ -85,14 +88,13 @@ class Runner:
       experiment_name: name in the logs.
       cfg: the whole config; written to the work dir and saved in checkpoints.
       log_level: lowest level in the terminal and the log file, as in `logging`.
-      resume_policy: which settings hold after a resume, where config and checkpoint differ: a dict with `optimizer`,
-        `schedules` and `seed`, each 'checkpoint' (the default), 'config' or 'error', and `data`, 'exact' if a position
-        in the data that cannot be restored is an error (see `ResumePolicy`).
+      resume_policy: which settings hold after a resume, where config and checkpoint differ: a dict with the fields of
+        `ResumePolicy`.
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it.
-      train_loop, val_loop, test_loop: None before `train`, `val` or `test` builds them.
-      optim_wrapper, param_schedulers, programs: None before `train`.
+      train_loop, val_loop, test_loop, optim_wrapper, param_schedulers, programs: None before `train`, `val` or `test`
+        builds them.
       resume_command: returns how an interrupted run can continue, with the arguments of `default_resume_command`.
       hyperparams: scalars that hooks pass to the step besides the optimizer's. Add a key before training; the value may
         change at any time without a new trace.
@@ -142,12 +144,12 @@ class Runner:
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}  # before any other local
         self.settings = describe_settings(arguments, cfg) if train_cfg is not None else {}
-        self._auto_scale_lr = components.read_auto_scale_lr(auto_scale_lr)
+        self._auto_scale_lr = read_auto_scale_lr(auto_scale_lr)
         self._sections, schedulers = config_checks.check_sections(arguments)  # refuses before anything is built
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
-        config_file = os.path.join(work_dir, "config.py")
-        self.cfg_text, unwritable = format_config(self.cfg, config_file) if self.cfg else ("", [])
+        config = format_config(self.cfg, os.path.join(work_dir, "config.py")) if self.cfg else ("", [])
+        self.cfg_text, unwritable = config
 
         self.processes = get_processes()
         identity = agree_on_identity(
@@ -156,8 +158,8 @@ class Runner:
         )  # fmt: skip
         self.work_dir, self.log_dir, self.timestamp = identity.work_dir, identity.log_dir, identity.timestamp
         self.experiment_name, self.seed, self.run_id = identity.experiment_name, identity.seed, identity.run_id
-        self.configured_seed = identity.configured_seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
+        self.configured_seed = identity.configured_seed
         self.resume_command: Callable[..., str] = functools.partial(default_resume_command, load_from)
 
         use_compilation_cache()
@@ -186,8 +188,7 @@ class Runner:
     def from_cfg(cls, cfg: Any) -> "Runner":
         """Return a Runner from a config whose keys are the constructor's arguments.
 
-        The key `vars` is reserved for the user: saved with the config and otherwise ignored. The log names MMEngine
-        keys that mean nothing here.
+        The key `vars` is the user's. The log names MMEngine keys that mean nothing here.
 
         Raises:
           ConfigError: unknown keys, or `model` or `work_dir` is missing. MissingPackageError: an optional package
@@ -203,11 +204,7 @@ class Runner:
     # --- Training ---
 
     def train(self) -> TrainState:
-        """Train to the end and return the final state.
-
-        Raises:
-          RuntimeError: the Runner has no sections for training, or an earlier call stopped within an iteration.
-        """
+        """Train to the end and return the final state; RuntimeError if an earlier call stopped within an iteration."""
         if not self.is_training_configured:
             raise RuntimeError("there is nothing to train: set train_dataloader, train_cfg and optim_wrapper")
         check_consistent(self, self._failure)
@@ -235,10 +232,9 @@ class Runner:
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
             batch_size = (loader.batch_size or 1) * self.strategy.data_shard.count
-            components.scale_lr(wrapper, self._auto_scale_lr, batch_size, self.logger)
+            scale_lr(wrapper, self._auto_scale_lr, batch_size, self.logger)
             self._group_table = wrapper.group_table()  # before a warm-up changes the hyperparameters
-            if warning := components.check_accumulation(wrapper, self.model.module_types):
-                self.logger.warning(warning)
+            warn_of_accumulation(wrapper, self.model.module_types, self.logger)
             self.optimizer_settings = optimizer_settings(wrapper)  # before schedulers change them
             schedulers = self._sections["param_scheduler"]
             self.param_schedulers = components.build_schedulers(self.train_loop, schedulers, wrapper)
@@ -247,9 +243,7 @@ class Runner:
         if self._sections["val_cfg"] is not None:
             self._eval_loop("val")
         if self.state is None or self.state.opt_state is None:
-            self._loaders.call_with_example(
-                "train_dataloader", self._init_state, self.optim_wrapper, self.hooks, abstract
-            )
+            self._loaders.call_with_example("train_dataloader", self._init_state, wrapper, self.hooks, abstract)
 
     def build_optimizer(self) -> Any:
         """Return the optimizer wrapper, built for the parameters' shapes."""
@@ -259,7 +253,7 @@ class Runner:
                 params = self._loaders.call_with_example("train_dataloader", self._initializer.param_shapes)
                 optim_wrapper = build_optim_wrapper(params, optim_wrapper, module_types=self.model.module_types)
             self.optim_wrapper = optim_wrapper
-            for wrapper in components.list_wrappers(optim_wrapper):
+            for wrapper in list_wrappers(optim_wrapper):
                 wrapper.axis_name = self.strategy.axis_name or wrapper.axis_name
         return self.optim_wrapper
 
@@ -269,9 +263,7 @@ class Runner:
         shapes = traced.out_info
         config_checks.check_state(self.hooks if optim_wrapper is not None else (), shapes)
         if isinstance(self.val_loop, EvalLoop) and optim_wrapper is not None and not abstract:
-            for evaluation in self.val_loop.evaluations.values():
-                variables = shapes.params, shapes.model_state
-                self._loaders.call_with_example(evaluation.path, evaluation.check, *variables)
+            self.val_loop.check(self._loaders.call_with_example, shapes.params, shapes.model_state)
         self.state = shapes if abstract else init()
         self._is_loaded = False
 
@@ -333,8 +325,10 @@ class Runner:
         return getattr(self, name)
 
     def module(self, train: bool = False) -> Any:
-        """Return a copy of the trained Flax module, in training or inference mode; see `trained_module`."""
-        return trained_module(self, train)
+        """Return a copy of the Flax module with the weights that evaluation uses; see `trained_module`."""
+        if self.state is None:
+            raise RuntimeError("the run has no weights yet: call train, val or test before `module`")
+        return trained_module(self.model, *self.eval_variables()[""], self.strategy.replicas, train)
 
     def predict(self, data: Any, batch_size: int | None = None) -> PyTree:
         """Return the predictions for all examples of `data`, with the weights that a validation would use.
@@ -374,11 +368,11 @@ class Runner:
 
     def register_default_hooks(self, hooks: Mapping[str, Any] | None = None) -> None:
         """Replace, add or, with None, remove default hooks by name."""
-        components.register_default_hooks(self.hook_list, hooks)
+        self.hook_list.register_defaults(hooks)
 
     def register_custom_hooks(self, hooks: Any = None) -> None:
         """Add hooks or hook configs: a list, or one."""
-        components.register_custom_hooks(self.hook_list, hooks)
+        self.hook_list.register_all(hooks)
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Call every hook that defines `stage`, in priority order; your own loop may define other stages."""
@@ -416,11 +410,6 @@ class Runner:
             variables = hook.eval_variables(self, variables)
         return variables
 
-    def record_validation(self, metrics: dict[str, float]) -> None:
-        """Record validation metrics for the table at the end."""
-        self.validations.append((self.epoch, self.iter, metrics))
-        update_record(self)
-
     def save_checkpoint(
         self,
         out_dir: str | None = None, filename: str = "checkpoint", save_optimizer: bool = True,
@@ -431,8 +420,7 @@ class Runner:
         Args:
           out_dir: the work dir by default.
           filename: name of the checkpoint.
-          save_optimizer: save the optimizer state and hyperparameters.
-          save_param_scheduler: save the schedulers.
+          save_optimizer, save_param_scheduler: save the optimizer state and hyperparameters, and the schedulers.
           meta: entries that override the Runner's own (`epoch`, `iter`, …).
           by_epoch: whether the checkpoint marks the end of an epoch.
           **options: arguments for `Checkpointer.save`.
@@ -489,16 +477,12 @@ class Runner:
     @property
     def val_dataloader(self) -> Any:
         """Loader for the validation data, built at the first use; several by name."""
-        return self._get_eval_loaders("val")
+        return self._loaders.get_mode("val")
 
     @property
     def test_dataloader(self) -> Any:
         """Loader for the test data, built at the first use; several by name."""
-        return self._get_eval_loaders("test")
-
-    def _get_eval_loaders(self, mode: str) -> Any:
-        loaders = self._loaders.get_all(mode)
-        return loaders.get("") if set(loaders) <= {""} else loaders
+        return self._loaders.get_mode("test")
 
     @property
     def iters_this_session(self) -> int:

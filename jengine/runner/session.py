@@ -22,6 +22,7 @@ from jengine.runner.end_report import log_interruption, log_summary
 from jengine.runner.failures import check_losses, handle_failure
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import RunnerInternals
+from jengine.train.parameters import count_parameters, parameter_size
 from jengine.versions import describe_device, package_versions
 
 GroupTable = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -30,10 +31,8 @@ GroupTable = tuple[Sequence[str], Sequence[Sequence[str]]]
 FILE = "run.json"
 # With these limits the description and some warnings have at most 40 lines
 _MAX_GROUPS = 8
-_MAX_HOOKS = 10
 _MAX_PARAMETERS = 40
 _MAX_PATTERNS = 20  # characters, so that the table fits into 80 columns
-_MODES = ("train", "val", "test")
 
 
 @contextlib.contextmanager
@@ -155,40 +154,9 @@ def describe_start(runner: RunnerInternals, groups: GroupTable) -> str:
         *_describe_data(runner),
         f"log:        {path if relative.startswith(os.pardir) else relative} (with all details)",
         format_groups(columns, shorten_rows(short, _MAX_GROUPS)),
-        hook_table(runner),
+        runner.hook_list.format_table(),
     ]
     return "\n".join(lines)
-
-
-def hook_table(runner: RunnerInternals) -> str:
-    """Return a table with the hooks in order: priority, the loops in which they act, and the traced points."""
-    rows = []
-    for hook in runner.hook_list:
-        stages = hook.get_triggered_stages()
-        loops = [mode for mode in _MODES if any(f"_{mode}" in stage for stage in stages)]
-        others = [stage for stage in stages if not any(f"_{mode}" in stage for mode in _MODES)]
-        traced = [point.removeprefix("traced_") for point in hook.get_traced_points()]
-        priority = runner.hook_list.priority_name(hook)
-        rows.append([type(hook).__name__, priority, ", ".join(loops or others), ", ".join(traced)])
-    return format_table(["hooks, in order", "priority", "acts in", "in the step"], shorten_rows(rows, _MAX_HOOKS))
-
-
-def parameter_size(params: Any) -> str:
-    """Return the numbers of tensors and parameters, and the memory.
-
-    >>> parameter_size({"w": jax.ShapeDtypeStruct((1024, 256), "float32")})
-    '1 tensors, 262,144 parameters, 1.00 MiB'
-    """
-    tensors, parameters, size = _count(params)
-    return f"{tensors} tensors, {parameters:,} parameters, {size / 2**20:,.2f} MiB"
-
-
-def _count(params: Any) -> tuple[int, int, int]:
-    """Return the numbers of tensors, parameters and bytes."""
-    leaves = flatten(params).values()
-    sizes = [math.prod(leaf.shape) for leaf in leaves]
-    size = sum(size * leaf.dtype.itemsize for size, leaf in zip(sizes, leaves, strict=True))
-    return len(sizes), sum(sizes), size
 
 
 def format_groups(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -232,7 +200,7 @@ def start_record(runner: RunnerInternals, groups: GroupTable) -> None:
 
     if not runner.is_main_process:
         return
-    tensors, parameters, size = _count(runner.state.params)
+    tensors, parameters, size = count_parameters(runner.state.params)
     devices = jax.devices()
     session = dict(
         started=_now(),

@@ -14,6 +14,7 @@ import numpy as np
 
 from jengine.annotations import Range, check_values
 from jengine.checkpoint.directories import check_directory
+from jengine.checkpoint.fingerprint import read_flags
 from jengine.checkpoint.start_from import LoadFrom, ResumePolicy, parse_load_from
 from jengine.config import check_keys
 from jengine.distributed import assert_equal_across_processes
@@ -21,7 +22,6 @@ from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, config_path
 from jengine.local_path import check_local_path
 from jengine.logging import escape_name
-from jengine.runner.resume_check import read_flags
 
 # Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts
 _SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from", "resume_note")

@@ -6,7 +6,6 @@ from jengine.contrib.imix import HookBase, PriorityStatus, get_level, to_priorit
 from jengine.errors import ConfigError
 from jengine.hooks.hook_list import HookList
 from jengine.registry import HOOKS
-from jengine.runner import components
 
 
 class Custom(HookBase):
@@ -55,8 +54,8 @@ def test_custom_hooks_run_after_the_default_hooks_of_their_level(imix_cfg, test_
 
     arguments = from_imix(imix_cfg(test_data=test_data))
     hooks = HookList()
-    components.register_default_hooks(hooks, arguments["default_hooks"])
-    components.register_custom_hooks(hooks, arguments["custom_hooks"])
+    hooks.register_defaults(arguments["default_hooks"])
+    hooks.register_all(arguments["custom_hooks"])
     for name, level in (("A", 20), ("B", 20), ("C", 40), ("D", 30), ("Z", 0)):
         hooks.register(make_hook(name, level))
     assert [name for name in get_names(hooks) if name not in ("RuntimeInfoHook", "DistSamplerSeedHook")] == [

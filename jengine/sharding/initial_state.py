@@ -1,19 +1,17 @@
-"""Initial training state, and the Flax module of a trained one."""
+"""Initial training state on the devices."""
 
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jengine.hooks import Hook
 from jengine.logging.slow_call import report_if_slow
-from jengine.model import Model, get_model
+from jengine.model import Model
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.runner.runner_protocol import RunnerInternals
-from jengine.sharding import Strategy, convert_replica_axis
+from jengine.sharding.strategy import Strategy
 from jengine.train import TrainState, create_train_state
 from jengine.train.out_of_memory import explain_out_of_memory
 
@@ -77,28 +75,3 @@ class _NoOptimizer:
 def _make_key(seed: Any, purpose: int) -> jax.Array:
     """Return the key for the parameters (0) or for the steps (1)."""
     return jax.random.fold_in(jax.random.key(seed), purpose)
-
-
-def trained_module(runner: RunnerInternals, train: bool) -> Any:
-    """Return the Flax module with a copy of the run's weights, which further training neither changes nor donates.
-
-    The weights are those that evaluation uses, such as the averages from an `EMAHook`. Statistics that differ between
-    replicas are averaged.
-
-    Args:
-      runner: the run.
-      train: whether the module is in training or in inference mode.
-
-    Returns:
-      For an `NnxModel` the `nnx.Module`; for a `LinenModel` the bound module, whose `unbind()` returns
-      `(module, variables)`.
-
-    Raises:
-      RuntimeError: the run has no state yet. TypeError: the model is not made from a Flax module.
-    """
-    if runner.state is None:
-        raise RuntimeError("the run has no weights yet: call train, val or test before `module`")
-    params, model_state = runner.eval_variables()[""]
-    model_state = convert_replica_axis({"model_state": model_state}, runner.strategy.replicas, None)["model_state"]
-    params, model_state = jax.tree.map(jnp.copy, (params, model_state))
-    return get_model(runner.model).merge(params, model_state, train=train)

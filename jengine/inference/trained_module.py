@@ -1,0 +1,34 @@
+"""Flax module of a trained model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jengine.model import Model, get_model
+from jengine.sharding import convert_replica_axis
+
+PyTree = Any
+
+
+def trained_module(model: Model, params: PyTree, model_state: PyTree, replicas: int | None, train: bool) -> Any:
+    """Return the Flax module with a copy of the weights, which further training neither changes nor donates.
+
+    Args:
+      model: the run's model.
+      params: the parameters.
+      model_state: the model state; what differs between `replicas` is averaged.
+      replicas: number of replicas in `model_state`; None without them.
+      train: whether the module is in training or in inference mode.
+
+    Returns:
+      For an `NnxModel` the `nnx.Module`; for a `LinenModel` the bound module, whose `unbind()` returns
+      `(module, variables)`.
+
+    Raises:
+      TypeError: the model is not made from a Flax module.
+    """
+    variables: Mapping[str, PyTree] = convert_replica_axis({"model_state": model_state}, replicas, None)
+    params, model_state = jax.tree.map(jnp.copy, (params, variables["model_state"]))
+    return get_model(model).merge(params, model_state, train=train)

@@ -1,0 +1,66 @@
+"""What depends on the batch size: scaled learning rates, and batch norms under accumulation."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jengine.annotations import Count
+from jengine.errors import ConfigError, config_path
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.registry import check_arguments
+
+
+def list_wrappers(optim_wrapper: OptimWrapper | OptimWrapperDict) -> list[OptimWrapper]:
+    """Return the wrappers of all optimizers."""
+    return list(optim_wrapper.values()) if isinstance(optim_wrapper, OptimWrapperDict) else [optim_wrapper]
+
+
+def warn_of_accumulation(
+    optim_wrapper: OptimWrapper | OptimWrapperDict, module_types: Mapping[str, str], logger: logging.Logger
+) -> None:
+    """Log a warning about BatchNorm under gradient accumulation, unless one of them is absent."""
+    norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
+    if not (optim_wrapper.accumulates and norms):
+        return
+    counts = max(wrapper.accumulative_counts for wrapper in list_wrappers(optim_wrapper))
+    logger.warning(
+        f"Gradients are accumulated over {counts} iterations, but BatchNorm "
+        f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its statistics from each "
+        "small batch: the result differs from that of the large batch."
+    )
+
+
+class AutoScaleLR(NamedTuple):
+    """Argument `auto_scale_lr`: whether to scale learning rates, and the batch size that they are for."""
+
+    base_batch_size: Count
+    enable: bool = False
+
+
+def read_auto_scale_lr(cfg: Mapping[str, Any] | None) -> AutoScaleLR:
+    """Return the checked argument; None disables it."""
+    if cfg is None:
+        return AutoScaleLR(1)
+    with config_path("auto_scale_lr"):
+        if not hasattr(cfg, "items"):
+            raise TypeError(f"`auto_scale_lr` must be a dict, got {cfg!r}")
+        check_arguments(AutoScaleLR, dict(cfg))
+        return AutoScaleLR(**dict(cfg))
+
+
+def scale_lr(
+    optim_wrapper: OptimWrapper | OptimWrapperDict, scaling: AutoScaleLR, batch_size: int, logger: logging.Logger
+) -> None:
+    """Scale every learning rate by the linear rule: the batch size over all devices, over the base batch size."""
+    if not scaling.enable:
+        return
+    factor = batch_size / scaling.base_batch_size
+    for wrapper in list_wrappers(optim_wrapper):
+        for group in [*wrapper.param_groups, wrapper.base_param_settings]:
+            if group is not None:
+                if "lr" not in group:
+                    raise ConfigError("`auto_scale_lr.enable` must be False for an optimizer without `lr`, got True")
+                group["lr"] = group["lr"] * factor  # before schedulers take their initial values
+    if factor != 1.0:
+        logger.info(f"Learning rates are scaled by {factor:g} for a batch size of {batch_size}.")
