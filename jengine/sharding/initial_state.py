@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.hooks import Hook
 from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model
 from jengine.optim import OptimWrapper, OptimWrapperDict
@@ -35,7 +34,7 @@ class StateInitializer:
         self,
         batch: PyTree,
         optim_wrapper: OptimWrapper | OptimWrapperDict | None = None,
-        hooks: Sequence[Hook] = (),
+        hooks: Sequence[Any] = (),
     ) -> tuple[jax.stages.Traced, Callable[[], TrainState]]:
         """Return the program for the initial state, traced and not compiled, and a function that runs it.
 
