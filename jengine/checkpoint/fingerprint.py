@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jengine.description import describe, flatten_description
+from jengine.json_codec import Json
 
 _FLAGS = (
     "jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision", "jax_default_prng_impl",
@@ -24,7 +25,7 @@ _KINDS = (".type", ".function")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def describe_settings(arguments: Mapping[str, Any], cfg: Any) -> dict[str, Any]:
+def describe_settings(arguments: Mapping[str, Any], cfg: Any) -> dict[str, Json]:
     """Return a description of the Runner's arguments and the config passed with them, before anything has run."""
     settings = {name: value for name, value in arguments.items() if name not in _NOT_COMPARED and value is not None}
     for name, value in (cfg or {}).items():
@@ -39,7 +40,7 @@ def read_flags() -> dict[str, Any]:
 
 
 def compare_settings(
-    settings: Mapping[str, Any], saved: Mapping[str, Any], *, skip_chains: bool
+    settings: dict[str, Json], saved: Mapping[str, Any], *, skip_chains: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield the path and both values of each of the described `settings` that differs from the fingerprint `saved`.
 

@@ -13,6 +13,7 @@ from jengine.checkpoint.start_from import ResumePolicy
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.hooks import runner_protocol
 from jengine.hooks.hook_list import HookList
+from jengine.json_codec import Json
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.programs import TrainPrograms
 from jengine.sharding import DispatchLimiter
@@ -46,7 +47,7 @@ class TrainLoopInternals(runner_protocol.TrainLoopProtocol, Protocol):
 class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):
     """Runner, as loops, checkpoints and reports see it."""
 
-    settings: dict[str, Any]  # a description of all arguments, see `describe_settings`; saved in checkpoints
+    settings: dict[str, Json]  # a description of all arguments, see `describe_settings`; saved in checkpoints
     optimizer_settings: dict[str, dict[str, Any]]  # before schedulers change them; saved in checkpoints
     configured_seed: int | None  # None if the config has none
     resume_policy: ResumePolicy
