@@ -1,15 +1,14 @@
 """`jengine predict`: predictions from a checkpoint, written to an .npz file."""
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jengine import paths
 from jengine.cli.commands import build_runner
 from jengine.errors import ConfigError
+from jengine.evaluation.dump import write_arrays
 from jengine.evaluation.sections import list_dataloaders, loader_path
 from jengine.local_path import check_local_path
 
@@ -26,19 +25,10 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         raise ConfigError(f"`--data` must be one of {', '.join(_MODES)}, or an .npz file, got {args.data!r}")
     runner = build_runner(args, overrides, load_from=args.checkpoint, resume=False)
     data, batch_size = _load_data(args, runner.cfg)
-    predictions = paths.flatten(runner.predict(data, batch_size))
+    predictions = runner.predict(data, batch_size)
     if not runner.is_main_process:
         return
-    # A dtype that NumPy does not have, such as bfloat16, could not be read from the file.
-    arrays = {
-        path or "predictions": leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf
-        for path, leaf in predictions.items()
-    }
-    os.makedirs(os.path.dirname(os.path.abspath(args.out)), exist_ok=True)
-    incoming = f"{args.out}.incoming"
-    with open(incoming, "wb") as file:
-        np.savez(file, **arrays)
-    os.replace(incoming, args.out)
+    arrays = write_arrays(args.out, predictions)
     shapes = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in arrays.items())
     print(f"predictions of {args.checkpoint}: {shapes}, written to {args.out}")
 

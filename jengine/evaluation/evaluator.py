@@ -9,9 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.annotations import Count
+from jengine.data import select_arrays
+from jengine.data.collate import count_examples
 from jengine.data.masking import get_mask, without_mask
-from jengine.errors import ConfigError, config_path
+from jengine.errors import ConfigError, UnknownNameError, config_path
 from jengine.evaluation.adapter import MetricAdapter, find_kind, get_class
+from jengine.evaluation.dump import DumpResults
 from jengine.evaluation.metric import BaseMetric, Gather, HostMetric, drop_padding, example_mask
 from jengine.model.labels import find_wrong_labels
 from jengine.registry import EVALUATOR, METRICS, as_config
@@ -52,9 +56,10 @@ class Evaluator:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all results, with prefix; () if a metric does not know them before the evaluation."""
-        if not all(metric.names for metric in self.metrics):
+        metrics = [metric for metric in self.metrics if not isinstance(metric, DumpResults)]  # which has none
+        if not all(metric.names for metric in metrics):
             return ()
-        return tuple(metric.add_prefix(name) for metric in self.metrics for name in metric.names)
+        return tuple(metric.add_prefix(name) for metric in metrics for name in metric.names)
 
     @property
     def host_metrics(self) -> list[HostMetric]:
@@ -148,6 +153,52 @@ class Evaluator:
         _check_unique([name for name, _ in results])
         return dict(results)
 
+    def offline_evaluate(self, data_samples: Any, data: Any = None, chunk_size: Count = 128) -> dict[str, Any]:
+        """Return the results for predictions from earlier, such as those that `DumpResults` wrote.
+
+        Args:
+          data_samples: the predictions: a list with an entry for each example, or arrays with a leading axis.
+          data: the labels, in either form; None if the predictions contain them.
+          chunk_size: examples at a time, which the results do not depend on.
+
+        Raises:
+          ValueError: other numbers of labels than of predictions, or none.
+
+        Examples:
+          >>> from jengine.evaluation import Accuracy
+          >>> Evaluator(Accuracy()).offline_evaluate(np.array([1, 2, 3]), {"label": np.array([1, 2, 0])}, chunk_size=2)
+          {'accuracy/top1': 0.6666666666666666}
+        """
+        data = data_samples if data is None else data
+        counts = [len(tree) if isinstance(tree, list) else count_examples(tree) for tree in (data_samples, data)]
+        if counts[0] != counts[1]:
+            raise ValueError(f"there must be as many labels as predictions, got {counts[1]} and {counts[0]}")
+        state, update = self.init(), jax.jit(self.update)
+        for start in range(0, counts[0], chunk_size):
+            rows = slice(start, start + chunk_size)
+            predictions, batch = _take(data_samples, rows), _take(data, rows)
+            state = update(state, select_arrays(predictions), select_arrays(batch))
+            self.process_host(predictions, batch)
+        return self.evaluate(state)
+
+
+def get_metric_value(indicator: str, metrics: Mapping[str, Any]) -> Any:
+    """Return the result called `indicator`: the full name, or what follows the prefix.
+
+    >>> get_metric_value("top1", {"accuracy/top1": 0.5, "loss": 2.0})
+    0.5
+
+    Raises:
+      UnknownNameError: no name matches, or several do.
+    """
+    if indicator in metrics:
+        return metrics[indicator]
+    matches = [name for name in metrics if name.rsplit("/", 1)[-1] == indicator]
+    if len(matches) == 1:
+        return metrics[matches[0]]
+    found = f"which matches {', '.join(matches)}" if matches else f"not in {', '.join(metrics)}"
+    raise UnknownNameError(f"the name of a metric must match one, got {indicator!r}, {found}")
+
 
 def build_evaluator(cfg: Any) -> Evaluator:
     """Build an evaluator from `dict(metrics=...)` with an optional `type`, or from the argument of `Evaluator`.
@@ -195,6 +246,13 @@ def _build_metric(metric: Any) -> BaseMetric:
             f"{metric!r}"
         )
     return MetricAdapter(metric)
+
+
+def _take(data: Any, rows: slice) -> Any:
+    """Return some examples as a batch, from a list of examples or from arrays."""
+    if isinstance(data, list):
+        return jax.tree.map(lambda *arrays: np.stack(arrays), *data[rows])
+    return jax.tree.map(lambda array: np.asarray(array)[rows], data)
 
 
 def _check_unique(names: Sequence[str]) -> None:

@@ -1,10 +1,12 @@
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset, DataLoader
-from jengine.evaluation import Accuracy, BaseMetric, Evaluator, HostMetric, MeanLoss, build_evaluator
+from jengine.evaluation import Accuracy, BaseMetric, Evaluator, HostMetric, MeanLoss, build_evaluator, get_metric_value
 from jengine.registry import METRICS
 
 SIZE = 45
@@ -201,3 +203,39 @@ def test_results_of_a_sharded_batch_match_those_of_one_device():
 
 def test_the_built_in_metrics_are_registered():
     assert {"Accuracy", "MeanLoss"} <= set(METRICS)
+
+
+@pytest.mark.parametrize("name", ["predictions.pkl", "predictions.npz"])
+def test_dumped_predictions_are_evaluated_later_with_the_same_results(name, tmp_path):
+    metrics = [Accuracy(topk=(1, 3)), MeanLoss(cross_entropy), Ids()]
+    path = tmp_path / "new" / name
+    expected = evaluate(
+        Evaluator([*metrics, {"type": "DumpResults", "out_file_path": str(path)}]), DataLoader(ArrayDataset(DATA), 16)
+    )
+    predictions = np.load(path)["predictions"] if name.endswith("npz") else pickle.loads(path.read_bytes())
+    assert len(predictions) == SIZE
+    got = Evaluator(metrics).offline_evaluate(predictions, DATA, chunk_size=7)
+    assert got == {**expected, "loss": pytest.approx(expected["loss"], rel=3e-7)}
+    samples = [{"scores": row, "label": label} for row, label in zip(predictions, DATA["label"], strict=True)]
+    assert Evaluator(Accuracy(prediction="scores")).offline_evaluate(samples)["accuracy/top1"] == got["accuracy/top1"]
+
+
+def test_offline_evaluation_requires_a_label_for_each_prediction():
+    with pytest.raises(ValueError, match="as many labels as predictions, got 3 and 45"):
+        Evaluator(Accuracy()).offline_evaluate(DATA["logits"], {"label": DATA["label"][:3]})
+
+
+def test_dumping_predictions_does_not_hide_the_names_of_the_other_results():
+    assert Evaluator([Accuracy(), {"type": "DumpResults", "out_file_path": "x.pkl"}]).names == ("accuracy/top1",)
+    with pytest.raises(ValueError, match=r"must end with .pkl, .pickle or .npz, got 'x.json'"):
+        METRICS.build({"type": "DumpResults", "out_file_path": "x.json"})
+
+
+def test_a_metric_is_found_by_its_full_or_its_last_name():
+    metrics = {"clean/accuracy/top1": 0.5, "robust/accuracy/top1": 0.25, "loss": 2.0, "clean/loss": 3.0}
+    assert get_metric_value("robust/accuracy/top1", metrics) == 0.25
+    assert get_metric_value("loss", metrics) == 2.0
+    with pytest.raises(KeyError, match="got 'top1', which matches clean/accuracy/top1, robust/accuracy/top1"):
+        get_metric_value("top1", metrics)
+    with pytest.raises(KeyError, match="got 'top5', not in clean"):
+        get_metric_value("top5", metrics)

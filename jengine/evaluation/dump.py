@@ -1,0 +1,81 @@
+"""Predictions of an evaluation as a file."""
+
+import io
+import os
+import pickle
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from jengine import paths
+from jengine.errors import ConfigError
+from jengine.evaluation.metric import HostMetric
+from jengine.registry import METRICS
+
+
+@METRICS.register_module()
+class DumpResults(HostMetric):
+    """Writes the predictions to a file and has no results of its own; `Evaluator.offline_evaluate` reads them.
+
+    With several processes the first one writes the predictions of all. Every evaluation replaces the file.
+
+    >>> import tempfile
+    >>> path = f"{tempfile.mkdtemp()}/predictions.npz"
+    >>> metric = DumpResults(path)
+    >>> metric.process({}, {"logits": np.zeros((3, 10))})
+    >>> metric.collect(None), np.load(path)["logits"].shape
+    ({}, (3, 10))
+
+    Args:
+      out_file_path: file with the ending `.pkl` or `.pickle`, for a list with the prediction for each example; or
+        `.npz`, for arrays by dotted path, `predictions` if there are no names.
+    """
+
+    def __init__(self, out_file_path: str) -> None:
+        super().__init__()
+        if not out_file_path.endswith((".pkl", ".pickle", ".npz")):
+            raise ConfigError(f"`DumpResults.out_file_path` must end with .pkl, .pickle or .npz, got {out_file_path!r}")
+        self.out_file_path = out_file_path
+
+    def process(self, data_batch: Any, data_samples: Any) -> None:
+        """Keep the predictions for a batch."""
+        self.results.append(data_samples)
+
+    def compute_metrics(self, results: list[Any]) -> dict[str, Any]:
+        """Write the file, on the first process."""
+        if jax.process_index() != 0:
+            return {}
+        predictions = jax.tree.map(lambda *arrays: np.concatenate(arrays), *results)
+        if self.out_file_path.endswith(".npz"):
+            write_arrays(self.out_file_path, predictions)
+        else:
+            count = len(jax.tree.leaves(predictions)[0])
+            samples = [jax.tree.map(lambda array, i=i: array[i], predictions) for i in range(count)]
+            _write(self.out_file_path, pickle.dumps(samples))
+        return {}
+
+
+def write_arrays(path: str | os.PathLike[str], arrays: Any) -> dict[str, np.ndarray]:
+    """Write a pytree of NumPy arrays as an .npz file, with dotted paths as names, or `predictions` for a single array.
+
+    Returns:
+      The arrays by name. A dtype that NumPy does not have, such as bfloat16, could not be read again: it is float32.
+    """
+    named = {
+        name or "predictions": leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf
+        for name, leaf in paths.flatten(arrays).items()
+    }
+    buffer = io.BytesIO()
+    np.savez(buffer, **named)
+    _write(path, buffer.getvalue())
+    return named
+
+
+def _write(path: str | os.PathLike[str], data: bytes) -> None:
+    target = epath.Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    incoming = target.with_name(f"{target.name}.incoming")
+    incoming.write_bytes(data)
+    incoming.replace(target)  # atomic: no reader sees half a file
