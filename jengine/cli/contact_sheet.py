@@ -8,24 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import require_extra
+from jengine.visualization.convert import import_pillow
 
 _SIDE = 128  # of an image on the sheet, at most, in pixels
 _MARGIN, _LINE = 4, 14
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 
 
-def import_pillow() -> types.ModuleType:
-    """Return the package `PIL`, or raise an error that names the extra."""
-    with require_extra("draw", "--sheet requires Pillow"):
-        import PIL.Image
-        import PIL.ImageDraw
-    return PIL
-
-
 def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Sequence[str]) -> None:
     """Write images, uint8 or float [H, W, C] with C of 1, 3 or 4, in rows from the top left; "" is no caption."""
-    pillow = import_pillow()
+    pillow = import_pillow("--sheet")
     columns = math.ceil(math.sqrt(len(images)))
     cell = _SIDE + _MARGIN, _SIDE + _MARGIN + (_LINE if any(captions) else 0)
     rows = math.ceil(len(images) / columns)

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from jengine.cli.commands import config_name, load
-from jengine.cli.contact_sheet import import_pillow, write_contact_sheet
+from jengine.cli.contact_sheet import write_contact_sheet
 from jengine.cli.drawn_batches import HOST_REASONS, DrawnBatches, describe_entry, draw_batches
 from jengine.data import DataLoader, IterableLoader, build_dataloader
 from jengine.data.batch_check import describe_batch
 from jengine.errors import ConfigError, config_path, did_you_mean
 from jengine.evaluation.sections import list_dataloaders, loader_path
 from jengine.logging import format_table
+from jengine.visualization.convert import import_pillow
 
 _MAX_IMAGES = 64
 _POSITION = {
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     if sheet is not None:
         if not sheet.endswith(".png"):
             raise ConfigError(f"`--sheet` must be a .png file, got {sheet!r}")
-        import_pillow()
+        import_pillow("--sheet")
     if args.loader not in loaders:
         given = ", ".join(loaders) or "none"
         advice = did_you_mean(section, cfg) if given == "none" else "; choose with --loader"

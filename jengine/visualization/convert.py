@@ -2,12 +2,14 @@
 
 import io
 import math
+import types
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jengine.errors import require_extra
+from jengine.logging.history import to_float
 
 _REAL_KINDS = "biufV"  # V: bfloat16 and other ml_dtypes
 
@@ -40,10 +42,10 @@ def histogram(values: ArrayLike, bins: int = 64) -> Histogram:
 
 def to_number(value: Any) -> float | None:
     """Return a number or a one-element array as a Python float; None for anything else."""
-    if isinstance(value, bool | int | float):
-        return float(value)
-    array = np.asarray(value if hasattr(value, "__array__") else [])
-    return float(array.item()) if array.size == 1 and array.dtype.kind in _REAL_KINDS else None
+    try:
+        return to_float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def array_to_list(value: Any) -> Any:
@@ -62,6 +64,16 @@ def check_image_shape(array: np.ndarray) -> None:
         )
 
 
+def import_pillow(need: str) -> types.ModuleType:
+    """Return the package `PIL`, or raise an error that names the extra and what needs it: 'drawing'."""
+    with require_extra("draw", f"{need} requires Pillow"):
+        import PIL.Image
+        import PIL.ImageDraw
+        import PIL.ImageFont
+        import PIL.ImageShow
+    return PIL
+
+
 def encode_png(image: np.ndarray) -> bytes:
     """Encode an image, uint8[H, W, C] with C of 1 (gray), 3 (RGB) or 4 (RGBA), as PNG.
 
@@ -72,10 +84,9 @@ def encode_png(image: np.ndarray) -> bytes:
     if array.dtype != np.uint8:
         raise TypeError(f"`image` must be uint8 (0 to 255), got {array.dtype}")
     check_image_shape(array)
-    with require_extra("draw", "writing images requires Pillow"):
-        from PIL import Image
+    pillow = import_pillow("writing images")
     buffer = io.BytesIO()
-    Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).save(buffer, format="PNG")
+    pillow.Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).save(buffer, format="PNG")
     return buffer.getvalue()
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jengine.errors import require_extra
-from jengine.visualization.convert import check_image_shape
+from jengine.visualization.convert import check_image_shape, import_pillow
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
@@ -149,13 +148,6 @@ def enlarge(image: np.ndarray, factor: int) -> np.ndarray:
     return image if factor == 1 else image.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
-def import_pillow() -> tuple[Any, Any, Any]:
-    """Return Pillow's modules `Image`, `ImageDraw` and `ImageFont`, or raise an error that names the extra."""
-    with require_extra("draw", "drawing requires Pillow"):
-        from PIL import Image, ImageDraw, ImageFont
-    return Image, ImageDraw, ImageFont
-
-
 def _draw_text(
     canvas: "Image.Image",
     pen: "ImageDraw.ImageDraw",
@@ -198,11 +190,10 @@ def _fit(pen: "ImageDraw.ImageDraw", text: str, size: tuple[int, int]) -> tuple[
 @functools.cache
 def _fonts() -> list[Any]:
     """Return Pillow's default font in label sizes, in pixels, from the largest to the smallest legible one."""
-    _, _, image_font = import_pillow()
-    return [image_font.load_default(size) for size in (12, 11, 10, 9, 8, 7)]
+    return [import_pillow("drawing").ImageFont.load_default(size) for size in (12, 11, 10, 9, 8, 7)]
 
 
 def _open_canvas(image: np.ndarray) -> "tuple[Image.Image, ImageDraw.ImageDraw]":
-    image_module, image_draw, _ = import_pillow()
-    canvas = image_module.fromarray(np.ascontiguousarray(image))
-    return canvas, image_draw.Draw(canvas)
+    pillow = import_pillow("drawing")
+    canvas = pillow.Image.fromarray(np.ascontiguousarray(image))
+    return canvas, pillow.ImageDraw.Draw(canvas)

@@ -12,11 +12,11 @@ import jax
 import numpy as np
 
 from jengine.annotations import Count, Fraction
-from jengine.errors import UnknownNameError, closest, require_extra
+from jengine.errors import UnknownNameError, closest
 from jengine.logging import print_log
 from jengine.registry import VISUALIZERS
 from jengine.visualization import draw
-from jengine.visualization.convert import encode_png
+from jengine.visualization.convert import encode_png, import_pillow
 from jengine.visualization.draw import Color
 from jengine.visualization.visualizer import Visualizer
 
@@ -74,7 +74,7 @@ class LocalVisualizer(Visualizer):
     def require_drawing(self, hook: str) -> None:
         """Check that Pillow is installed."""
         super().require_drawing(hook)
-        draw.import_pillow()
+        import_pillow("drawing")
 
     def add_datasample(
         self,
@@ -222,9 +222,8 @@ def show_image(image: np.ndarray, title: str, wait_time: float = 0.0) -> bool:
     """Open an image, uint8[H, W, 3], in the system viewer and wait `wait_time` seconds; return False without one."""
     if not has_display():
         return False
-    with require_extra("draw", "showing images requires Pillow"):
-        from PIL import Image, ImageShow
-    if not ImageShow.show(Image.fromarray(image), title):
+    pillow = import_pillow("showing images")
+    if not pillow.ImageShow.show(pillow.Image.fromarray(image), title):
         return False
     time.sleep(wait_time)
     return True

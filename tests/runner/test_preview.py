@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jengine.cli.schedule_curves import preview_schedules
+from jengine.cli.schedule import preview_schedules
 from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 
