@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from jax.typing import ArrayLike
+
 from jengine.contrib.imix.log_buffer import LogBuffer
 from jengine.errors import ArgumentError
 from jengine.hooks.hook import Hook
@@ -79,7 +81,7 @@ class HookBase(_Base):
         return self.default_level if self._level is None else self._level
 
     @level.setter
-    def level(self, level: Any) -> None:
+    def level(self, level: PriorityStatus | str | int) -> None:
         """Set the level from a member, a name or a number; see `get_level`."""
         self._level = get_level(level)
         self.priority = to_priority(self._level)
@@ -88,7 +90,7 @@ class HookBase(_Base):
         """Set `self.trainer` to a weak proxy for the run."""
         self.trainer = Trainer(runner)
 
-    def put_image(self, name: str, data: Any) -> None:
+    def put_image(self, name: str, data: ArrayLike) -> None:
         """Write an image in this iteration; ignored if no writer in the run accepts images.
 
         Args:
@@ -98,7 +100,7 @@ class HookBase(_Base):
         for buffer in self.log_buffers():
             buffer.put_image(name, data, self.trainer.iter)
 
-    def put_histogram(self, name: str, data: Any) -> None:
+    def put_histogram(self, name: str, data: ArrayLike) -> None:
         """Write a histogram of an array of real numbers; see `put_image`."""
         for buffer in self.log_buffers():
             buffer.put_histogram(name, data, self.trainer.iter)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 BINS = 800
 
@@ -58,12 +59,12 @@ class LogBuffer:
         if self.keep and jax.process_index() == 0:
             self.results.append(Result(dict(metrics), step))
 
-    def put_image(self, name: str, data: Any, step: int) -> None:
+    def put_image(self, name: str, data: ArrayLike, step: int) -> None:
         """Add an image: uint8[H, W, C], or floats from 0 to 1; C is 1, 3 or 4."""
         if self.keep and jax.process_index() == 0:
             self.images.append(Image(name, jnp.copy(data) if isinstance(data, jax.Array) else np.copy(data), step))
 
-    def put_histogram(self, name: str, data: Any, step: int) -> None:
+    def put_histogram(self, name: str, data: ArrayLike, step: int) -> None:
         """Add a histogram of the finite elements in an array of real numbers."""
         if self.keep:
             histogram = _compute_histogram(jnp.asarray(data))  # on all processes: `data` may be a global array

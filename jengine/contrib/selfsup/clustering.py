@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jengine.annotations import Count, Fraction, Positive
 from jengine.errors import ConfigError, require_extra
@@ -126,7 +127,7 @@ def build_clustering(cfg: Mapping[str, Any]) -> Kmeans | PIC:
     return CLUSTERINGS.build({"type": "Kmeans", **cfg})
 
 
-def class_weights(counts: Any, power: float) -> jax.Array:
+def class_weights(counts: ArrayLike, power: float) -> jax.Array:
     """Return class weights that decrease with the class size: `(1 / count) ** power`, normalized. Works under `jit`.
 
     >>> class_weights([1, 3], power=1).tolist()

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from optax import OptState, Params
 
 from jengine.annotations import Count, NonNegative
 from jengine.contrib.selfsup.clustering import build_clustering, class_weights, describe_clusters
@@ -25,6 +26,8 @@ from jengine.data import select_arrays
 from jengine.errors import ArgumentError, closest, config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.model import Model
+from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.registry import HOOKS
 from jengine.train import TrainState
 
@@ -178,20 +181,22 @@ class DeepClusterHook(Hook):
 
 
 def _build_reset(
-    model: Any, optim_wrapper: Any, state: TrainState, module: str
+    model: Model, optim_wrapper: OptimWrapper | OptimWrapperDict, state: TrainState, module: str
 ) -> Callable[[TrainState, jax.Array, PyTree], TrainState]:
     """Build `reset(state, rng, batch) -> state`, which reinitializes the parameters of one module.
 
     The module, such as 'head', is a component of parameter paths. The old state is donated; all other arrays and all
     shardings stay the same.
     """
+    if isinstance(optim_wrapper, OptimWrapperDict):
+        raise ArgumentError(f"`optim_wrapper` must be one optimizer for DeepClusterHook, got {sorted(optim_wrapper)}")
     layout = optim_wrapper.grouped.layout(state.params)
-    flags = [True if module in path.split(".") else None for path in layout.paths]
+    flags = [jnp.array(True) if module in path.split(".") else None for path in layout.paths]
     if not any(flags):
         modules = {part for path in layout.paths for part in path.split(".")[:-1]} or layout.paths
         raise ArgumentError(f"`head` must be a module of the model, got {module!r}{closest(module, modules)}")
 
-    def reset_arrays(params: PyTree, opt_state: Any, rng: jax.Array, batch: PyTree) -> tuple[PyTree, Any]:
+    def reset_arrays(params: Params, opt_state: OptState, rng: jax.Array, batch: PyTree) -> tuple[Params, OptState]:
         leaves = zip(flags, layout.flatten(model.init(rng, batch)[0]), layout.flatten(params), strict=True)
         params = layout.treedef.unflatten([new.astype(old.dtype) if flag else old for flag, new, old in leaves])
         # The module's optimizer state is new, too: momentum from the old weights must not move the new ones.

@@ -6,6 +6,7 @@ from jengine.annotations import Index
 from jengine.errors import ArgumentError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.model import Model
 from jengine.registry import HOOKS
 
 
@@ -41,9 +42,10 @@ class DenseCLHook(Hook):
         runner.hyperparams["loss_lambda"] = value if runner.iter >= self.start_iters else 0.0
 
 
-def _find_loss_lambda(model: Any) -> float:
+def _find_loss_lambda(model: Model) -> float:
     """Return the attribute of a model, or of a model or module inside it, as under a precision policy."""
-    current, visited = model, []
+    visited: list[str] = []
+    current: Any = model
     while current is not None:
         if hasattr(current, "loss_lambda"):
             return current.loss_lambda

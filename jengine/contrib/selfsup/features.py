@@ -1,24 +1,28 @@
 """Features for a whole dataset, and measures for how well they separate the classes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from optax import Params
 
 from jengine.annotations import checked
-from jengine.contrib.selfsup.model_entries import drop_replica_axis
-from jengine.data import DataLoader, build_dataloader
+from jengine.contrib.selfsup.model_entries import ModelState, drop_replica_axis
+from jengine.data import ArrayDataset, DataLoader, build_dataloader
 from jengine.data.masking import get_mask
 from jengine.errors import ArgumentError, ConfigError, config_path, require_extra
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.model import Model
 
 PyTree = Any
 _AVERAGE = {"type": "AvgPool2d", "output_size": 1}
 
 
-def _build_extract(model: Any, is_pooled: bool = False) -> Callable[[PyTree, PyTree, Any], np.ndarray]:
+def _build_extract(
+    model: Model, is_pooled: bool = False
+) -> Callable[[Params, ModelState, Iterable[PyTree]], np.ndarray]:
     """Build `extract(params, model_state, loader)`, which collects the features f32[N, D] on the host.
 
     The features are the entry `features` f32[B, ...] in the model's predictions, in loader order, flattened and without
@@ -27,7 +31,7 @@ def _build_extract(model: Any, is_pooled: bool = False) -> Callable[[PyTree, PyT
     """
 
     @jax.jit
-    def predict(params: PyTree, model_state: PyTree, batch: PyTree) -> jax.Array:
+    def predict(params: Params, model_state: ModelState, batch: PyTree) -> jax.Array:
         predictions = model.predict(params, model_state, batch)
         if not isinstance(predictions, dict) or "features" not in predictions:
             actual = sorted(predictions) if isinstance(predictions, dict) else type(predictions).__name__
@@ -36,7 +40,7 @@ def _build_extract(model: Any, is_pooled: bool = False) -> Callable[[PyTree, PyT
         features = features.mean(axis=(1, 2)) if is_pooled and features.ndim == 4 else features
         return features.reshape(features.shape[0], -1).astype(jnp.float32)
 
-    def extract(params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
+    def extract(params: Params, model_state: ModelState, loader: Iterable[PyTree]) -> np.ndarray:
         features = []
         for batch in loader:
             predicted, mask = np.asarray(predict(params, model_state, batch)), get_mask(batch)
@@ -63,7 +67,7 @@ class Extractor:
 
     def __init__(
         self,
-        extract_dataloader: Any,
+        extract_dataloader: Iterable[PyTree],
         seed: int | None = None,
         dist_mode: bool = False,
         pool_cfg: Mapping[str, Any] | None = None,
@@ -73,7 +77,7 @@ class Extractor:
         with config_path("extract_dataloader"):
             self._loader = build_dataloader(extract_dataloader, train=False)
         self._is_pooled = pool_cfg is not None
-        self._model: Any = None
+        self._model: Model | None = None
 
     def __call__(self, runner: RunnerProtocol) -> np.ndarray:
         """Return the features f32[N, D] of all samples, with the current weights, in inference mode."""
@@ -87,7 +91,7 @@ class Extractor:
         return self._extract(state.params, model_state, self._loader)
 
 
-def extract_features(model: Any, params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
+def extract_features(model: Model, params: Params, model_state: ModelState, loader: Iterable[PyTree]) -> np.ndarray:
     """Return the features f32[N, D] for a loader's samples, in order and without padding.
 
     Args:
@@ -140,7 +144,7 @@ def projection_accuracy(
     return float(np.mean(accuracies))
 
 
-def compare_features(runner: RunnerProtocol, train: Any, test: Any) -> tuple[float, float]:
+def compare_features(runner: RunnerProtocol, train: ArrayDataset, test: ArrayDataset) -> tuple[float, float]:
     """Compare a trained model's features with random projections, by nearest neighbor accuracy.
 
     Args:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jengine.errors import ArgumentError
 from jengine.sharding import gather_replicas
@@ -31,7 +32,7 @@ def empty_bank(length: int, feat_dim: int, num_classes: int) -> MemoryBank:
     return MemoryBank(features, labels, centroids=jnp.zeros((num_classes, feat_dim), jnp.float32))
 
 
-def fill_bank(bank: MemoryBank, features: Any, labels: Any) -> MemoryBank:
+def fill_bank(bank: MemoryBank, features: ArrayLike, labels: ArrayLike) -> MemoryBank:
     """Return a bank with the features float[N, D] and labels int[N] from a clustering; `bank` defines the shapes."""
     features, labels = np.asarray(features, np.float32), np.asarray(labels)
     if features.shape != bank.features.shape:
@@ -93,7 +94,7 @@ def deal_with_small_clusters(bank: MemoryBank, rng: jax.Array, min_cluster: int)
     """
     small = count_labels(bank) < min_cluster
 
-    def refill(label: Any, bank: MemoryBank) -> MemoryBank:
+    def refill(label: ArrayLike, bank: MemoryBank) -> MemoryBank:
         return jax.lax.cond(
             small[label], lambda b: _split_largest(b, label, jax.random.fold_in(rng, label)), lambda b: b, bank
         )
@@ -107,7 +108,7 @@ def deal_with_small_clusters(bank: MemoryBank, rng: jax.Array, min_cluster: int)
     return jax.lax.cond(small.any(), redistribute, lambda b: b, bank)
 
 
-def _split_largest(bank: MemoryBank, label: Any, rng: jax.Array) -> MemoryBank:
+def _split_largest(bank: MemoryBank, label: ArrayLike, rng: jax.Array) -> MemoryBank:
     """Split the largest cluster by 2-means, give one half the label `label`, and update both centroids."""
     largest = jnp.argmax(count_labels(bank)).astype(jnp.int32)
     members = bank.labels == largest

@@ -1,7 +1,8 @@
 """Model attributes and state entries that hooks require: finding and replacing them."""
 
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,11 @@ from jengine.contrib.selfsup.memory_bank import MemoryBank
 from jengine.errors import ArgumentError, closest
 from jengine.sharding import Strategy
 
-PyTree = Any
+T = TypeVar("T")
+ModelState: TypeAlias = Mapping[str, Any]  # nested dicts of arrays
 
 
-def find_state_entry(model_state: PyTree, name: str, hook_name: str) -> Any:
+def find_state_entry(model_state: ModelState, name: str, hook_name: str) -> Any:
     """Return the only array called `name`, at any depth in the model's state; messages name the hook."""
     leaves = paths.flatten(model_state)
     matches = [leaf for path, leaf in leaves.items() if path.split(".")[-1] == name]
@@ -27,13 +29,13 @@ def find_state_entry(model_state: PyTree, name: str, hook_name: str) -> Any:
     return matches[0]
 
 
-def replace_state_entry(model_state: PyTree, name: str, value: jax.Array, hook_name: str) -> PyTree:
+def replace_state_entry(model_state: ModelState, name: str, value: jax.Array, hook_name: str) -> ModelState:
     """Return the model's state with another array called `name`, sharded as the old one; see `find_state_entry`."""
     new = device_put_like(value, find_state_entry(model_state, name, hook_name))
     return paths.map_with_path(lambda path, leaf: new if path.split(".")[-1] == name else leaf, model_state)
 
 
-def find_memory_bank(model_state: PyTree, hook_name: str) -> MemoryBank:
+def find_memory_bank(model_state: ModelState, hook_name: str) -> MemoryBank:
     """Return the only memory bank, at any depth in the model's state; messages name the hook."""
     banks = [leaf for leaf in jax.tree.leaves(model_state, is_leaf=_is_bank) if _is_bank(leaf)]
     if len(banks) != 1:
@@ -44,18 +46,18 @@ def find_memory_bank(model_state: PyTree, hook_name: str) -> MemoryBank:
     return banks[0]
 
 
-def replace_memory_bank(model_state: PyTree, bank: MemoryBank, hook_name: str) -> PyTree:
+def replace_memory_bank(model_state: ModelState, bank: MemoryBank, hook_name: str) -> ModelState:
     """Return the model's state with another memory bank, sharded as the old one; see `find_memory_bank`."""
     new = device_put_like(bank, find_memory_bank(model_state, hook_name))
     return jax.tree.map(lambda leaf: new if _is_bank(leaf) else leaf, model_state, is_leaf=_is_bank)
 
 
-def device_put_like(new: PyTree, old: PyTree) -> PyTree:
+def device_put_like(new: T, old: T) -> T:
     """Put the arrays in `new` on devices with the shardings in `old`; all replicas get them."""
     return jax.tree.map(lambda x, like: jax.device_put(jnp.broadcast_to(x, like.shape), like.sharding), new, old)
 
 
-def drop_replica_axis(tree: PyTree, strategy: Strategy) -> PyTree:
+def drop_replica_axis(tree: T, strategy: Strategy) -> T:
     """Return the first replica's entries in the model's state; `tree` itself without a replica axis."""
     return tree if strategy.replicas is None else jax.tree.map(lambda x: x[0], tree)
 
@@ -66,5 +68,5 @@ def save_array(path: str, array: np.ndarray) -> None:
     os.replace(f"{path}.tmp.npy", path)
 
 
-def _is_bank(node: Any) -> bool:
+def _is_bank(node: object) -> TypeGuard[MemoryBank]:
     return isinstance(node, MemoryBank)

@@ -8,18 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from optax import Params
 
 from jengine import paths
 from jengine.annotations import Count, Index
 from jengine.contrib.selfsup.losses import SwAVQueue, empty_queue
-from jengine.contrib.selfsup.model_entries import device_put_like, save_array
+from jengine.contrib.selfsup.model_entries import ModelState, device_put_like, save_array
 from jengine.errors import ArgumentError, closest
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.train import StepContext
-
-PyTree = Any
 
 
 @HOOKS.register_module()
@@ -71,7 +70,7 @@ class SwAVHook(Hook):
 
     # --- Inside the compiled step. ---
 
-    def init_traced_state(self, params: PyTree, model_state: PyTree) -> SwAVQueue | None:
+    def init_traced_state(self, params: Params, model_state: ModelState) -> SwAVQueue | None:
         """Return an empty queue, or None without a queue."""
         length = round_down(self.queue_length, self.batch_size * jax.process_count())
         return empty_queue(len(self.crops_for_assign), length, self.feat_dim) if length else None
@@ -152,8 +151,9 @@ class SwAVHook(Hook):
 
     def _set_queue(self, runner: RunnerProtocol, queue: SwAVQueue) -> None:
         name = type(self).__name__
-        queue = device_put_like(queue, self._queue(runner))
-        runner.state = runner.state.replace(hook_state={**runner.state.hook_state, name: queue})
+        hook_state = runner.state.hook_state
+        queue = device_put_like(queue, hook_state[name])
+        runner.state = runner.state.replace(hook_state={**hook_state, name: queue})
 
     @staticmethod
     def _path(runner: RunnerProtocol) -> str:
