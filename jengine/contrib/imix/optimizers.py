@@ -1,8 +1,7 @@
 """iMIX's optimizers for BERT-like models: Adam without bias correction, and the AdamW from Transformers."""
 
 import functools
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +9,15 @@ import optax
 from optax import Params, Updates
 
 from jengine.annotations import CountOrNever, Decay, NonNegative, Positive
-from jengine.errors import ConfigError, closest
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.adam import scale_by_moments
 from jengine.optim.optimizers.common import Parts, Scalar
-from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.optimizers.optimizer import Optimizer, define_optimizer
 from jengine.optim.transforms import scale_by_group_learning_rate
 from jengine.optim.transforms.groups import PerParameter, broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
-_SCHEDULES = ("warmup_linear", "warmup_cosine", "warmup_constant")
+Schedule = Literal["warmup_linear", "warmup_cosine", "warmup_constant"]
 _NUMBERS = ("lr", "eps", "weight_decay")  # not betas: without a correction `1 - b2` is off by 1e-5 in float32
 
 
@@ -28,7 +26,7 @@ def BertAdam(
     lr: NonNegative,
     warmup: Decay | Literal[-1] = -1,
     t_total: CountOrNever = -1,
-    schedule: str = "warmup_linear",
+    schedule: Schedule = "warmup_linear",
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     e: NonNegative = 1e-6,
@@ -49,20 +47,19 @@ def BertAdam(
       weight_decay: decoupled weight decay, multiplied by the learning rate.
       max_grad_norm: without effect, as in iMIX; clip with the optimizer wrapper.
     """
-    if schedule not in _SCHEDULES:
-        raise ConfigError(f"BertAdam: `schedule` must be known, got {schedule!r}{closest(schedule, _SCHEDULES)}")
-    settings = _settings(lr, (b1, b2), e, weight_decay, warmup=warmup, t_total=t_total, schedule=schedule)
+    settings = {"lr": lr, "betas": (float(b1), float(b2)), "eps": e, "weight_decay": weight_decay}
+    settings |= {"warmup": warmup, "t_total": t_total, "schedule": schedule}
     return Optimizer("BertAdam", settings, _make_bert_adam, _NUMBERS)
 
 
-@OPTIMIZERS.register_module()
+@define_optimizer(*_NUMBERS, whole_tensor=True)
 def BertAdam1(
     lr: NonNegative,
     betas: tuple[Decay, Decay] = (0.9, 0.999),
     eps: NonNegative = 1e-6,
     weight_decay: NonNegative = 0.01,
     max_grad_norm: Positive = 1.0,
-) -> Optimizer:
+) -> Parts:
     """Build `BertAdam` without a schedule, which clips the gradient of each tensor to the norm `max_grad_norm`.
 
     Args:
@@ -72,18 +69,23 @@ def BertAdam1(
       weight_decay: decoupled weight decay, multiplied by the learning rate.
       max_grad_norm: largest gradient norm for a tensor.
     """
-    settings = _settings(lr, betas, eps, weight_decay, max_grad_norm=max_grad_norm)
-    return Optimizer("BertAdam1", settings, _make_bert_adam1, _NUMBERS, whole_tensor=True)
+
+    def clip(g: jax.Array) -> jax.Array:
+        return g * jnp.minimum(max_grad_norm / (common.norm(g) + 1e-6), 1.0)
+
+    # Each tensor by the norm; optax clips the root mean square of a tensor.
+    clip_each = optax.stateless(lambda grads, params: jax.tree.map(clip, grads))
+    return [("clip_each_by_norm", clip_each), *_make_uncorrected_adam(lr, betas, eps, weight_decay)]
 
 
-@OPTIMIZERS.register_module()
+@define_optimizer(*_NUMBERS)
 def TansformerAdamW(
     lr: NonNegative = 1e-3,
     betas: tuple[Decay, Decay] = (0.9, 0.999),
     eps: NonNegative = 1e-6,
     weight_decay: NonNegative = 0.0,
     correct_bias: bool = True,
-) -> Optimizer:
+) -> Parts:
     """Build the AdamW of early Transformers versions; the name is spelled as in iMIX.
 
     Unlike `AdamW`, it adds `eps` before the bias correction and decays the updated parameters.
@@ -95,12 +97,11 @@ def TansformerAdamW(
       weight_decay: decoupled weight decay, multiplied by the learning rate.
       correct_bias: whether to apply the bias correction.
     """
-    settings = _settings(lr, betas, eps, weight_decay, correct_bias=correct_bias)
-    return Optimizer("TansformerAdamW", settings, _make_transformers_adamw, _NUMBERS)
-
-
-def _settings(lr: float, betas: Sequence[float], eps: float, weight_decay: float, **own: Any) -> dict[str, Any]:
-    return {"lr": lr, "betas": tuple(map(float, betas)), "eps": eps, "weight_decay": weight_decay, **own}
+    return [
+        ("scale_by_transformers_adam", scale_by_transformers_adam(*betas, eps, correct_bias)),
+        ("scale_by_learning_rate", scale_by_group_learning_rate(lr)),
+        ("decay_updated_params", decay_updated_params(lr, weight_decay)),
+    ]
 
 
 def _make_bert_adam(
@@ -119,34 +120,11 @@ def _make_bert_adam(
     return [*parts, ("scale_by_schedule", optax.scale_by_schedule(factor))]
 
 
-def _make_bert_adam1(
-    lr: PerParameter, betas: tuple[Scalar, Scalar], eps: Scalar, weight_decay: PerParameter, max_grad_norm: float
-) -> Parts:
-    def clip(g: jax.Array) -> jax.Array:
-        return g * jnp.minimum(max_grad_norm / (common.norm(g) + 1e-6), 1.0)
-
-    # Each tensor by the norm; optax clips the root mean square of a tensor.
-    clip_each = optax.stateless(lambda grads, params: jax.tree.map(clip, grads))
-    return [("clip_each_by_norm", clip_each), *_make_uncorrected_adam(lr, betas, eps, weight_decay)]
-
-
-def _make_transformers_adamw(
-    lr: PerParameter, betas: tuple[Scalar, Scalar], eps: Scalar, weight_decay: PerParameter, correct_bias: bool
-) -> Parts:
-    b1, b2 = betas
-    return [
-        ("scale_by_transformers_adam", scale_by_transformers_adam(b1, b2, eps, correct_bias)),
-        ("scale_by_learning_rate", scale_by_group_learning_rate(lr)),
-        ("decay_updated_params", decay_updated_params(lr, weight_decay)),
-    ]
-
-
 def _make_uncorrected_adam(
     lr: PerParameter, betas: tuple[Scalar, Scalar], eps: Scalar, weight_decay: PerParameter
 ) -> Parts:
     """Return Adam without bias correction and with decoupled decay."""
-    b1, b2 = betas
-    scale = [("scale_by_transformers_adam", scale_by_transformers_adam(b1, b2, eps, correct_bias=False))]
+    scale = [("scale_by_transformers_adam", scale_by_transformers_adam(*betas, eps, correct_bias=False))]
     return common.chain_with_decay(scale, lr, weight_decay, decoupled=True)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 from jengine.annotations import Count, CountOrNever, Decay, Finite, Index, NonNegative
-from jengine.errors import ArgumentError, ConfigError, closest
+from jengine.errors import ArgumentError, ConfigError
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
 from jengine.optim.schedules.rules import Affine, Rule, StepFunction, sorted_milestones
 from jengine.optim.schedules.scheduler import ParamScheduler
@@ -176,14 +176,7 @@ class _BertWarmupLinearRule(_FactorRule):
 
     max_iters: CountOrNever
     warmup: Decay | Literal[-1] = -1
-    warmup_method: str = "warmup_linear"
-
-    def __post_init__(self) -> None:
-        if self.warmup_method not in _BERT_METHODS:
-            raise ConfigError(
-                f"`warmup_method` must be one of {', '.join(_BERT_METHODS)}, got {self.warmup_method!r}"
-                f"{closest(self.warmup_method, _BERT_METHODS)}"
-            )
+    warmup_method: Literal["warmup_linear", "warmup_cosine", "warmup_constant"] = "warmup_linear"
 
     def factor(self, t: int) -> float:
         if self.max_iters == -1:

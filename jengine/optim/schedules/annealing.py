@@ -12,12 +12,20 @@ from jengine.errors import ArgumentError, ConfigError
 from jengine.optim.schedules.rules import Affine, Rule, StepFunction
 
 
-def _minimum_values(initial_values: Sequence[float], eta_min: float | None, ratio: float | None) -> list[float]:
-    return [initial * ratio if ratio is not None else eta_min or 0.0 for initial in initial_values]
+class _CosineRule(Rule):
+    """Rule that anneals to a minimum: a value, or a fraction of the initial value of each group."""
+
+    eta_min: float | None
+    eta_min_ratio: float | None
+
+    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
+        """Return the minimum of each group."""
+        minimum, ratio = self.eta_min or 0.0, self.eta_min_ratio
+        return [minimum if ratio is None else initial * ratio for initial in initial_values]
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineAnnealingRule(Rule):
+class CosineAnnealingRule(_CosineRule):
     """Anneal along half a cosine from the value at `begin` to the minimum in `T_max` steps, then back up.
 
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017, without the restarts.
@@ -56,13 +64,9 @@ class CosineAnnealingRule(Rule):
 
         return change
 
-    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
-        """Return the minimum of each group."""
-        return _minimum_values(initial_values, self.eta_min, self.eta_min_ratio)
-
 
 @dataclasses.dataclass(frozen=True)
-class CosineRestartRule(Rule):
+class CosineRestartRule(_CosineRule):
     """Anneal along half a cosine in each period, from the period's weight times the initial value.
 
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017.
@@ -110,10 +114,6 @@ class CosineRestartRule(Rule):
             return (ratio, 1.0 - ratio, 0.0)
 
         return change
-
-    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
-        """Return the minimum of each group."""
-        return _minimum_values(initial_values, self.eta_min, self.eta_min_ratio)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,10 +3,12 @@
 `schedulers` are the built ones, `state` is a result of `schedulers_state_dict`.
 """
 
+import functools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from jengine.errors import ConfigError, closest, config_path
+from jengine.annotations import checked
+from jengine.errors import ConfigError, config_path
 from jengine.optim.schedules.from_optax import is_function
 from jengine.optim.schedules.plateau import PlateauScheduler
 from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
@@ -15,7 +17,6 @@ from jengine.registry import is_built_in
 # the states of the schedulers of one optimizer, or of several by name
 SchedulersState: TypeAlias = list[dict[str, Any]] | dict[str, list[dict[str, Any]]]
 
-_CHOICES = ("checkpoint", "config")
 _MAX_CHECKED = 100_000  # values that are computed before training; those of longer runs are checked when they are set
 
 
@@ -57,7 +58,10 @@ def list_moved_ends(schedulers: Schedulers, state: SchedulersState) -> list[str]
     return lines
 
 
-def load_schedulers_state_dict(schedulers: Schedulers, state: SchedulersState, *, settings: str = "checkpoint") -> bool:
+@functools.partial(checked, owner="")
+def load_schedulers_state_dict(
+    schedulers: Schedulers, state: SchedulersState, *, settings: Literal["checkpoint", "config"] = "checkpoint"
+) -> bool:
     """Load the counters and settings of a checkpoint. Load the optimizer wrapper's state first.
 
     Args:
@@ -72,8 +76,6 @@ def load_schedulers_state_dict(schedulers: Schedulers, state: SchedulersState, *
     Raises:
       ConfigError: an unknown choice; with 'checkpoint', as `check_scheduler_types`.
     """
-    if settings not in _CHOICES:
-        raise ConfigError(f"`settings` must be 'checkpoint' or 'config', got {settings!r}{closest(settings, _CHOICES)}")
     is_changed = settings == "config" and bool(compare_schedulers(schedulers, state))
     if not is_changed:
         settings = "checkpoint"
