@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jengine.checkpoint.fingerprint import PYTHON, compare_settings
 from jengine.errors import ConfigError
@@ -205,7 +205,7 @@ def restore_hyperparams(runner: RunnerInternals, bundle: Mapping[str, Any]) -> N
     converted = loop.iter  # schedules that are converted from epochs keep their place in the epoch
     if loop.by_epoch and loop.epoch_length is not None:
         converted = loop.epoch * loop.epoch_length + loop.iter - loop.epoch_start
-    choice: Literal[checkpoint, config] = "config" if runner.resume_policy.schedules == "config" else "checkpoint"
+    choice: Literal["checkpoint", "config"] = "config" if runner.resume_policy.schedules == "config" else "checkpoint"
     if load_schedulers_state_dict(schedulers, bundle["param_schedulers"], settings=choice) or is_new:
         settings = runner.optimizer_settings
         wrapper.load_group_state_dict(settings.get("", settings))

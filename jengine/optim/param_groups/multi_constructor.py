@@ -102,13 +102,8 @@ def _select_modules(params: Params, modules: Sequence[str]) -> Params:
     leaves = paths.flatten(params)
     selected: dict[str, Any] = {}
     for module in modules:
-        below = [path for path in leaves if path == module or path.startswith(f"{module}.")]
+        below = {path: leaf for path, leaf in leaves.items() if path == module or path.startswith(f"{module}.")}
         if not below:
             raise ValueError(f"`modules` must have parameters, got {module!r}{paths.closest_paths(module, leaves)}")
-        for path in below:
-            *parents, leaf = path.split(".")
-            node = selected
-            for key in parents:
-                node = node.setdefault(key, {})
-            node[leaf] = leaves[path]
-    return selected
+        selected |= below
+    return paths.nest(selected)
