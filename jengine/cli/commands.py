@@ -61,6 +61,7 @@ def train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     from jengine.hooks import ProgressHook
 
     runner = build_runner(args, overrides, resume=args.resume)
+    # A message of the engine about how to continue should be a command that the user can paste.
     runner.resume_command = functools.partial(_resume_command, args.argv)
     progress = ProgressHook()
     if sys.stdout.isatty():
@@ -70,7 +71,7 @@ def train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     except KeyboardInterrupt:
         if runner.interrupts.signum is None:  # before the first iteration: nothing was logged
             raise
-        return 128 + runner.interrupts.signum
+        return 128 + runner.interrupts.signum  # as shells report a process that a signal ended
     finally:
         progress.close()
     return 0

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def _convert_file(path: pathlib.Path) -> tuple[str, str]:
     """Return the text of the new config file, and a table of what happened and what a person must do."""
-    path = path.resolve()
+    path = path.resolve()  # base files are relative to the file itself, not to a link to it
     cfg = resolve(load_flat(path, types.ModuleType("_jengine_converted")).values)
     if "train_data" in cfg and any(mark in cfg for mark in _IMIX_MARKS[1:]):
         body, rows = _convert_imix(cfg)

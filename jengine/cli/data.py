@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     try:
         drawn = draw_batches(loader, args.batches, section)
     finally:
-        loader.close()
+        loader.close()  # worker processes would outlive an error
     print(f"{section}: {loader.kind}")
     loop = cfg.get(f"{mode}_cfg") or {}
     settings = {**loop, **loop.get(name, {})} if isinstance(loop, Mapping) else {}

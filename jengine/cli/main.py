@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = build_parser()
     argv = sys.argv[1:] if argv is None else argv
-    args, rest = parser.parse_known_args(argv)
+    args, rest = parser.parse_known_args(argv)  # the paths of a config are no options that a parser could know
     args.argv = argv
     overrides = [arg for arg in rest if arg.startswith("--config.")]
     unknown = [arg for arg in rest if arg not in overrides]
@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown argument {unknown[0]}{_suggest(unknown, parser, args)}")
     if overrides and "config" not in args:
         parser.error(f"{args.command} has no config to override, got {overrides[0]}")
+    # A command imports JAX and the engine only when it runs, so that `jengine --help` is fast.
     module, _, function = args.run.rpartition(".")
     try:
         with _launch_processes(args):

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _plan_on_cpus(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, Any] | None) -> dict[str, Any]:
+    # The number of simulated devices is fixed at the first use of JAX, which is below.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", args.devices)
     cfg = set_devices(resolve(load_config(args.config, overrides)), args.devices, mesh)
@@ -106,7 +107,7 @@ def set_devices(cfg: Mapping[str, Any], devices: int, mesh: Mapping[str, Any] | 
     {'type': 'Pjit', 'mesh': {'data': 4}, 'devices': 4}
     """
     _check_plannable(cfg)
-    parallel = dict(cfg.get("parallel") or {"type": "Pjit"})
+    parallel = dict(cfg.get("parallel") or {"type": "Pjit"})  # the default strategy has no collectives to plan
     if parallel.get("type") == "SingleDevice":
         raise ConfigError("`parallel.type` must be Pjit or DataParallel, got SingleDevice")
     if mesh is not None:

@@ -41,7 +41,7 @@ def compile_candidates(
     chips = {"topology": topology.slice_name, "slices": topology.slices}
     settings = {"processes": processes, "training_only": training_only}
     request = {"config": config, "overrides": list(overrides), **chips, **settings}
-    left = list(candidates)
+    left = list(candidates)  # one process compiles as many as it can: its start takes longer than most compiles
     while left:
         results, crash = _run_worker({**request, "candidates": left}, topology.environment)
         yield from results

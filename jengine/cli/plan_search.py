@@ -73,6 +73,7 @@ def iterate_meshes(size: int, has_tensor: bool, slices: int = 1) -> Iterator[Mes
         if size // slices % tensor:
             continue
         rest = size // slices // tensor
+        # between the extremes, a mesh as square as the number of devices allows
         middle = max(n for n in range(1, math.isqrt(rest) + 1) if rest % n == 0)
         for fsdp in dict.fromkeys((1, middle, rest)):
             mesh = {"data": slices * rest // fsdp, "fsdp": fsdp, "tensor": tensor}
@@ -119,7 +120,7 @@ def search(
             report(f"left out {len(meshes)} meshes that the config does not allow: {refused[0]['reason']}")
         if any(plan["fits"] for plan in found) or size == 1:
             break
-        size //= 2
+        size //= 2  # nothing fits: the memory of activations is proportional to the batch size
     fitting = [plan for plan in rank(found) if plan["fits"]]
     # slower at first, rematerialization may be faster with the batch size for which it makes room
     best = [plan for option in remat for plan in [p for p in fitting if p["candidate"]["remat"] is option][:_REFINED]]

@@ -35,6 +35,7 @@ def main(request: Mapping[str, Any], path: str) -> None:
         except Exception as error:
             text = "\n  ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
             result = {"error": text, "traceback": traceback.format_exc()}
+        # Appended at once: a failed check of the next candidate would end the process without flushing a buffer.
         with open(path, "a") as file:
             file.write(json.dumps(result) + "\n")
 

@@ -31,6 +31,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
                 runner.model, runner.build_optimizer(), runner.hooks, dump["state"], dump["batch"], dump["hyperparams"],
                 update=bool(dump["update"]),
                 phases=cfg["train_cfg"].get("phases"),
+                # replicas of DataParallel exist only within its own compiled step
                 compile_step=strategy.compile_train_step if strategy.axis_name else jax.jit,
             )  # fmt: skip
     print(describe(int(dump["state"].step), findings))

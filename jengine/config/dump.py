@@ -117,7 +117,7 @@ def write_config(cfg: Config | str, path: str | os.PathLike[str]) -> None:
     text = cfg if isinstance(cfg, str) else dump_config(cfg, target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
+    try:  # in the same directory, since a rename is atomic only within a file system
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, target)  # atomic
     finally:

@@ -116,7 +116,9 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
     for base, names in _pop_read_base(tree, file):
         inherited = _load_base(base, [*heirs, file])
         _add(result, inherited, list(inherited.values) if names == ["*"] else names)
+        # later lines of the file read them as variables
         vars(module).update({name: result.values[name] for name in inherited.values if name in result.values})
+    # Quoted or not, `{{ _base_.a }}` is no Python that would run: it becomes an expression first.
     tree = ast.fix_missing_locations(_BaseVariables(result.values).visit(tree))
     read = set(_names_read(tree))
     imported = dict(vars(module))

@@ -94,6 +94,7 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
             raise ConfigError(f"{str(file)!r} has no function `get_config()`, and no variable such as `train_cfg`")
         return flat.to_config(file.name)
     arguments = () if argument is None else (argument,)
+    # Binding first tells a wrong call from a TypeError in the function itself.
     try:
         inspect.signature(get_config).bind(*arguments)
     except TypeError:

@@ -43,7 +43,7 @@ def merge(base: C, override: Config) -> C:
 def merge_into(base: Config, changes: dict[str, Any]) -> None:
     """Merge `changes`, a resolved config, into `base` in place."""
     for key, value in changes.items():
-        if key == "_delete_":
+        if key == "_delete_":  # callers treat a True, see `replaces`
             continue
         old = get_value(base, key)
         if not isinstance(value, dict) or replaces(value) or old is None:

@@ -42,7 +42,7 @@ def apply_overrides(cfg: Config, overrides: Iterable[str]) -> ConfigDict:
     """
     if isinstance(overrides, str):
         raise TypeError(f"`overrides` must be a list of strings, got one string: {overrides!r}")
-    result = to_config_dict(cfg)  # a copy
+    result = to_config_dict(cfg)  # a copy, in which references stay connected: an override reaches all that refer to it
     for override in overrides:
         path, equals, text = override.partition("=")
         path = path.strip()

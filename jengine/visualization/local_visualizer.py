@@ -100,7 +100,7 @@ class LocalVisualizer(Visualizer):
           out_file: a PNG file to write instead of writing to the backends.
           with_labels: whether to draw class names.
         """
-        if jax.process_index() != 0:
+        if jax.process_index() != 0:  # before drawing, which takes longer than writing
             return
         picture = self.draw(image, data_sample or {}, draw_gt=draw_gt, draw_pred=draw_pred, with_labels=with_labels)
         if show and not show_image(picture, name, wait_time):

@@ -95,7 +95,7 @@ class MLflowVisBackend(RunVisBackend):
         client = self.experiment
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
+        now = int(time.time() * 1000)  # MLflow counts milliseconds
         numbers = {name: to_number(value) for name, value in scalar_dict.items() if name != "step"}
         metrics = [Metric(name, number, now, int(step)) for name, number in numbers.items() if number is not None]
         client.log_batch(self._run_id, metrics=[metric for metric in metrics if not self._is_logged(metric)])

@@ -47,6 +47,7 @@ def read_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str, str]
     others: dict[str, None] = {}
     trained = 0
     for row in rows:
+        # earlier versions wrote no mode
         is_old_validation = "mode" not in row and "iter" not in row and "data_time" in row
         mode = row.get("mode", "val" if is_old_validation else "train")
         step = trained if is_old_validation and trained else row.get("iter", row["step"])
