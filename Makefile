@@ -81,13 +81,15 @@ lock-oldest:
 	"$$uv/bin/uv" pip compile --quiet --no-header --no-annotate --python-version 3.11 --resolution lowest-direct \
 		--extra dev pyproject.toml >> constraints/oldest.txt
 
-# The documentation site in build/site; fails on a broken link or anchor.
+# The documentation site in build/site; fails on a broken link or anchor, and on a notebook that does not run.
 docs: $(VENV)/.installed
-	$(BIN)/python -m mkdocs build $(ARGS)
+	$(BIN)/python docs/_gen/site_pages.py build/docs
+	$(BIN)/python -m sphinx -W --keep-going -q -j auto -c docs $(ARGS) build/docs build/site
 
-# Shows the site, and builds it again after each change of a page: make docs-serve ARGS="--dev-addr localhost:8001"
-docs-serve: $(VENV)/.installed
-	$(BIN)/python -m mkdocs serve $(ARGS)
+# Builds the site without running the notebooks, and shows it.
+docs-serve:
+	$(MAKE) docs ARGS="-D nb_execution_mode=off $(ARGS)"
+	$(BIN)/python -m http.server --directory build/site --bind localhost 8000
 
 # Fails if a ratio is worse than the accepted one by over a tenth; ARGS=--accept makes the ratios found the accepted ones.
 bench: $(VENV)/.installed

@@ -25,7 +25,10 @@ def write_page(name: str) -> str:
     registered = {entry for registry in _REGISTRIES for entry in map(registry.get, registry)}
     for public in _list_public_names(module):
         if getattr(module, public) not in registered:
-            lines += [f"::: {name}.{public}", ""]
+            kind = "class" if inspect.isclass(getattr(module, public)) else "function"
+            lines += [f"## {public}", "", "```{eval-rst}", f".. auto{kind}:: {name}.{public}"]
+            lines += ["   :members:", "   :show-inheritance:"] if kind == "class" else []
+            lines += ["```", ""]
     return "\n".join(lines)
 
 

@@ -148,7 +148,7 @@ def _write_entry(entries: Registry, names: list[str]) -> Iterator[str]:
     """Yield the lines of the section of one class or function, under all of its names."""
     entry = entries.get(names[0])
     example = example_of(entries, names[0])
-    yield f"### {names[0]} {{ #{names[0].lower()} }}"
+    yield f"### {names[0]}"
     yield ""
     if len(names) > 1:
         yield f"Also: {', '.join(f'`{name}`' for name in names[1:])}."

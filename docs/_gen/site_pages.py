@@ -1,63 +1,85 @@
-"""Add the generated pages to the site: the overview, the examples, the measured results and the reference."""
+"""Write the sources of the documentation site: the pages of docs/, and those that are generated.
+
+python docs/_gen/site_pages.py build/docs && python -m sphinx -W -c docs build/docs build/site
+"""
 
 import ast
 import pathlib
 import re
+import shutil
+import sys
 from collections.abc import Iterator
-from typing import Any
 
 import api_pages
 import registry_pages
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Pages of the site that are files outside docs/.
 OUTSIDE = {
-    "README.md": "index.md",
+    "README.md": "overview.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "benchmarks/RESULTS.md": "results.md",
 }
+START = ["overview", "install", "start", "optim_tutorial", "coming_from", "comparison", "mmengine"]
+GUIDES = [
+    "model", "data", "config", "runner", "hooks", "optim", "schedules", "evaluation", "logging", "visualization",
+    "checkpoints", "devices", "processes",
+]  # fmt: skip
+PROJECT = ["benchmarks", "results", "contributing", "changelog"]
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the generated reference and the pages that are not listed to the navigation."""
-    sections = {title: pages for section in config.nav for title, pages in section.items()}
-    listed = [page for pages in sections.values() for page in pages if isinstance(page, str)]
-    sections["How-tos"] += sorted({path.name for path in (ROOT / "docs").glob("*.md")}.difference(listed))
-    reference = sections["Reference"]
-    reference += [{page.title: f"reference/{name}.md"} for name, page in registry_pages.PAGES.items()]
-    reference.append({"Python API": [{name: _api_path(name)} for name in api_pages.PACKAGES]})
-    return config
+def write_sources(directory: pathlib.Path) -> None:
+    """Write all pages of the site into a directory, which is emptied first."""
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", directory, ignore=shutil.ignore_patterns("_gen", "conf.py", "*.md"))
+    shutil.copytree(ROOT / "examples" / "notebooks", directory / "notebooks")
+    for name, text in _write_pages():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages."""
-    for path, text in _generate():
-        files.append(File.generated(config, path, content=text))
-    return files
-
-
-def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Show titles instead of file names in links, and find the place of files of the repository on the site."""
-    markdown = re.sub(r"\]\(\.\./(examples|configs)/(\w+)\.py\)", r"](examples.md#\1-\2)", markdown)
-    markdown = re.sub(r"\[(\w+)\.md\]\(\1\.md", lambda link: f"[{_title(link[1])}]({link[1]}.md", markdown)
-    for path, name in OUTSIDE.items():
-        markdown = markdown.replace(f"](../{path})", f"]({name})")
-    return markdown
-
-
-def _generate() -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of each generated page."""
+def _write_pages() -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each page."""
+    pages = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+    for page in pages:
+        yield f"{page}.md", _link((ROOT / "docs" / f"{page}.md").read_text())
     for path, name in OUTSIDE.items():  # as pages of docs/, with the links that those would have
         text = re.sub(r"\[docs/(\w+\.md)\]", r"[\1]", (ROOT / path).read_text())
-        yield name, re.sub(r"\]\((?!https?:|#)(docs/)?", lambda link: "](" if link[1] else "](../", text)
+        yield name, _link(re.sub(r"\]\((?!https?:|#)(docs/)?", lambda link: "](" if link[1] else "](../", text))
     yield "examples.md", _write_examples()
-    for name, page in registry_pages.PAGES.items():
-        yield f"reference/{name}.md", registry_pages.write_page(page)
+    for name, reference in registry_pages.PAGES.items():
+        yield f"reference/{name}.md", registry_pages.write_page(reference)
     for name in api_pages.PACKAGES:
-        yield _api_path(name), api_pages.write_page(name)
+        yield f"{_api_path(name)}.md", api_pages.write_page(name)
+    how_tos = [page for page in pages if page not in {*START, *GUIDES, *PROJECT}]
+    notebooks = sorted(f"notebooks/{path.stem}" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb"))
+    yield "reference/index.md", _write_contents("Config reference", list(registry_pages.PAGES))
+    yield (
+        "api/index.md",
+        _write_contents("Python API", [_api_path(name).removeprefix("api/") for name in api_pages.PACKAGES]),
+    )
+    sections = {
+        "Start": [*START, *notebooks],
+        "Guides": GUIDES,
+        "How-tos": [*how_tos, "examples"],
+        "Reference": ["reference/index", "api/index"],
+        "Project": PROJECT,
+    }
+    trees = [_write_tree(pages, f":caption: {title}\n:hidden:\n") for title, pages in sections.items()]
+    yield "index.md", "\n".join([(ROOT / "docs" / "_gen" / "index.md").read_text(), *trees])
+
+
+def _link(text: str) -> str:
+    """Show titles instead of file names in links, and find the place of files of the repository on the site."""
+    text = re.sub(r"\]\(\.\./(examples|configs)/(\w+)\.py\)", r"](examples.md#\1-\2)", text)
+    text = re.sub(r"\]\(\.\./(examples/launch)/(\w+)\.\w+\)", r"](examples.md#launch-\2)", text)
+    text = re.sub(r"\]\(\.\./examples/notebooks/(\w+\.ipynb)\)", r"](notebooks/\1)", text)
+    text = re.sub(r"\[(\w+)\.md\]\(\1\.md", lambda link: f"[{_title(link[1])}]({link[1]}.md", text)
+    for path, name in OUTSIDE.items():
+        text = text.replace(f"](../{path})", f"]({name})")
+    return text
 
 
 def _title(page: str) -> str:
@@ -67,16 +89,32 @@ def _title(page: str) -> str:
 
 def _write_examples() -> str:
     """Return the page with the sources of `configs/` and `examples/`, all of which the tests train."""
-    lines = ["# Examples", "", "Complete config files and scripts. The tests train all of them.", ""]
-    for directory, title in (("configs", "Config files"), ("examples", "Scripts")):
+    lines = ["# Examples", "", "Complete config files and scripts. The tests train all configs and scripts.", ""]
+    for directory, title in (("configs", "Config files"), ("examples", "Scripts"), ("examples/launch", "Launch files")):
         lines += [f"## {title}", ""]
-        for path in sorted((ROOT / directory).glob("*.py")):
-            source = path.read_text()
-            summary = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")[0].replace("\n", " ")
-            lines += [f"### {directory}/{path.name} {{ #{directory}-{path.stem} }}", "", summary, ""]
-            lines += ["```python", source.rstrip(), "```", ""]
+        for path in sorted((ROOT / directory).glob("*.*")):
+            source, language = path.read_text(), {".py": "python", ".sh": "bash", ".yaml": "yaml"}.get(path.suffix)
+            if language is None:
+                continue
+            is_python = language == "python"
+            docstring = (ast.get_docstring(ast.parse(source)) or "") if is_python else source.split("# ", 2)[1]
+            summary = docstring.split("\n\n")[0].split("\n#")[0].replace("\n", " ")
+            lines += [f"({directory.rpartition('/')[2]}-{path.stem})=", "", f"### {directory}/{path.name}", ""]
+            lines += [summary, "", f"```{language}", source.rstrip(), "```", ""]
     return "\n".join(lines)
 
 
+def _write_contents(title: str, pages: list[str]) -> str:
+    return f"# {title}\n\n{_write_tree(pages, ':maxdepth: 1')}"
+
+
+def _write_tree(pages: list[str], options: str) -> str:
+    return "\n".join(["```{toctree}", options.rstrip(), "", *pages, "```", ""])
+
+
 def _api_path(name: str) -> str:
-    return f"api/{name.removeprefix('jengine.')}.md"
+    return f"api/{name.removeprefix('jengine.')}"
+
+
+if __name__ == "__main__":
+    write_sources(pathlib.Path(sys.argv[1]))

@@ -92,9 +92,8 @@ class Digits(ArrayDataset):
 class TokenWindows:
     """Windows over a token sequence, for a language model that predicts each next token.
 
-    Samples are `tokens`: int32[length], and `targets`: int32[length], the same shifted by one. Windows do not overlap;
-      an
-    incomplete last one is dropped.
+    Samples are `tokens`: int32[length], and `targets`: int32[length], the same shifted by one. Windows do not overlap,
+    and an incomplete last one is dropped.
 
     >>> TokenWindows(np.arange(7), length=3)[1]["targets"]
     array([4, 5, 6], dtype=int32)

@@ -73,7 +73,7 @@ def test_every_argument_has_a_meaning(page):
 
 def test_section_of_a_hook_has_its_stages_arguments_and_example():
     text = registry_pages.write_page(registry_pages.PAGES["hooks"])
-    section = re.search(r"^### EMAHook .*?(?=^### )", text, flags=re.M | re.S)[0]
+    section = re.search(r"^### EMAHook$.*?(?=^### )", text, flags=re.M | re.S)[0]
     assert "- **Inside the step:** `traced_update`, `traced_accumulate`" in section
     assert "- **Chunks of steps:** no limit" in section
     assert "| `begin_iter` | an integer of at least 0 | `0` | the first iteration to average" in section

@@ -41,12 +41,13 @@ def accumulate_gradients(
     [-2.0]
 
     The update takes these extra arguments:
-      is_last: whether this iteration ends the window; with a Python bool only that case is compiled. None: every
-        `every`-th iteration ends it.
-      weight: float32[], the weight of these gradients in the mean over the window and over replicas; for a mean loss
-        over sentences, the number of words. None: all have the same weight.
-      divisor: float32[], divides the sum; None for the number of iterations in the window. Unused with weights.
-      is_added: True if an earlier call with `is_last=False` has added these gradients.
+
+    * is_last: whether this iteration ends the window; with a Python bool only that case is compiled. None: every
+      `every`-th iteration ends it.
+    * weight: float32[], the weight of these gradients in the mean over the window and over replicas; for a mean loss
+      over sentences, the number of words. None: all have the same weight.
+    * divisor: float32[], divides the sum; None for the number of iterations in the window. Unused with weights.
+    * is_added: True if an earlier call with `is_last=False` has added these gradients.
 
     Args:
       inner: transforms the mean gradients.
