@@ -65,7 +65,8 @@ def _describe_loader(
     lines = []
     if loader.dataset_size is not None and loader.dataset_size >= 0:
         lines.append(("examples", f"{loader.dataset_size:,}"))
-    lines.append(("batch size", f"{loader.batch_size:,}"))
+    size = "unknown: batch_axis=None" if loader.batch_size is None else f"{loader.batch_size:,}"
+    lines.append(("batch size", size))
     setting = f"{args.loader.partition('.')[0]}_cfg.epoch_length"
     length = f"unknown; `{setting}` sets it" if loader.length is None else f"{loader.length:,}"
     lines.append(("batches per epoch", length if given is None else f"{given:,}, from `{setting}`"))

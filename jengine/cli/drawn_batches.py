@@ -14,8 +14,8 @@ import numpy as np
 
 from jengine import paths
 from jengine.data import BatchCheck, BatchStream, DataLoader, IterableLoader, list_host_entries
+from jengine.data.collate import to_numpy
 from jengine.data.host_entries import is_array
-from jengine.data.iterables import to_numpy
 from jengine.data.masking import get_mask
 from jengine.errors import ConfigError, config_path
 
@@ -98,7 +98,7 @@ def draw_batches(loader: DataLoader | IterableLoader, count: int, name: str, max
     Errors in the data get notes with the batch and the line of code; messages contain the name, 'train_dataloader'.
     """
     drawn, num_bytes = DrawnBatches(), 0
-    with contextlib.closing(BatchStream(loader, BatchCheck(name))) as stream:
+    with contextlib.closing(BatchStream(loader, BatchCheck(name, loader.batch_axis, loader.batch_rules))) as stream:
         for index in range(count):
             start = time.perf_counter()
             with config_path(name), _noting_place(index):
@@ -107,7 +107,7 @@ def draw_batches(loader: DataLoader | IterableLoader, count: int, name: str, max
                 if not taken:
                     break
                 batch = to_numpy(taken.pop())
-            mask = get_mask(batch)
+            mask = get_mask(batch) if loader.batch_axis == 0 else None
             drawn.seconds.append(seconds)
             drawn.examples.append((loader.batch_size or 0) if mask is None else int(np.sum(mask)))
             leaves = paths.flatten(batch)

@@ -1,19 +1,46 @@
 """Host checks on a loader's batches, before they are sent to the device."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from jengine import paths
 from jengine.data.host_entries import HOST_KINDS, is_array, list_host_entries
+from jengine.errors import ConfigError
 
 Batch = Any  # a pytree of arrays, and of host entries
+BatchRules = Sequence[tuple[str, Any]]  # part of an entry's name, and the mesh axes of its axes; see `DataLoader`
 # What batches of one form share: the structure, and shape and dtype of each array; host entries are None
 BatchForm = Mapping[str, tuple[tuple[int, ...], np.dtype] | None] | tuple[jax.tree_util.PyTreeDef, list[Any]]
 
 _INT32 = np.iinfo(np.int32)
+
+
+def batch_settings(
+    batch_axis: Literal[0] | None, batch_rules: BatchRules | None
+) -> tuple[Literal[0] | None, BatchRules | None]:
+    """Return a loader's `batch_axis` and `batch_rules`; the rules are None with the axis 0.
+
+    A rule is a pair of a part of an entry's dotted name, and the mesh axis, or None, for each axis of the entry:
+    `("nodes", ("data",))`, or with a `PartitionSpec`. Entries without a rule are copied to every device.
+
+    Raises:
+      ConfigError: another axis, rules with the axis 0, or rules that are not such pairs.
+    """
+    if batch_axis not in (0, None):
+        raise ConfigError(f"`batch_axis` must be 0 or None, got {batch_axis!r}")
+    if batch_axis == 0:
+        if batch_rules:
+            raise ConfigError(
+                "`batch_rules` must be given with batch_axis=None: with an axis of examples, that is sharded"
+            )
+        return 0, None
+    for rule in batch_rules or ():
+        if isinstance(rule, str) or len(rule) != 2 or not isinstance(rule[0], str) or isinstance(rule[1], str):
+            raise ConfigError(f"`batch_rules` must be pairs such as ('nodes', ('data',)), got {rule!r}")
+    return None, tuple(batch_rules or ())
 
 
 def batch_form(batch: Batch) -> BatchForm:
@@ -45,10 +72,13 @@ class BatchCheck:
 
     Args:
       loader: the loader's name in messages: 'train_dataloader'.
+      batch_axis: 0 if all arrays must have the examples along their first axis; None for batches of any form.
+      batch_rules: pairs of a part of a name and axes, see `DataLoader`; each must match an entry.
     """
 
-    def __init__(self, loader: str) -> None:
+    def __init__(self, loader: str, batch_axis: Literal[0] | None = 0, batch_rules: BatchRules | None = None) -> None:
         self._loader = loader
+        self._batch_axis, self._rules = batch_axis, batch_rules or ()
         self._first: list[str] = []  # entries of the first batch
         self._form: BatchForm | None = None  # of the last batch
         self._has_wide_integers = False
@@ -58,8 +88,8 @@ class BatchCheck:
         """Return the form of a batch.
 
         Raises:
-          TypeError: no array, so that nothing reaches the model. ValueError: other entries than the first, or an
-            integer that the device would wrap around.
+          TypeError: no array, so that nothing reaches the model. ValueError: other entries than the first, arrays of
+            other lengths, or an integer that the device would wrap around. ConfigError: a rule that matches no entry.
         """
         form = batch_form(batch)
         if form != self._form:  # all that follows from the form is checked once for each
@@ -81,12 +111,25 @@ class BatchCheck:
                     "host; stack numbers of equal shapes, or pass a collate_fn"
                 )
             self._first = list(entries)
+            for key, _ in self._rules:
+                if not any(key in path for path in entries):
+                    raise ConfigError(
+                        f"`{self._loader}.batch_rules` must be parts of names of entries, got {key!r}"
+                        f"{paths.closest_paths(key, entries)}"
+                    )
         missing = [f"without {path!r}" for path in self._first if path not in entries]
         added = [f"with {path!r}" for path in entries if path not in self._first]
         if missing or added:
             raise ValueError(
                 f"`{self._loader}` must yield batches with the entries of the first one, {self._first}, got batch "
                 f"{self._count} {' and '.join(missing + added)}; give every sample the same entries"
+            )
+
+        shapes = {path: np.shape(leaf) for path, leaf in entries.items() if is_array(leaf)}
+        if self._batch_axis == 0 and (len({shape[:1] for shape in shapes.values()}) > 1 or () in shapes.values()):
+            raise ValueError(
+                f"`{self._loader}` must yield batches whose arrays share their first axis, the examples, got {shapes}; "
+                "with batch_axis=None in the dataloader, batches of any form are passed on"
             )
 
     def _check_integers(self, batch: Batch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jengine.data.collate import default_collate
+from jengine.data.collate import default_collate, to_numpy
 from jengine.data.masking import with_mask
 from jengine.data.samplers import IteratedSampler, Sampler
 from jengine.errors import ConfigError
@@ -29,6 +29,7 @@ class BatchSource:
     batch_size: int
     length: int  # batches per epoch
     masked: bool  # whether short batches are padded and every batch gets a mask for the real examples
+    is_whole: bool = False  # whether short batches stay short
     shift: tuple[int, int] = (0, 0)  # an epoch, and the number of examples by which it is shifted, maybe negative
     _epoch: tuple[int, np.ndarray, np.ndarray] | None = None
     _collates_samples: bool = False  # one by one, because `__getitems__` returns batches
@@ -44,6 +45,8 @@ class BatchSource:
         loaded = self._epoch
         _, indices, mask = loaded if loaded is not None and loaded[0] == epoch else self.load_epoch(epoch)
         examples = slice(position * self.batch_size, (position + 1) * self.batch_size)
+        if self.is_whole:
+            return to_numpy(self._fetch(epoch, indices[examples][mask[examples]]))
         batch = self._fetch(epoch, indices[examples])
         return with_mask(batch, mask[examples]) if self.masked else batch
 

@@ -42,6 +42,8 @@ def build_dataloader(
       TypeError: an unknown or missing argument. ValueError: a number out of range, or data that cannot be iterated.
     """
     shard = (process_index, process_count)
+    if get_batch_axis(cfg_or_loader) is None:
+        shard = (0, 1)  # each process has the whole batch
     if isinstance(cfg_or_loader, DataLoader | IterableLoader):
         divided = cfg_or_loader if isinstance(cfg_or_loader, IterableLoader) else cfg_or_loader.sampler
         _check_shard(divided, *shard)
@@ -57,10 +59,17 @@ def build_dataloader(
         if is_stream(arguments["dataset"]):
             return _build_stream(arguments, train, *shard)
     with config_path("sampler"):
-        defaults = {"seed": seed, "process_index": process_index, "process_count": process_count}
+        defaults = {"seed": seed, "process_index": shard[0], "process_count": shard[1]}
         arguments["sampler"] = _build_sampler(arguments["sampler"], arguments["dataset"], train, defaults)
         _check_shard(arguments["sampler"], *shard)
     return DataLoader(**arguments)
+
+
+def get_batch_axis(cfg_or_loader: Any) -> Any:
+    """Return `batch_axis` of a config or its dataset, or of a loader or an iterable."""
+    if is_mapping(cfg_or_loader) and "batch_axis" in cfg_or_loader:
+        return cfg_or_loader["batch_axis"]
+    return getattr(cfg_or_loader.get("dataset") if is_mapping(cfg_or_loader) else cfg_or_loader, "batch_axis", 0)
 
 
 def check_dataloader(cfg: Mapping[str, Any]) -> None:
@@ -75,6 +84,8 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
             "its arrays in ArrayDataset"
         )
     check_arguments(DataLoader, dict(cfg.items()))
+    if cfg.get("batch_size") is None and get_batch_axis(cfg) == 0 and not is_mapping(dataset):
+        raise TypeError("DataLoader needs the argument 'batch_size'")
     if not is_mapping(dataset) and not is_stream(dataset):
         require_map_style(dataset)
     sampler = as_config(cfg.get("sampler"))
@@ -96,6 +107,8 @@ def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, pr
             f"`drop_last` must be {train} for {name}, which has no access by index: a smaller last batch is dropped in "
             "training and padded in evaluation"
         )
+    if arguments.get("batch_size") is None and get_batch_axis(arguments) == 0:
+        raise TypeError("DataLoader needs the argument 'batch_size'")
     shard: dict[str, Any] = {"process_index": process_index, "process_count": process_count}
     return IterableLoader(arguments.pop("dataset"), train, **arguments, **shard)
 

@@ -1,5 +1,6 @@
-"""From samples to batches: stack them, and pad a short batch."""
+"""From samples to batches: convert and stack them, and pad a short batch."""
 
+import datetime
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine import paths
+
+_TEXT = (str, bytes, datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
@@ -64,13 +67,51 @@ def is_flat(batch: Any) -> bool:
     return type(batch) is dict and set(map(type, batch.values())) <= {np.ndarray}
 
 
+def to_numpy(batch: Any) -> Any:
+    """Return a foreign batch or example with NumPy arrays, also for lists of numbers, strings or dates.
+
+    Raises:
+      ValueError: a list of lists with different lengths; the message names the entry.
+    """
+    if is_flat(batch):
+        return batch
+    is_leaf = lambda node: _is_text(node) or (node is not batch and is_numbers(node))  # noqa: E731
+    try:
+        return jax.tree.map(_to_array, batch, is_leaf=is_leaf)
+    except ValueError as error:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch, is_leaf=is_leaf):
+            if type(leaf) is list and len({np.shape(np.asarray(item, object)) for item in leaf}) > 1:
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                raise ValueError(
+                    f"lists of numbers must have equal lengths to become an array, got others in the entry {name!r}; "
+                    "pad them, or leave the entry out"
+                ) from error
+        raise
+
+
+def _to_array(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray | np.generic | jax.Array | str | bytes):
+        return leaf
+    if hasattr(leaf, "detach"):  # a torch tensor, recognized without importing torch
+        leaf = leaf.detach().cpu()  # without the gradient, which NumPy refuses
+    return np.asarray(leaf)
+
+
+def _is_text(node: Any) -> bool:
+    """Return whether a node is a list of strings or dates, such as file names."""
+    return type(node) in (list, tuple) and bool(node) and all(isinstance(item, _TEXT) for item in node)
+
+
 def count_examples(batch: Any) -> int:
     """Return the number of examples in a batch, which all leaves must have as leading axis; ValueError otherwise."""
     leaves = list(batch.values()) if is_flat(batch) else jax.tree.leaves(batch)
     sizes = {leaf.shape[:1] if type(leaf) is np.ndarray else np.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or () in sizes:
         shapes = {path: np.shape(leaf) for path, leaf in paths.flatten(batch).items()} or "no array"
-        raise ValueError(f"the arrays of a batch or a dataset must share their leading axis, got {shapes}")
+        raise ValueError(
+            f"the arrays of a batch or a dataset must share their leading axis, got {shapes}; with batch_axis=None a "
+            "dataloader passes on batches of any form"
+        )
     return sizes.pop()[0]
 
 

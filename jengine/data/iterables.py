@@ -1,17 +1,16 @@
 """Loader for other libraries' data, with the interface of `DataLoader`: batches, or examples to batch."""
 
 import copy
-import datetime
 import itertools
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-import jax
 import numpy as np
 
-from jengine.data.collate import count_examples, default_collate, is_flat, is_numbers, pad_examples
+from jengine.data.batch_check import BatchRules, batch_settings
+from jengine.data.collate import count_examples, default_collate, pad_examples, to_numpy
 from jengine.data.find_source import as_source, set_epoch
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import with_mask
@@ -19,7 +18,6 @@ from jengine.data.sources import Pass
 from jengine.errors import ConfigError
 
 State = dict[str, Any]
-_TEXT = (str, bytes, datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
 _END = object()
 
 
@@ -43,6 +41,7 @@ class IterableLoader:
       num_batch_per_epoch: maximum number of batches in a pass.
       device_prefetch: batches that a loop sends to the device ahead of the current one; None for the iterable's
         attribute with that name, or 2.
+      batch_axis, batch_rules: see `DataLoader`; None for the iterable's attributes with these names.
       process_index, process_count: this process and how many share the examples; with P processes, p reads the p-th,
         (p + P)-th ... example. Batches are not divided: each process should yield its own.
 
@@ -66,7 +65,12 @@ class IterableLoader:
         device_prefetch: int | None = None,
         process_index: int = 0,
         process_count: int = 1,
+        batch_axis: Literal[0] | None = 0,
+        batch_rules: BatchRules | None = None,
     ) -> None:
+        if batch_axis == 0:
+            batch_axis, batch_rules = getattr(iterable, "batch_axis", 0), getattr(iterable, "batch_rules", batch_rules)
+        self.batch_axis, self.batch_rules = batch_settings(batch_axis, batch_rules)
         if collate_fn is not None and not batch_size:
             raise ConfigError("`collate_fn` must be given with `batch_size`: an iterable without it yields batches")
         self.iterable, self.train, self.is_batched = iterable, train, not batch_size
@@ -80,22 +84,26 @@ class IterableLoader:
             )
         self.process_index, self.process_count = process_index, process_count
         # A library that can divide its data reads the other processes' examples not at all.
-        sharded = source.shard(process_index, process_count) if train and process_count > 1 and batch_size else None
+        is_divided = train and process_count > 1 and batch_size and self.batch_axis == 0
+        sharded = source.shard(process_index, process_count) if is_divided else None
         self.source = source = sharded or source
         self.kind, self.advice, self.resume = source.kind, source.advice, source.resume
-        self._share = (0, 1) if sharded is not None or self.is_batched else (process_index, process_count)
+        reads_all = sharded is not None or self.is_batched or self.batch_axis is None
+        self._share = (0, 1) if reads_all else (process_index, process_count)
         self._elements = (batch_size or 1) * self._share[1]  # that the source yields for a whole batch
         self._collate = collate_fn or default_collate
         self._total = source.length
         if source.length is not None and batch_size:
             self._total = source.length // self._elements if train else -(-source.length // self._elements)
         self._limit = num_batch_per_epoch
-        self._last_smaller = False if batch_size else _last_is_smaller(iterable, self._total)  # None: not yet known
+        is_known = batch_size or self.batch_axis is None
+        self._last_smaller = False if is_known else _last_is_smaller(iterable, self._total)  # None: not yet known
         if self._last_smaller and train:
             self._drop_last()
         if self.length is not None and self.length < 1:
             raise ValueError("the data must have at least one whole batch; reduce the batch size")
-        self._size: int | None = batch_size  # of the first batch
+        # Examples in the first batch; a batch that is passed on as it is counts as one
+        self._size: int | None = 1 if self.batch_axis is None and not batch_size else batch_size
         self._next: State = _start_of(0)  # where the next iteration starts
         self._current = self._next  # after the last batch that was yielded
         self._end_state: Any = None  # of the source, if its last pass has ended
@@ -109,6 +117,8 @@ class IterableLoader:
     @property
     def batch_size(self) -> int | None:
         """The examples per batch; None if the loader does not have the number and no batch has been read."""
+        if self.batch_axis is None and self.is_batched:
+            return None
         size = getattr(self.iterable, "batch_size", None)
         return size if isinstance(size, int) and self.is_batched else self._size
 
@@ -191,7 +201,7 @@ class IterableLoader:
                 raise ValueError(f"{self.source.kind} must yield at least one batch, got none") from None
         batch, num_real = self._opened[2]
         count, size = self._measure(batch, num_real)
-        return batch if self.train else self._add_mask(batch, count, size)
+        return batch if self.train or self.batch_axis is None else self._add_mask(batch, count, size)
 
     def close(self) -> None:
         """End the data's threads and processes, if there are any."""
@@ -217,9 +227,9 @@ class IterableLoader:
                     batch, num_real = first or self._read(reading.iterator)
                 except StopIteration:
                     break
-                first, full = None, is_flat(batch) and num_real is None and self.train  # the fast path of a usual batch
+                first = None
                 count, size = self._measure(batch, num_real)
-                if not full or count != size:
+                if count != size:
                     self._check_size(reading, position, count, size)
                 if count < size and self.train:
                     if self._total is not None:
@@ -233,7 +243,7 @@ class IterableLoader:
                     self._current |= {"batch_size": size, "state": state, "skip": skip}
                 if position == self.length:  # before the yield: a loop that takes no more has ended the pass
                     self._end_pass(reading, epoch)
-                yield batch if self.train else self._add_mask(batch, count, size)
+                yield batch if self.train or self.batch_axis is None else self._add_mask(batch, count, size)
         finally:
             reading.close()
         if self.length is not None and 0 < position < self.length and not self.source.may_be_shorter:
@@ -272,12 +282,16 @@ class IterableLoader:
         index, count = self._share
         own = elements[index::count]
         num_real = len(own)
+        if self.batch_axis is None:
+            return to_numpy(self._collate([to_numpy(example) for example in own])), num_real
         own = own or elements[-1:]  # at the end of the data, where other processes have an example left
         own += own[-1:] * (self._elements // count - len(own))
         return self._collate([to_numpy(example) for example in own]), num_real
 
     def _measure(self, batch: Any, num_real: int | None) -> tuple[int, int]:
         """Return the number of real examples in a batch, and in a whole batch."""
+        if self.batch_axis is None and num_real is None:
+            return 1, 1
         count = count_examples(select_arrays(batch)) if num_real is None else num_real
         self._size = self._size or count
         return count, self._size
@@ -306,41 +320,6 @@ class IterableLoader:
         )
         assert self._total is not None
         self._total, self._last_smaller = self._total - 1, False
-
-
-def to_numpy(batch: Any) -> Any:
-    """Return a foreign batch or example with NumPy arrays, also for lists of numbers, strings or dates.
-
-    Raises:
-      ValueError: a list of lists with different lengths; the message names the entry.
-    """
-    if is_flat(batch):
-        return batch
-    is_leaf = lambda node: _is_text(node) or (node is not batch and is_numbers(node))  # noqa: E731
-    try:
-        return jax.tree.map(_to_array, batch, is_leaf=is_leaf)
-    except ValueError as error:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(batch, is_leaf=is_leaf):
-            if type(leaf) is list and len({np.shape(np.asarray(item, object)) for item in leaf}) > 1:
-                name = jax.tree_util.keystr(path, simple=True, separator=".")
-                raise ValueError(
-                    f"lists of numbers must have equal lengths to become an array, got others in the entry {name!r}; "
-                    "pad them, or leave the entry out"
-                ) from error
-        raise
-
-
-def _to_array(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray | np.generic | jax.Array | str | bytes):
-        return leaf
-    if hasattr(leaf, "detach"):  # a torch tensor, recognized without importing torch
-        leaf = leaf.detach().cpu()  # without the gradient, which NumPy refuses
-    return np.asarray(leaf)
-
-
-def _is_text(node: Any) -> bool:
-    """Return whether a node is a list of strings or dates, such as file names."""
-    return type(node) in (list, tuple) and bool(node) and all(isinstance(item, _TEXT) for item in node)
 
 
 def _start_of(epoch: int) -> State:

@@ -1,10 +1,12 @@
 """Loader for map-style datasets, which starts at any position in any epoch in constant time."""
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from jengine.annotations import ConfigOf, Count, Index, checked
+from jengine.data.batch_check import BatchRules, batch_settings
 from jengine.data.batch_prefetcher import BatchPrefetcher
 from jengine.data.batches import BatchSource
 from jengine.data.collate import default_collate
@@ -44,6 +46,9 @@ class DataLoader:
       collate_fn: list of samples -> batch; None stacks them.
       num_batch_per_epoch: maximum number of batches per epoch, for a quick test.
       device_prefetch: batches that a loop sends to the device ahead of the current one; each takes device memory.
+      batch_axis: None passes a batch on as it is: any pytree, without padding and mask, the same on all processes.
+        Without a `batch_size` each sample is a batch then. With 0, all arrays have the examples along their first axis.
+      batch_rules: with `batch_axis=None`, which entries are sharded over the devices; see `batch_settings`.
 
     Attributes:
       length: number of batches in an epoch.
@@ -58,7 +63,7 @@ class DataLoader:
     def __init__(
         self,
         dataset: Annotated[Any, ConfigOf(DATASETS)],
-        batch_size: Count,
+        batch_size: Count | None = None,
         sampler: Annotated[Any, ConfigOf(DATA_SAMPLERS, "dataset")] = None,
         drop_last: bool = False,
         num_workers: Index = 0,
@@ -67,8 +72,17 @@ class DataLoader:
         collate_fn: Callable[[Sequence[Any]], Any] | None = None,
         num_batch_per_epoch: Count | None = None,
         device_prefetch: Index = 2,
+        batch_axis: Literal[0] | None = 0,
+        batch_rules: BatchRules | None = None,
     ) -> None:
         require_map_style(dataset)
+        self.batch_axis, self.batch_rules = batch_settings(batch_axis, batch_rules)
+        if batch_size is None:
+            if self.batch_axis == 0:
+                raise TypeError("DataLoader needs the argument 'batch_size'")
+            if collate_fn is not None:
+                raise ConfigError("`collate_fn` must be given with `batch_size`: without it each sample is a batch")
+            batch_size, collate_fn = 1, operator.itemgetter(0)
         if batch_size >= 2**31:
             raise ConfigError(f"`batch_size` must be below 2**31, the largest axis of an array, got {batch_size}")
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
@@ -209,8 +223,9 @@ class DataLoader:
 
     def _batch_source(self) -> BatchSource:
         return BatchSource(
-            self.dataset, self._order, self._collate, self.batch_size, self.length, not self.drop_last, self._shift
-        )
+            self.dataset, self._order, self._collate, self.batch_size, self.length,
+            masked=not self.drop_last and self.batch_axis == 0, is_whole=self.batch_axis is None, shift=self._shift,
+        )  # fmt: skip
 
     def _count_whole(self, samples: int) -> int:
         """Return the number of batches in `samples` samples."""

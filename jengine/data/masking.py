@@ -1,12 +1,16 @@
 """Mask for the real examples in a padded batch: an entry `mask` in a dict, or the attribute of a `MaskedTuple`."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 MASK = "mask"
+_IS_WHOLE: contextvars.ContextVar[bool] = contextvars.ContextVar("jengine_whole_batches", default=False)
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -73,8 +77,40 @@ def with_mask(batch: Any, mask: np.ndarray) -> Any:
     return {**batch, MASK: mask}  # a new dict: the dataset may own the other one
 
 
+@contextlib.contextmanager
+def whole_batches(is_whole: bool = True) -> Iterator[None]:
+    """Take batches in the body as they are (`batch_axis=None`): none has a mask, an entry `mask` is the user's own.
+
+    The kind of a batch is not part of it, since it may be any pytree, so it is read while tracing, as the dtype in
+    `autocast` is.
+    """
+    token = _IS_WHOLE.set(is_whole)
+    try:
+        yield
+    finally:
+        _IS_WHOLE.reset(token)
+
+
+def on_whole_batches(step: Callable[..., Any], is_whole: bool = True) -> Callable[..., Any]:
+    """Return a step, a function to compile, that is traced within `whole_batches`."""
+
+    @functools.wraps(step)
+    def run(*args: Any) -> Any:
+        with whole_batches(is_whole):
+            return step(*args)
+
+    return run if is_whole else step
+
+
+def are_whole() -> bool:
+    """Return whether the call is within `whole_batches`."""
+    return _IS_WHOLE.get()
+
+
 def get_mask(batch: Any) -> Any:
     """Return the mask for the real examples, bool[B]; None if the batch has none, as without padding."""
+    if _IS_WHOLE.get():
+        return None
     if isinstance(batch, MaskedTuple):
         return batch.mask
     return batch.get(MASK) if isinstance(batch, Mapping) else None

@@ -73,7 +73,7 @@ class Accuracy(PairMetric):
             require_class_indices(labels, predictions.shape[1], "Accuracy.label", self.ignore_index)
         labels = jnp.asarray(labels)
         rank = self._rank(predictions, labels)
-        mask = example_mask(batch)
+        mask = jnp.broadcast_to(example_mask(batch), labels.shape)
         if self.ignore_index is not None:
             mask &= labels.astype(jnp.int32) != self.ignore_index
         is_correct = (rank[:, None] < jnp.asarray(self.topk)) & mask[:, None]

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jengine.data.masking import are_whole
 from jengine.evaluation.metric import BaseMetric, Mean, example_mask
 from jengine.model.autocast import at_least_float32
 from jengine.registry import METRICS, MODELS
@@ -88,6 +89,8 @@ def _sum_and_weight(loss: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
         count = mask.sum()
         # A batch of padding has no mean: its loss may be NaN and must not affect the sum.
         return jnp.where(count > 0, at_least_float32(loss) * count, 0.0), count
+    if are_whole():
+        return at_least_float32(loss).mean(), mask.sum()
     if loss.shape[0] != batch_size:
         raise ValueError(f"MeanLoss: the loss must be a scalar or have shape [{batch_size}, ...], got {loss.shape}")
     per_example = at_least_float32(loss).mean(axis=tuple(range(1, loss.ndim)))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.data.masking import get_mask
+from jengine.data.masking import are_whole, get_mask
 from jengine.selection import Selector, select_array
 
 Gather = Callable[[list[Any], str], list[Any]]  # (results of a process, metric name) -> results of all processes
@@ -137,9 +137,13 @@ class HostMetric(BaseMetric):
 def example_mask(batch: Any) -> jax.Array:
     """Return the mask of examples that are not padding, bool[B]: that in the batch (see `get_mask`), or all True.
 
+    A batch that is passed on whole (`batch_axis=None`) counts as one example: bool[1].
+
     Raises:
       ValueError: the mask is not a vector, or the batch has neither a mask nor an array with a batch axis.
     """
+    if are_whole():
+        return jnp.ones(1, bool)
     mask = get_mask(batch)
     if mask is not None:
         if np.ndim(mask) != 1:

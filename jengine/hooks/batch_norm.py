@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jengine.annotations import Count
 from jengine.data import prefetch_to_device, select_arrays
+from jengine.data.masking import on_whole_batches
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.paths import flatten, map_with_path
@@ -70,19 +71,21 @@ class PreciseBNHook(Hook):
             return
         state = runner.state if runner.strategy.replicas is None else take_first_replica(runner.state)
         loader = runner.train_dataloader.copy_at_epoch(epoch)
-        assert loader.batch_size is not None  # known after the first batch of an iterable loader
-        num_batches = max(self.num_samples // loader.batch_size, 1)
+        num_batches = max(
+            self.num_samples // (loader.batch_size or 1), 1
+        )  # a batch that is passed on whole counts as 1
         if loader.length is not None:
             num_batches = min(num_batches, loader.length)
         if self._compiled is None:
             hooks = TracedHooks(runner.hooks)
-            compute = functools.partial(_batch_statistics, runner.model, hooks, paths)
+            batch_statistics = on_whole_batches(_batch_statistics, loader.batch_axis is None)
+            compute = functools.partial(batch_statistics, runner.model, hooks, paths)
             self._compiled = jax.jit(runner.strategy.with_explicit_mesh(compute))
         hyperparams = {**runner.optim_wrapper.hyperparams, **runner.hyperparams}
         total: dict[str, jax.Array] = {}
 
         def put(batch: Any) -> Any:
-            return runner.strategy.put_batch(select_arrays(batch))
+            return runner.strategy.put_batch(select_arrays(batch), rules=loader.batch_rules)
 
         with contextlib.closing(prefetch_to_device(loader, put)) as batches:
             for i, batch in enumerate(itertools.islice(batches, num_batches)):

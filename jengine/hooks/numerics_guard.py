@@ -183,7 +183,7 @@ class NumericsGuardHook(Hook):
         batch = select_arrays(batch)
         if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch)):
             # hooks receive the batch of a chunk on the host, with the examples of this process only
-            batch = runner.strategy.put_batch(batch)
+            batch = runner.strategy.put_batch(batch, rules=runner.train_dataloader.batch_rules)
         train_state = runner.state.replace(step=np.int32(last))
         write_dump(path, state=train_state, batch=batch, hyperparams=hyperparams, update=is_update)
         raise FloatingPointError(

@@ -13,15 +13,16 @@ import numpy as np
 from jengine import paths
 from jengine.annotations import Count, checked
 from jengine.data import DataLoader, IterableLoader, build_dataloader, prefetch_to_device, select_arrays
-from jengine.data.collate import count_examples, pad_examples
-from jengine.data.iterables import to_numpy
-from jengine.data.masking import get_mask
+from jengine.data.build import get_batch_axis
+from jengine.data.collate import count_examples, pad_examples, to_numpy
+from jengine.data.masking import get_mask, on_whole_batches
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError
 from jengine.evaluation.metric import drop_padding
 from jengine.model import Model
 from jengine.registry import DATASETS
 from jengine.sharding import DataShard, DispatchLimiter, Strategy
+from jengine.sharding.placement import Rules
 
 PyTree = Any
 # A host batch with leading axis B, and the position of each example in the data, int32[B]; -1 for padding
@@ -32,21 +33,30 @@ _ALL_DATA = DataShard()
 
 
 class Predictor:
-    """Predictor with one step, which is compiled once for each batch shape; each process gets all predictions."""
+    """Predictor with one step, which is compiled once for each batch shape; each process gets all predictions.
 
-    def __init__(self, model: Model, strategy: Strategy, processes: SingleProcess | Processes) -> None:
-        adapted = strategy.adapt_for_eval(model)
-        self._strategy = strategy
+    Args:
+      model, strategy, processes: of the run.
+      rules: see `Strategy.put_batch`; with rules the predictions are those of whole batches.
+    """
+
+    def __init__(
+        self, model: Model, strategy: Strategy, processes: SingleProcess | Processes, rules: Rules | None = None
+    ) -> None:
+        adapted = strategy.adapt_for_eval(model, rules)
+        self._put = functools.partial(strategy.put_batch, rules=rules)
+        self._is_whole = rules is not None
         self._is_shared = processes.count > 1
 
         def step(params: PyTree, model_state: PyTree, metrics: PyTree, batch: PositionedBatch) -> tuple[Any, Any]:
             inputs, positions = batch
             predictions = adapted.predict(params, model_state, inputs)
-            _check_batch_axis(predictions, positions.shape)
+            if not self._is_whole:
+                _check_batch_axis(predictions, positions.shape)
             # The first result is copied to every device, where each process can read all of it
             return ((predictions, positions), None) if self._is_shared else (None, (predictions, positions))
 
-        self._step = strategy.compile_eval_step(step)
+        self._step = strategy.compile_eval_step(on_whole_batches(step, self._is_whole))
 
     def predict(
         self, params: PyTree, model_state: PyTree, batches: Iterable[PositionedBatch], limiter: DispatchLimiter
@@ -57,15 +67,15 @@ class Predictor:
 
         Args:
           params, model_state: the model's variables, on their devices.
-          batches: with one shape; see `iterate_batches`.
+          batches: with one shape unless they are whole; see `iterate_batches`.
           limiter: limits the number of steps in flight.
 
         Returns:
-          A pytree of NumPy arrays with one leading entry per example.
+          A pytree of NumPy arrays with one leading entry per example; for whole batches a list with one per batch.
         """
         parts: list[tuple[PyTree, np.ndarray]] = []
         pending: collections.deque[Any] = collections.deque()
-        with contextlib.closing(prefetch_to_device(batches, self._strategy.put_batch)) as ready:
+        with contextlib.closing(prefetch_to_device(batches, self._put)) as ready:
             for batch in ready:
                 limiter.wait()  # bounds the run-ahead
                 replicated, sharded = self._step(params, model_state, (), batch)
@@ -76,6 +86,8 @@ class Predictor:
                 if len(pending) > limiter.limit:  # the oldest is finished by now
                     parts.append(_fetch(pending.popleft()))
         parts += [_fetch(outputs) for outputs in pending]
+        if self._is_whole:
+            return [predictions for predictions, _ in parts]
         predictions, positions = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
         if not self._is_shared:
             return predictions
@@ -85,11 +97,14 @@ class Predictor:
 
 def open_batches(
     data: Any, batch_size: int | None, strategy: Strategy, seed: int
-) -> tuple[PyTree, Iterator[PositionedBatch]]:
-    """Return the first batch in `data`, an example for the state, and all batches; see `iterate_batches`."""
+) -> tuple[PyTree, Iterator[PositionedBatch], Rules | None]:
+    """Return the first batch in `data`, an example for the state; all batches, see `iterate_batches`; their rules."""
+    if get_batch_axis(data) is None:
+        data = build_dataloader(data, train=False, seed=seed)
+    rules = getattr(data, "batch_rules", None)
     batches = iterate_batches(data, batch_size, multiple=strategy.batch_multiple, seed=seed, shard=strategy.data_shard)
     for first in batches:
-        return first[0], itertools.chain([first], batches)
+        return first[0], itertools.chain([first], batches), rules
     raise ConfigError("`data` must have at least one batch, got none")
 
 
@@ -140,6 +155,8 @@ def iterate_batches(
             "`data` must be arrays, a dataset, a dataloader, its config, or an iterable of batches, "
             f"got {type(data).__name__}"
         )
+    if isinstance(data, DataLoader | IterableLoader) and data.batch_axis is None:
+        return ((select_arrays(batch), np.asarray(i, np.int32)) for i, batch in enumerate(data))
     return _add_positions(data, isinstance(data, DataLoader | IterableLoader), multiple, shard)
 
 
@@ -199,7 +216,7 @@ def _round_up(number: int, multiple: int) -> int:
 
 def _fetch(outputs: tuple[PyTree, jax.Array]) -> tuple[PyTree, np.ndarray]:
     predictions, positions = jax.device_get(outputs)
-    is_real = positions >= 0
+    is_real = np.asarray(positions >= 0)
     return (predictions, positions) if is_real.all() else drop_padding((predictions, positions), is_real)
 
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jengine.data import BatchCheck, build_dataloader, list_host_entries, select_arrays
+from jengine.data.masking import whole_batches
 from jengine.distributed import ProcessMismatchError, assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, UnknownNameError, config_path
@@ -91,12 +92,13 @@ class DataLoaders:
         assert loader is not None
         with config_path(path):
             batch = self._read_example(path, loader)
-            BatchCheck(path)(batch)
-            self._check_readers(path, batch)
+            BatchCheck(path, loader.batch_axis, loader.batch_rules)(batch)
+            self._check_readers(path, batch, self._shard.for_axis(loader.batch_axis))
         self._host_entries[path] = list_host_entries(batch)
         arrays = select_arrays(batch)
         self._examples[path] = describe_tree(arrays, "batch")
-        with self.note_example(path):  # most errors of a first trace are about the batch
+        # Most errors of a first trace are about the batch
+        with self.note_example(path), whole_batches(loader.batch_axis is None):
             return function(arrays, *args)
 
     def _read_example(self, path: str, loader: Loader) -> Any:
@@ -111,13 +113,13 @@ class DataLoaders:
             loader.close()  # training reads this batch again, with the parameters that do not exist yet
         return example
 
-    def _check_readers(self, path: str, batch: PyTree) -> None:
+    def _check_readers(self, path: str, batch: PyTree, own: DataShard) -> None:
         """Raise ProcessMismatchError if processes whose devices hold the same rows have other first batches."""
-        if self._shard.count == self._processes.count:
+        if own.count == self._processes.count:
             return
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(select_arrays(batch))]
         digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
-        gathered = self._processes.all_gather(f"the first batch of {path}", (self._shard.index, digest))
+        gathered = self._processes.all_gather(f"the first batch of {path}", (own.index, digest))
         readers: dict[int, tuple[int, str]] = {}  # by shard: the first process, and what it has read
         for process, (shard, other) in enumerate(gathered):
             first, expected = readers.setdefault(shard, (process, other))

@@ -19,6 +19,7 @@ from jengine.data import (
     put_arrays,
     select_arrays,
 )
+from jengine.data.masking import on_whole_batches, whole_batches
 from jengine.distributed import all_gather_objects, process_local_batch
 from jengine.errors import ConfigError
 from jengine.evaluation import Evaluator
@@ -31,6 +32,7 @@ from jengine.runner.interrupts import WaitedLoader, iterate
 from jengine.runner.programs import report_first_compile
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.runner.session import update_record
+from jengine.sharding.placement import Rules
 from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
 from jengine.train.out_of_memory import explain_out_of_memory
 
@@ -110,11 +112,11 @@ class EvalLoop:
         With `renew` it is a new one, for a metric whose state has other shapes since the trace.
         """
         leaves, structure = jax.tree.flatten(batch)
-        fp16 = evaluation.settings.fp16
-        key = id(evaluation.evaluator), fp16, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        fp16, rules = evaluation.settings.fp16, evaluation.dataloader.batch_rules
+        key = id(evaluation.evaluator), fp16, str(rules), structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if renew or key not in self._programs:
             model = CastModel(self._model, Precision(compute="float16")) if fp16 else self._model
-            self._programs[key] = EvalProgram(self, model, evaluation.evaluator)
+            self._programs[key] = EvalProgram(self, model, evaluation.evaluator, rules)
         return self._programs[key]
 
     def check(self, call_with_example: Callable[..., Any], params: PyTree, model_state: PyTree) -> None:
@@ -173,10 +175,12 @@ class EvalProgram:
       step: the compiled step.
     """
 
-    def __init__(self, loop: EvalLoop, model: Model, evaluator: Evaluator) -> None:
+    def __init__(self, loop: EvalLoop, model: Model, evaluator: Evaluator, rules: Rules | None) -> None:
         runner = loop.runner
         self.traced = RecompilationGuard(
-            build_eval_step(runner.strategy.adapt_for_eval(model), evaluator.update),
+            on_whole_batches(
+                build_eval_step(runner.strategy.adapt_for_eval(model, rules), evaluator.update), rules is not None
+            ),
             ("params", "model_state", "metrics", "batch"),
             name=f"the step of the {loop.phase}",
             on_recompile=None if runner.train_loop is None else runner.train_loop.on_recompile,
@@ -200,7 +204,8 @@ class Evaluation:
         self.dataloader, self.evaluator, self.settings = dataloader, evaluator, settings
         self.program: EvalProgram | None = None
         self._loop, self._runner = loop, loop.runner
-        self._check_batch = BatchCheck(self.path)
+        self._check_batch = BatchCheck(self.path, dataloader.batch_axis, dataloader.batch_rules)
+        self._put = functools.partial(self._runner.strategy.put_batch, rules=dataloader.batch_rules)
         self._counted: int | None = None  # batches in the last evaluation
         self._set_meta()
         if self.epoch_length is None and loop.runner.processes.count > 1:
@@ -232,7 +237,7 @@ class Evaluation:
     def check(self, batch: PyTree, params: PyTree, model_state: PyTree) -> None:
         """Trace the evaluation for a host batch, such that what does not fit is an error before the run has files."""
         metrics = jax.eval_shape(self.evaluator.init)
-        _, predictions = self.trace(params, model_state, metrics, self._runner.strategy.put_batch(batch)).out_info
+        _, predictions = self.trace(params, model_state, metrics, self._put(batch)).out_info
         self.evaluator.check_labels(predictions, [batch])
 
     def _get_program(self, batch: PyTree) -> EvalProgram:
@@ -246,7 +251,7 @@ class Evaluation:
         self._set_meta()  # the evaluator may have that of another evaluation
         sums = runner.strategy.put_replicated(self.evaluator.init())
         loader.set_epoch(0)  # the same order in each evaluation
-        put = functools.partial(put_arrays, put=runner.strategy.put_batch)
+        put = functools.partial(put_arrays, put=self._put)
         with contextlib.closing(prefetch_to_device(loader, put, loader.device_prefetch, self._check_batch)) as batches:
             data = WaitedLoader(self.path, loader)
             limited = itertools.islice(batches, self.settings.epoch_length)
@@ -262,7 +267,8 @@ class Evaluation:
         results = self.evaluator.evaluate(sums, self._gather_results)
         if any(isinstance(value, float) and math.isnan(value) for value in results.values()):
             loader.set_epoch(0)
-            self.evaluator.check_labels(predictions, map(select_arrays, itertools.islice(loader, self._counted)))
+            with whole_batches(loader.batch_axis is None):
+                self.evaluator.check_labels(predictions, map(select_arrays, itertools.islice(loader, self._counted)))
         return results
 
     def _call(self, *args: PyTree) -> Any:
@@ -291,12 +297,14 @@ class Evaluation:
         if self.evaluator.host_metrics:
             if self._runner.processes.count > 1:
                 predictions, batch = process_local_batch((predictions, batch), batch)
-            self.evaluator.process_host(predictions, batch)
+            with whole_batches(self.dataloader.batch_axis is None):
+                self.evaluator.process_host(predictions, batch)
 
     def _gather_results(self, values: list[Any], name: str) -> list[Any]:
         # Only the first of the processes that read the same examples contributes
         processes = self._runner.processes
-        is_first = self._runner.strategy.data_shard.readers[0] == processes.index
+        readers = self._runner.strategy.data_shard.readers if self.dataloader.batch_axis == 0 else (0,)
+        is_first = readers[0] == processes.index
         return all_gather_objects(values if is_first else [], name, processes)
 
 

@@ -101,7 +101,9 @@ class TrainLoop:
         self.batch: PyTree = None
         self._checked_scan = False
         self._waited = WaitedLoader("train_dataloader", dataloader)
-        self._check_batch = BatchCheck("train_dataloader")
+        self._check_batch = BatchCheck("train_dataloader", dataloader.batch_axis, dataloader.batch_rules)
+        put = functools.partial(runner.strategy.put_batch, rules=dataloader.batch_rules)
+        self._put = functools.partial(put_arrays, put=put)
         self._takes_host_batches = True  # not sent to the device ahead of time
         self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]
         self._intervals = [val_interval, *(interval for _, interval in dynamic_intervals or ())]
@@ -133,7 +135,7 @@ class TrainLoop:
         Returns:
           The number of iterations that ran.
         """
-        start, put_batch = self.iter, self.runner.strategy.put_batch
+        start = self.iter
         while self.iter < stop and not self.stop_training:
             taken = self._take(batches, 1 if self.steps_per_call == 1 else self._chunk_size(stop))
             self.position = batches.position  # hooks save it with the iteration that follows
@@ -143,7 +145,7 @@ class TrainLoop:
                 self.run_chunk(batch_idx + self.iter - start, taken)
                 continue
             for batch, self.position in zip(taken, batches.positions, strict=True):
-                on_device = put_arrays(batch, put_batch) if self._takes_host_batches else batch
+                on_device = self._put(batch) if self._takes_host_batches else batch
                 self.run_iter(batch_idx + self.iter - start, on_device)
                 if self.stop_training:  # the remaining batches are taken again after a resume
                     break
@@ -180,8 +182,7 @@ class TrainLoop:
         self._takes_host_batches = self.steps_per_call > 1
         if self._takes_host_batches:  # a chunk is stacked on the host
             return BatchStream(source, self._check_batch, position=loader.state_dict)
-        put = functools.partial(put_arrays, put=self.runner.strategy.put_batch)
-        return BatchStream(source, self._check_batch, put, loader.device_prefetch, loader.state_dict)
+        return BatchStream(source, self._check_batch, self._put, loader.device_prefetch, loader.state_dict)
 
     def _repeat_data(self) -> Iterator[PyTree]:
         """Yield the batches in one pass over the data after another, from the current position on."""

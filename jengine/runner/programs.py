@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jengine.data import select_arrays, stack_batches
+from jengine.data.masking import on_whole_batches, whole_batches
 from jengine.hooks import Hook
 from jengine.logging import PhaseTimer
 from jengine.logging.slow_call import report_if_slow
@@ -18,6 +19,7 @@ from jengine.model import Model
 from jengine.model.labels import find_wrong_labels
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.sharding import DispatchLimiter, Strategy
+from jengine.sharding.placement import Rules
 from jengine.sharding.replica_axis import map_per_replica
 from jengine.train import (
     RecompilationGuard,
@@ -84,6 +86,7 @@ class TrainPrograms:
       timer: attributes call time to 'step' and 'compile'.
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
       on_traced: called when the first step is traced, before it is compiled.
+      batch_rules: see `Strategy.put_batch`.
 
     Attributes:
       update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
@@ -104,9 +107,14 @@ class TrainPrograms:
         phases: Sequence[PhaseConfig] | None = None,
         on_recompile: str | None = None,
         on_traced: Callable[[], None] = lambda: None,
+        batch_rules: Rules | None = None,
     ) -> None:
         def guard(step: Callable[..., Any]) -> RecompilationGuard:
             return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
+
+        def compile_step(step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
+            step = on_whole_batches(step, batch_rules is not None)
+            return strategy.compile_train_step(step, chunked, batch_rules)
 
         def build_step(*, update: bool) -> TrainStep:
             return build_train_step(
@@ -122,11 +130,12 @@ class TrainPrograms:
         self._model, self._optim_wrapper = model, optim_wrapper
         self.hashes: dict[str, str] = {}
         self._compiled: dict[RecompilationGuard, Any] = {
-            self.update: strategy.compile_train_step(_with_flat_metrics(self.update)),
-            self.accumulate: strategy.compile_train_step(_with_flat_metrics(self.accumulate)),
-            self.chunk: strategy.compile_train_step(self.chunk, chunked=True),
+            self.update: compile_step(_with_flat_metrics(self.update)),
+            self.accumulate: compile_step(_with_flat_metrics(self.accumulate)),
+            self.chunk: compile_step(self.chunk, chunked=True),
         }
         self._strategy = strategy
+        self._batch_rules = batch_rules
         self._limiter = limiter
         self._timer = timer
         self._on_traced = on_traced
@@ -186,7 +195,8 @@ class TrainPrograms:
         return new_state, ChunkMetrics(metrics.values, updates, reports)
 
     def _put_chunk(self, batches: Sequence[PyTree]) -> PyTree:
-        return self._strategy.put_batch(stack_batches([select_arrays(batch) for batch in batches]), chunked=True)
+        stacked = stack_batches([select_arrays(batch) for batch in batches])
+        return self._strategy.put_batch(stacked, chunked=True, rules=self._batch_rules)
 
     def _call(self, step: RecompilationGuard, state: TrainState, batch: PyTree, inputs: PyTree) -> Any:
         """Call a program; the timer runs for 'step' from now on."""
@@ -239,7 +249,8 @@ class TrainPrograms:
                     state.model_state,
                 )
 
-        return find_wrong_labels(compute_losses, batch)
+        with whole_batches(self._batch_rules is not None):
+            return find_wrong_labels(compute_losses, batch)
 
     def check_hooks(self) -> None:
         """Raise RuntimeError if a hook attribute that the compiled steps have read has changed."""

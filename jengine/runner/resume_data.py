@@ -22,7 +22,7 @@ def collect_position(runner: RunnerInternals, meta: Mapping[str, Any]) -> dict[s
     if loop is None or loop.position is None:
         return None
     is_epoch_end = loop.by_epoch and meta["epoch"] > loop.epoch
-    shard = runner.strategy.data_shard
+    shard = runner.strategy.data_shard.for_axis(loader.batch_axis)
     gathered = runner.processes.all_gather("the position in the data", (shard.index, pack(loop.position)))
     positions = dict(reversed(gathered))  # the processes that read a shard have the same position in it
     return {
@@ -64,7 +64,7 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
             loop.epoch_start = loop.epoch * loop.epoch_length
         return
     positions = [unpack(position) for position in saved["positions"]]
-    shard = runner.strategy.data_shard
+    shard = runner.strategy.data_shard.for_axis(loader.batch_axis)
     compared = (
         ("batch size", saved["batch_size"], loader.batch_size),
         ("dataset of", saved["dataset_size"], loader.dataset_size),

@@ -13,6 +13,7 @@ from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.fingerprint import describe_settings
 from jengine.checkpoint.start_from import parse_resume_policy, remove_in_memory
 from jengine.config import format_config, resolve
+from jengine.data.masking import whole_batches
 from jengine.distributed import get_processes
 from jengine.hooks import Hook, Priority
 from jengine.hooks.hook_list import HookList
@@ -108,7 +109,6 @@ class Runner:
     programs: TrainPrograms = _LATER
     _state: TrainState = _LATER
     _is_loaded = False  # whether the state is from the checkpoint to resume or to load
-    _predictor: Predictor | None = None
     _first_iter = 0
     _group_table: GroupTable
     _failure = ""  # the point at which training stopped with an error
@@ -180,6 +180,7 @@ class Runner:
         self.optimizer_settings: dict[str, dict[str, Any]] = {}
         self.hyperparams = Hyperparams()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
+        self._predictors: dict[str, Predictor] = {}  # by `batch_rules`
         self._loaders = DataLoaders(self._sections, self.seed, self.processes, self.strategy.data_shard)
         self._initializer = StateInitializer(self.model, self.strategy, self.seed)
         self.checkpointer = Checkpointer(self.work_dir, self.run_id)
@@ -231,7 +232,7 @@ class Runner:
             self.train_loop = components.build_train_loop(self, self._sections["train_cfg"], loader)
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
-            batch_size = (loader.batch_size or 1) * self.strategy.data_shard.count
+            batch_size = (loader.batch_size or 1) * self.strategy.data_shard.for_axis(loader.batch_axis).count
             scale_lr(wrapper, self._auto_scale_lr, batch_size, self.logger)
             self._group_table = wrapper.group_table()  # before a warm-up changes the hyperparameters
             warn_of_accumulation(wrapper, self.model.module_types, self.logger)
@@ -275,7 +276,8 @@ class Runner:
     def build_programs(self) -> TrainPrograms:
         """Return the training programs for this run's devices; each is compiled at the first call."""
         parts = self.model, self.optim_wrapper, self.hooks, self.strategy, self.dispatch_limiter, self.phase_timer
-        return TrainPrograms(*parts, self.train_loop.phases, self.train_loop.on_recompile, self.files.open)
+        settings = self.train_loop.phases, self.train_loop.on_recompile, self.files.open
+        return TrainPrograms(*parts, *settings, batch_rules=self.train_dataloader.batch_rules)
 
     def _run_train_loop(self) -> None:
         loop = self.train_loop
@@ -339,17 +341,19 @@ class Runner:
           batch_size: examples per batch on this process, for arrays and datasets; 128 by default.
 
         Returns:
-          A pytree of NumPy arrays with one leading entry per example, in the order of `data`.
+          A pytree of NumPy arrays with one leading entry per example, in the order of `data`; for data with
+          `batch_axis=None` a list with the predictions for each batch.
         """
-        example, batches = open_batches(data, batch_size, self.strategy, self.seed)
+        example, batches, rules = open_batches(data, batch_size, self.strategy, self.seed)
         if self.state is None:
-            self._init_state(example)
+            with whole_batches(rules is not None):
+                self._init_state(example)
         self._load_or_resume()
         self.files.open()
         with self.phase_timer.phase("prediction"), abort_all_on_error(self.processes, self.interrupts):
-            if self._predictor is None:
-                self._predictor = Predictor(self.model, self.strategy, self.processes)
-            return self._predictor.predict(*self.eval_variables()[""], batches, self.dispatch_limiter)
+            predictor = Predictor(self.model, self.strategy, self.processes, rules)  # compiles at its first batch
+            predictor = self._predictors.setdefault(str(rules), predictor)
+            return predictor.predict(*self.eval_variables()[""], batches, self.dispatch_limiter)
 
     def close(self) -> None:
         """Finish background work, also after an error."""

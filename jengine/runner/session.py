@@ -183,7 +183,7 @@ def _describe_data(runner: RunnerInternals) -> list[str]:
         batches = "length unknown" if loader.length is None else f"{loader.length:,} batches"
         size = f" of {loader.batch_size}" if loader.batch_size else ""
         if loader.batch_size and runner.processes.count > 1:
-            shard = runner.strategy.data_shard
+            shard = runner.strategy.data_shard.for_axis(loader.batch_axis)
             size += f" per process, {loader.batch_size * shard.count} in all"
             if len(shard.readers) > 1:
                 size += f"; each {len(shard.readers)} processes read the same"

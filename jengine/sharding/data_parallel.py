@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jengine import paths
 from jengine.annotations import Count, Index
@@ -110,15 +110,28 @@ class DataParallel(MeshStrategy):
         self.replicas = sizes[axis]
         self._per_replica = PartitionSpec(axis)
 
-    def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
-        """Compile a training step or a chunk; the state, the first argument, is donated."""
+    def compile_train_step(
+        self, step: Callable[..., Any], chunked: bool = False, rules: Rules | None = None
+    ) -> Callable[..., Any]:
+        """Compile a training step or a chunk; the state, the first argument, is donated.
+
+        Raises:
+          ConfigError: batches without an axis of examples, of which no rule gives each replica a part of its own.
+        """
+        axes = [name for _, entry in rules or () for axis in entry for name in axis_names(axis)]
+        if rules is not None and (self.impl == "pmap" or self.axis_name not in axes):
+            raise ConfigError(
+                f"DataParallel: with batch_axis=None a rule in `batch_rules` must shard entries over "
+                f"{self.axis_name!r}, and `impl` must be 'shard_map': every replica would compute the same from the "
+                "same batch; use Pjit"
+            )
 
         def replica(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             with replicas_along(self.axis_name):
                 new_state, metrics = step(state.replace(rng=self._replica_key(state.rng)), batch, hyperparams)
             return new_state.replace(rng=state.rng), metrics
 
-        return self._pmap(replica, chunked) if self.impl == "pmap" else self._shard_map(replica, chunked)
+        return self._pmap(replica, chunked) if self.impl == "pmap" else self._shard_map(replica, chunked, rules)
 
     def constrain(self, tree: PyTree, under: str = "") -> PyTree:
         """Set the shardings within a replica; see `Strategy`."""
@@ -146,8 +159,13 @@ class DataParallel(MeshStrategy):
             lambda path, leaf: set_sharding(leaf, mesh, PartitionSpec()) if is_table(path) else leaf, params
         )
 
-    def adapt_for_eval(self, model: Any) -> Any:
+    def adapt_for_eval(self, model: Any, rules: Rules | None = None) -> Any:
         """Return a model that predicts on each replica with the replica's model state."""
+        if rules is not None:
+            raise ConfigError(
+                "DataParallel: `batch_axis` must be 0 in evaluations and predictions, which each replica computes for "
+                "examples of its own, got None; use Pjit"
+            )
 
         def predict_replica(params: PyTree, state: PyTree, batch: PyTree) -> PyTree:
             model_state = map_per_replica(lambda x: x[0], state)["model_state"]
@@ -176,22 +194,22 @@ class DataParallel(MeshStrategy):
         averaged: PyTree = average(state)["model_state"]
         return averaged
 
-    def _shard_map(self, replica: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
+    def _shard_map(self, replica: Callable[..., Any], chunked: bool, rules: Rules | None) -> Callable[..., Any]:
         def run_replica(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             new_state, metrics = replica(map_per_replica(lambda x: x[0], state), batch, hyperparams)
             return map_per_replica(lambda x: x[None], new_state), metrics
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             specs = self._replica_specs(state)
+            batch_specs: Any = PartitionSpec(None, self.axis_name) if chunked else self._per_replica
+            if rules is not None:
+                shardings = self.whole_batch_shardings(batch, rules, chunked)
+                batch_specs = jax.tree.map(self._mapped_spec, shardings)
             # The check of varying axes would reject loops in a model whose carry starts as a constant.
             mapped = jax.shard_map(
                 run_replica,
                 mesh=self.mesh,
-                in_specs=(
-                    specs,
-                    PartitionSpec(None, self.axis_name) if chunked else self._per_replica,
-                    PartitionSpec(),
-                ),
+                in_specs=(specs, batch_specs, PartitionSpec()),
                 out_specs=(specs, PartitionSpec()),
                 axis_names=self._mapped,
                 check_vma=False,
@@ -203,6 +221,12 @@ class DataParallel(MeshStrategy):
         # Both shardings are set, or a state from a dump would be donated to a buffer with another size.
         in_shardings, out_shardings = (self._state, None, None), (self._state, self.sharding())
         return jax.jit(run, donate_argnums=0, in_shardings=in_shardings, out_shardings=out_shardings)
+
+    def _mapped_spec(self, sharding: NamedSharding) -> PartitionSpec:
+        """Return the part of a sharding that is over mapped axes."""
+        return PartitionSpec(
+            *(tuple(n for n in axis_names(axis) if n in self._mapped) or None for axis in sharding.spec)
+        )
 
     def _pmap(self, replica: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
         """Return the pmap of the step, created at the first call: its axes depend on the state."""

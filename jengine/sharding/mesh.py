@@ -29,6 +29,10 @@ class DataShard:
     count: int = 1
     readers: tuple[int, ...] = (0,)  # the processes that read this shard, in order
 
+    def for_axis(self, batch_axis: int | None) -> "DataShard":
+        """Return the part of batches with this axis of examples; without one (None) each process reads all of it."""
+        return self if batch_axis is not None else dataclasses.replace(self, index=0, count=1)
+
 
 def build_mesh(
     mesh: Mesh | MeshSizes | None = None,

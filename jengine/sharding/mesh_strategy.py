@@ -4,6 +4,7 @@ import functools
 import logging
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jengine import paths
+from jengine.data.masking import are_whole
+from jengine.errors import config_path
 from jengine.logging import format_table
 from jengine.model import get_model
 from jengine.sharding.mesh import (
@@ -23,7 +26,7 @@ from jengine.sharding.mesh import (
     describe_mesh,
     find_data_shard,
 )
-from jengine.sharding.placement import COLUMNS, Placement, placement_table
+from jengine.sharding.placement import COLUMNS, Placement, Rules, placement_table
 from jengine.sharding.strategy import Strategy, jit_init
 
 PyTree = Any
@@ -52,6 +55,7 @@ class MeshStrategy(Strategy):
         self.mesh_description = f"{describe_mesh(self.mesh)}{source}"
         self._placement = placement
         self._specs: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
+        self._whole_shardings: dict[Any, PyTree] = {}  # by form of the batch and rules
         self._state: PyTree = None  # shardings of the training state, once it has been created
         self.max_in_flight = 1 if self.platform == "cpu" and self.mesh.size > 1 else 2  # CPU devices hang with more
 
@@ -81,7 +85,7 @@ class MeshStrategy(Strategy):
           ValueError: an example batch among `args` that cannot be divided. ConfigError: see `Placement.place`.
         """
         for arg in args:
-            if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)):  # the example batch
+            if not are_whole() and all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)):  # the example
                 self.check_batch(arg)  # before anything is compiled
         shapes = jax.eval_shape(make, *args)
         if not hasattr(shapes, "params"):
@@ -109,13 +113,33 @@ class MeshStrategy(Strategy):
         """
         return paths.map_with_path(lambda path, leaf: self.sharding(*self._spec(under + path, leaf.shape)), tree)
 
-    def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
+    def put_batch(self, batch: PyTree, chunked: bool = False, rules: Rules | None = None) -> PyTree:
         """Start the transfer of a host batch to the devices; see `Strategy`."""
+        if rules is not None:
+            shardings = self.whole_batch_shardings(batch, rules, chunked)
+            if jax.process_count() == 1:
+                return jax.device_put(batch, shardings)
+            return jax.tree.map(
+                lambda x, s: jax.make_array_from_callback(np.shape(x), s, np.asarray(x).__getitem__), batch, shardings
+            )
         self.check_batch(jax.tree.map(lambda x: x[0], batch) if chunked else batch)
         sharding = self.batch_sharding(chunked)
         if jax.process_count() == 1:
             return jax.device_put(batch, sharding)
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
+
+    def whole_batch_shardings(self, batch: PyTree, rules: Rules, chunked: bool = False) -> PyTree:
+        """Return the shardings by `rules` for a batch without an axis of examples, or for a stack of such batches."""
+        form = jax.tree.structure(batch), tuple(map(np.shape, jax.tree.leaves(batch))), chunked, str(rules)
+        if form not in self._whole_shardings:
+            example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x)[chunked:], np.float32), batch)
+            with config_path("batch_rules"):
+                placement = Placement(self.mesh, rules, fsdp_min_size=sys.maxsize, kind="entry of the batch")
+                placed = placement.place(example)
+            self._whole_shardings[form] = paths.map_with_path(
+                lambda path, _: self.sharding(*[None] * chunked, *placed[path].spec), batch
+            )
+        return self._whole_shardings[form]
 
     def check_batch(self, batch: PyTree) -> None:
         """Raise ValueError if this process's batch cannot be divided over the local devices."""

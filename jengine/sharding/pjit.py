@@ -54,7 +54,9 @@ class Pjit(MeshStrategy):
         built = build_mesh(mesh, devices, batch_axes)
         super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict), batch_axes)
 
-    def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
+    def compile_train_step(
+        self, step: Callable[..., Any], chunked: bool = False, rules: Rules | None = None
+    ) -> Callable[..., Any]:
         """Compile a training step or a chunk; the state is donated and keeps the same shardings."""
         shardings = None if self._state is None else (self._state, self.sharding())
         return jax.jit(self._with_mesh(step), donate_argnums=0, out_shardings=shardings)

@@ -40,6 +40,7 @@ class Placement:
       strict: whether a rule that matches nothing is an error instead of a warning.
       axes: the axes over which parameters may be sharded; None for all.
       tables_along_one_axis: whether sharding a lookup table along two axes is an error.
+      kind: what is placed, for messages.
 
     Raises:
       ConfigError: rules that are not such pairs, or with an axis that is not in the mesh or in `axes`.
@@ -60,10 +61,12 @@ class Placement:
         strict: bool = False,
         axes: Sequence[str] | None = None,
         tables_along_one_axis: bool = False,
+        kind: str = "parameter",
     ) -> None:
         self.mesh = mesh
         self._axes = tuple(mesh.axis_names if axes is None else axes)
         self._tables_along_one_axis = tables_along_one_axis
+        self._kind = kind
         with config_path("rules"):
             self._rules = [self._build_rule(rule) for rule in rules]
         self._rules.sort(key=lambda rule: (-len(rule[0]), rule[0]))  # the longest key is the most specific
@@ -93,7 +96,7 @@ class Placement:
         }
         for key, _ in self._rules:
             if key not in used and not any(_matches(key, path) for path in leaves):
-                message = f"rules: {key!r} matches no parameter{paths.closest_paths(key, leaves)}"
+                message = f"rules: {key!r} matches no {self._kind}{paths.closest_paths(key, leaves)}"
                 if self._strict:
                     raise ConfigError(message)
                 logger.warning(message)
@@ -124,13 +127,13 @@ class Placement:
     def _spec(self, path: str, shape: tuple[int, ...], axes: Sequence[Axis], source: str) -> PartitionSpec:
         if len(axes) > len(shape):
             raise ConfigError(
-                f"{source} must have at most {len(shape)} axes for the parameter {path!r} {shape}, got {len(axes)}"
+                f"{source} must have at most {len(shape)} axes for the {self._kind} {path!r} {shape}, got {len(axes)}"
             )
         counts = [math.prod(self.mesh.shape[name] for name in axis_names(axis)) for axis in axes]
         for size, axis, count in zip(shape, axes, counts, strict=False):
             if size % count:
                 raise ConfigError(
-                    f"{source} must divide the axes of the parameter {path!r} {shape} evenly, got an axis of {size} "
+                    f"{source} must divide the axes of the {self._kind} {path!r} {shape} evenly, got an axis of {size} "
                     f"over {count} devices ({axis})"
                 )
         used = [name for axis in axes for name in axis_names(axis)]

@@ -10,6 +10,7 @@ import jax
 from jengine.annotations import Index
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import DataShard, check_context
+from jengine.sharding.placement import Rules
 
 PyTree = Any
 
@@ -43,12 +44,14 @@ class Strategy(Protocol):
     def data_shard(self) -> DataShard:
         """Rows of each global batch that this process supplies."""
 
-    def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
+    def put_batch(self, batch: PyTree, chunked: bool = False, rules: Rules | None = None) -> PyTree:
         """Start the transfer of a host batch to the devices.
 
         Args:
           batch: this process's share, real[B, ...]; see `DataShard`.
           chunked: whether `batch` is the stacked batches of a chunk, real[K, B, ...].
+          rules: the `batch_rules` of the loader for batches that have no axis of examples (`batch_axis=None`), which
+            each process has as a whole; None for those with such an axis.
 
         Raises:
           ValueError: a batch that cannot be divided.
@@ -67,12 +70,15 @@ class Strategy(Protocol):
         `model` may have logical axes for the parameters.
         """
 
-    def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
+    def compile_train_step(
+        self, step: Callable[..., Any], chunked: bool = False, rules: Rules | None = None
+    ) -> Callable[..., Any]:
         """Compile `step(state, batch, inputs) -> (state, metrics)`; the state is donated.
 
         Args:
           step: a training step, or a chunk of them.
           chunked: whether batches have a leading axis [K].
+          rules: see `put_batch`.
         """
 
     def constrain(self, tree: PyTree, under: str = "") -> PyTree:
@@ -91,8 +97,8 @@ class Strategy(Protocol):
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile `step(params, model_state, metrics, batch) -> (metrics, predictions)`; the metrics are donated."""
 
-    def adapt_for_eval(self, model: Any) -> Any:
-        """Return the model for use in an evaluation step."""
+    def adapt_for_eval(self, model: Any, rules: Rules | None = None) -> Any:
+        """Return the model for use in an evaluation step; `rules` as for `put_batch`."""
         return model
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
@@ -128,7 +134,7 @@ class SingleDevice(Strategy):
         self._takes_host_batches = self.platform == "cpu"
         self.max_in_flight = 8 if self.platform == "cpu" else 2  # on an accelerator each holds a batch in device memory
 
-    def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
+    def put_batch(self, batch: PyTree, chunked: bool = False, rules: Rules | None = None) -> PyTree:
         """Start the transfer of a host batch to the device; see `Strategy`."""
         return batch if self._takes_host_batches else jax.device_put(batch, self.device)
 
@@ -140,7 +146,9 @@ class SingleDevice(Strategy):
         """Compile a function that is called once with `args`; `model` is not used."""
         return jit_init(make, self.platform, jax.sharding.SingleDeviceSharding(self.device))
 
-    def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
+    def compile_train_step(
+        self, step: Callable[..., Any], chunked: bool = False, rules: Rules | None = None
+    ) -> Callable[..., Any]:
         """Compile a training step or a chunk; the state is donated."""
         return jax.jit(step, donate_argnums=0)
 

@@ -107,7 +107,10 @@ class RecompilationGuard:
         Raises:
           RecompilationError: with `on_recompile='raise'`, an earlier call had another signature.
         """
-        advice = "Keep the structure of batches: pad or drop a smaller last one, and keep keys and dtypes."
+        advice = (
+            "Keep the structure of batches: pad or drop a smaller last one, and keep keys and dtypes. Batches of many "
+            "sizes need few of them: pad each to the next of some fixed sizes (bucketing)."
+        )
         self._compare(self._signatures, abstract_signature(args, self._arguments), advice)
         self.traces += 1
         return self._fn(*args)

@@ -326,8 +326,8 @@ def test_samplers_and_datasets_pickle_for_worker_processes():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"batch_size": 0}, ValueError, "batch_size` must be an integer of at least 1, got 0"),
-        ({"batch_size": 2.5}, TypeError, "batch_size` must be an integer of at least 1, got 2.5"),
+        ({"batch_size": 0}, ValueError, "batch_size` must be an integer of at least 1 or None, got 0"),
+        ({"batch_size": 2.5}, TypeError, "batch_size` must be an integer of at least 1 or None, got 2.5"),
         ({"batch_size": 2, "num_workers": -1}, ValueError, "num_workers` must be an integer of at least 0, got -1"),
         ({"batch_size": 9, "drop_last": True}, ValueError, "at least one batch: got 8 samples .* batch_size 9"),
         (
