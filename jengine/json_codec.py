@@ -17,6 +17,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 _FLOAT = "$float"  # the key of the objects that stand for NaN and infinities
 _PACKED = "__jengine__"  # the key of the objects that stand for values of other types
+_LARGE = 4096  # bytes
 _encode_plain = json.JSONEncoder(allow_nan=False).encode
 _SCALARS = frozenset({type(None), str, bool, int, float})
 
@@ -90,8 +91,13 @@ def to_plain(value: object, path: str = "", *, for_logs: bool = False, arrays: b
     raise TypeError(f"`{path}` must be JSON-serializable (a number, string, list or dict), got {type(value).__name__}")
 
 
-def pack(value: Any) -> Any:
-    """Convert nested dicts, lists, tuples, numbers, bytes, arrays and CPU tensors to JSON's types without loss.
+def pack(value: Any, path: str = "", blobs: bytearray | None = None) -> Json:
+    """Convert nested dicts, lists, tuples, numbers, bytes, arrays, PRNG keys and CPU tensors to JSON's types.
+
+    Args:
+      value: the value.
+      path: its dotted path for errors.
+      blobs: receives the bytes of large arrays, which would be slow and a third larger as text; None for none.
 
     Raises:
       TypeError: a value of another kind.
@@ -103,39 +109,69 @@ def pack(value: Any) -> Any:
     """
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, np.generic)):
         return value
-    if isinstance(value, bytes):
+    if isinstance(value, bytes | bytearray):
+        if blobs is not None and len(value) >= _LARGE:
+            blobs += value
+            return {_PACKED: "blob", "stop": len(blobs), "size": len(value)}
         return {_PACKED: "bytes", "data": base64.b64encode(value).decode()}
     if isinstance(value, np.generic):
-        return pack(value.item())
+        return pack(value.item(), path, blobs)
     if isinstance(value, list):
-        return [pack(item) for item in value]
+        return [pack(item, f"{path}.{i}", blobs) for i, item in enumerate(value)]
     if isinstance(value, tuple):
-        return {_PACKED: "tuple", "data": [pack(item) for item in value]}
-    if isinstance(value, dict):
+        return {_PACKED: "tuple", "data": [pack(item, f"{path}.{i}", blobs) for i, item in enumerate(value)]}
+    if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value) and _PACKED not in value:
-            return {key: pack(item) for key, item in value.items()}
-        return {_PACKED: "dict", "data": [[pack(key), pack(item)] for key, item in value.items()]}
-    kind = "tensor" if hasattr(value, "detach") else "array"
-    array = np.asarray(value.detach().cpu() if kind == "tensor" else value)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"the state of a data source must be numbers, strings, bytes and arrays, got {value!r}")
-    return {_PACKED: kind, "data": pack(array.tobytes()), "dtype": array.dtype.str, "shape": list(array.shape)}
+            return {key: pack(item, f"{path}.{key}", blobs) for key, item in value.items()}
+        pairs: list[Json] = [[pack(key), pack(item, f"{path}.{key}", blobs)] for key, item in value.items()]
+        return {_PACKED: "dict", "data": pairs}
+    return _pack_array(value, path, blobs)
 
 
-def unpack(value: Json) -> Any:
-    """Return the value that `pack` was given. Nothing in it can run code."""
+def _pack_array(value: Any, path: str, blobs: bytearray | None) -> Json:
+    kind, entry = "array", dict[str, Any]()
+    if hasattr(value, "detach"):
+        kind, value = "tensor", value.detach().cpu()
+    elif str(getattr(value, "dtype", "")).startswith("key<"):
+        import jax
+
+        kind, entry["impl"] = "key", str(jax.random.key_impl(value))
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufcV" or array.dtype.names is not None:  # V: bfloat16 and its like
+        raise TypeError(
+            f"`{path}` must be made of numbers, strings, bytes, arrays, lists, tuples and dicts, got "
+            f"{type(value).__name__} {value!r:.100}"
+        )
+    dtype = array.dtype.name if array.dtype.kind == "V" else array.dtype.str
+    return {
+        _PACKED: kind,
+        "data": pack(array.tobytes(), path, blobs),
+        "dtype": dtype,
+        "shape": list(array.shape),
+        **entry,
+    }
+
+
+def unpack(value: Json, blobs: bytes = b"") -> Any:
+    """Return the value that `pack` was given, where `blobs` is what it received. Nothing in it can run code."""
     if isinstance(value, list):
-        return [unpack(item) for item in value]
+        return [unpack(item, blobs) for item in value]
     if not isinstance(value, dict):
         return value
-    if _PACKED not in value:
-        return {key: unpack(item) for key, item in value.items()}
-    return _UNPACKERS[str(value[_PACKED])](value)
+    entry: dict[str, Any] = value
+    if _PACKED not in entry:
+        return {key: unpack(item, blobs) for key, item in entry.items()}
+    if entry[_PACKED] == "blob":
+        found = blobs[entry["stop"] - entry["size"] : entry["stop"]]
+        if len(found) != entry["size"]:
+            raise ValueError(f"{entry['size']} bytes of an array are missing")
+        return found
+    return _UNPACKERS[entry[_PACKED]]({**entry, "data": unpack(entry["data"], blobs)})
 
 
 def _unpack_array(value: dict[str, Any]) -> np.ndarray:
-    data = np.frombuffer(unpack(value["data"]), np.dtype(value["dtype"]))
-    return data.reshape(value["shape"]).copy()
+    return np.frombuffer(value["data"], np.dtype(value["dtype"])).reshape(value["shape"]).copy()
 
 
 def _unpack_tensor(value: dict[str, Any]) -> Any:
@@ -144,12 +180,19 @@ def _unpack_tensor(value: dict[str, Any]) -> Any:
     return torch.from_numpy(_unpack_array(value))
 
 
+def _unpack_key(value: dict[str, Any]) -> Any:
+    import jax
+
+    return jax.random.wrap_key_data(jax.numpy.asarray(_unpack_array(value)), impl=value["impl"])
+
+
 _UNPACKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "bytes": lambda value: base64.b64decode(value["data"]),
-    "tuple": lambda value: tuple(unpack(item) for item in value["data"]),
-    "dict": lambda value: {unpack(key): unpack(item) for key, item in value["data"]},
+    "tuple": lambda value: tuple(value["data"]),
+    "dict": lambda value: dict(value["data"]),
     "array": _unpack_array,
     "tensor": _unpack_tensor,
+    "key": _unpack_key,
 }
 
 

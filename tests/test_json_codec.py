@@ -2,6 +2,8 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -51,3 +53,37 @@ def test_packed_states_come_back_with_their_types():
     assert restored[4][0] is None
     np.testing.assert_array_equal(restored[4][1], state[4][1])
     assert restored[4][1].dtype == np.int16
+
+
+def test_large_arrays_are_kept_out_of_the_text():
+    state = {"big": np.arange(4096, dtype=np.float64), "bytes": b"x" * 5000, "small": np.ones(2), "also": np.ones(2048)}
+    blobs = bytearray()
+    text = encode(pack(state, "data", blobs))
+    assert len(blobs) == 4096 * 8 + 5000 + 2048 * 8
+    assert len(text) < 1000
+    restored = unpack(decode(text), bytes(blobs))
+    assert restored["bytes"] == state["bytes"]
+    for name in ("big", "small", "also"):
+        np.testing.assert_array_equal(restored[name], state[name])
+    with pytest.raises(ValueError, match="16384 bytes of an array are missing"):
+        unpack(decode(text), bytes(blobs[:-1]))
+
+
+def test_arrays_of_jax_and_keys_come_back():
+    state = {
+        "key": jax.random.key(3),
+        "bf16": jnp.ones(2, jnp.bfloat16),
+        "complex": np.array([1j]),
+        "scalar": jnp.float32(2),
+    }
+    restored = unpack(decode(encode(pack(state))))
+    assert restored["key"].dtype == state["key"].dtype
+    np.testing.assert_array_equal(jax.random.normal(restored["key"]), jax.random.normal(state["key"]))
+    for name in ("bf16", "complex", "scalar"):
+        assert restored[name].dtype == state[name].dtype
+        np.testing.assert_array_equal(restored[name], state[name])
+
+
+def test_values_that_cannot_be_packed_are_refused_with_their_path():
+    with pytest.raises(TypeError, match=r"`hooks\.Mine\.0` must be made of numbers, .* got set"):
+        pack({"Mine": [{1}]}, "hooks")

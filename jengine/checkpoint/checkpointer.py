@@ -10,9 +10,8 @@ from typing import Any
 import jax
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import INCOMING, OUTGOING, encode_meta, write_pointer
+from jengine.checkpoint.layout import INCOMING, OUTGOING, encode_meta, pack_states, write_meta, write_pointer
 from jengine.checkpoint.manifest import (
-    META,
     STATE,
     claim,
     has_manifest,
@@ -75,8 +74,8 @@ class Checkpointer:
         Args:
           path: the directory to write; this run's checkpoint there is replaced once the new one is complete.
           state: pytree with arrays and typed PRNG keys. It may be donated as soon as this returns.
-          meta: everything else, in types that JSON can store; the search for the latest checkpoint compares
-            `meta["meta"]["iter"]`.
+          meta: everything else, in types that JSON can store; `hooks` and `data` may have arrays and bytes. The search
+            for the latest checkpoint compares `meta["meta"]["iter"]`.
           latest: whether to point `last_checkpoint` to it.
           evict: names in the same directory to remove once this checkpoint is complete, if this run wrote them.
           checksums: whether to store SHA-256 hashes, about a second per gigabyte in the background.
@@ -89,7 +88,8 @@ class Checkpointer:
           TypeError, ValueError: something in `state` or `meta` cannot be stored; nothing was written.
         """
         path = Path(path).absolute()
-        text = encode_meta(meta)  # a wrong entry fails here, before anything is written
+        packed, blobs = pack_states(meta)
+        text = encode_meta(packed)  # a wrong entry fails here, before anything is written
         self.wait()  # first, so only one copy of the state is in memory
         storable = arrays.encode(state)  # the copy, if the state is in host memory
         incoming = path.with_name(path.name + INCOMING)
@@ -106,7 +106,7 @@ class Checkpointer:
             raise self._save_error(error) from error
         thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jengine-checkpoint")
         sealing = dict(run=self._run, is_latest=latest, iteration=meta["meta"]["iter"], checksums=checksums)
-        self._pending = thread.submit(self._commit, path, finish_write, text, tuple(evict), sealing)
+        self._pending = thread.submit(self._commit, path, finish_write, (text, blobs), tuple(evict), sealing)
         thread.shutdown(wait=False)  # it ends after this save
         return str(path)
 
@@ -150,7 +150,12 @@ class Checkpointer:
             self._writer.close()
 
     def _commit(
-        self, path: Path, finish_write: Callable[[], None], meta: str, evict: Sequence[str], sealing: Mapping[str, Any]
+        self,
+        path: Path,
+        finish_write: Callable[[], None],
+        meta: tuple[str, bytes],
+        evict: Sequence[str],
+        sealing: Mapping[str, Any],
     ) -> None:
         """Finish writing the arrays, then complete and rename the checkpoint; runs in the background thread."""
         finish_write()
@@ -159,7 +164,7 @@ class Checkpointer:
             seal_part(incoming, jax.process_index(), checksums=sealing["checksums"])
             wait_for_processes("hashes of a save")
         if _is_primary():
-            (incoming / META).write_text(meta)
+            write_meta(incoming, *meta)
             seal(incoming, **sealing)
             outgoing = path.with_name(path.name + OUTGOING)
             if path.exists():

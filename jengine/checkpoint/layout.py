@@ -6,6 +6,7 @@
       epoch_5/
         state/              the arrays, in Orbax's format
         meta.json           everything else: `meta` (iter, epoch, seed, config), schedules, hook states, message hub
+        states.bin          large arrays in the states of hooks and of the data, if there are any
         manifest.json       completed last: the size and SHA-256 of every other file
         manifest.3.json     with several processes: the same for the files that process 3 wrote
 
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 
 from jengine.checkpoint import arrays
 from jengine.checkpoint.manifest import (
+    BLOBS,
     MANIFEST,
     META,
     STATE,
@@ -31,13 +33,14 @@ from jengine.checkpoint.manifest import (
     write_synced,
 )
 from jengine.checkpoint.progress import wait_for_processes
-from jengine.json_codec import decode, encode
+from jengine.json_codec import decode, encode, pack, unpack
 from jengine.local_path import check_local_path
 
 POINTER = "last_checkpoint"
 CURRENT_RUN = "current_run"
 INCOMING = ".incoming"
 OUTGOING = ".outgoing"
+_STATES = ("hooks", "data")  # entries that may have arrays and bytes
 
 _LOGGER = logging.getLogger("jengine")
 
@@ -209,13 +212,34 @@ def _locate(
     )
 
 
-def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_meta(path: str | os.PathLike[str], states: bool = False) -> dict[str, Any]:
     """Read everything but the arrays from a checkpoint: `meta`, schedules, hook states, message hub.
+
+    With `states` the states of hooks and data have their arrays, which may be large.
 
     Raises:
       FileNotFoundError, CorruptCheckpointError: as `find_checkpoint`.
     """
-    return decode((Path(locate_checkpoint(path)) / META).read_text())
+    directory = Path(locate_checkpoint(path))
+    meta: dict[str, Any] = decode((directory / META).read_text())
+    if states:
+        blobs = (directory / BLOBS).read_bytes() if (directory / BLOBS).exists() else b""
+        meta |= {key: unpack(meta[key], blobs) for key in _STATES if key in meta}
+    return meta
+
+
+def pack_states(meta: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Return `meta` with the states of hooks and data as JSON, and the bytes of large arrays in them."""
+    blobs = bytearray()
+    packed = {key: pack(meta[key], f"checkpoint.{key}", blobs) for key in _STATES if key in meta}
+    return {**meta, **packed}, bytes(blobs)
+
+
+def write_meta(directory: Path, text: str, blobs: bytes) -> None:
+    """Write what `encode_meta` and `pack_states` returned."""
+    (directory / META).write_text(text)
+    if blobs:
+        (directory / BLOBS).write_bytes(blobs)
 
 
 def encode_meta(meta: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from jengine.json_codec import decode, encode
 
 MANIFEST = "manifest.json"
 META = "meta.json"
+BLOBS = "states.bin"
 STATE = "state"
 _FORMAT = 2
 _FIELDS = ("run", "complete", "latest", "iter", "files")  # as in `Manifest`

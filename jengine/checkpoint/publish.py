@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import INCOMING, STATE, encode_meta, find_checkpoint
-from jengine.checkpoint.manifest import META, claim, read_manifest, remove, seal
+from jengine.checkpoint.layout import INCOMING, STATE, encode_meta, find_checkpoint, pack_states, write_meta
+from jengine.checkpoint.manifest import claim, read_manifest, remove, seal
 from jengine.checkpoint.restore import load
 from jengine.errors import UnknownNameError, closest
 from jengine.paths import flatten
@@ -50,7 +50,8 @@ def publish(path: str | os.PathLike[str], keys: Iterable[str], name: str | None 
     assert manifest is not None  # `find_checkpoint` has read it
     claim(incoming, manifest.run)
     arrays.write_from_process(incoming / STATE, state)
-    (incoming / META).write_text(encode_meta({key: x for key, x in checkpoint.meta.items() if key in selected}))
+    meta, blobs = pack_states({key: x for key, x in checkpoint.meta.items() if key in selected})
+    write_meta(incoming, encode_meta(meta), blobs)
     seal(incoming, run=manifest.run, is_latest=False, iteration=None)
     remove(copy)  # an earlier copy with the same name
     incoming.rename(copy)

@@ -57,7 +57,7 @@ def load(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
     if claimed > _MAX_RATIO * actual:  # before memory is allocated: files may be compressed, but not that much
         raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {actual} bytes claim to be {claimed}")
     state = arrays.read(directory / STATE, structs)
-    return Checkpoint(path=str(directory), state=state, meta=read_meta(directory))
+    return Checkpoint(path=str(directory), state=state, meta=read_meta(directory, states=True))
 
 
 def list_arrays(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -135,7 +135,7 @@ def restore_verified(
             "It was saved with another model, optimizer or set of hooks; to start from its parameters alone, "
             "use load_from without resume.",
         )
-    return _read_matched(directory, target, expected, report), read_meta(directory)
+    return _read_matched(directory, target, expected, report), read_meta(directory, states=True)
 
 
 @checked

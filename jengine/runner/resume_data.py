@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from jengine.errors import ConfigError
-from jengine.json_codec import pack, unpack
 from jengine.runner.runner_protocol import RunnerInternals
 
 _IGNORED = {"replayed": "read and dropped", "lost": "repeated or lost"}
@@ -17,13 +16,13 @@ _EFFECTS = {
 
 
 def collect_position(runner: RunnerInternals, meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the position between two iterations as JSON-serializable values; None in a loop without one."""
+    """Return the position between two iterations; None in a loop without one."""
     loop, loader = runner.train_loop, runner.train_dataloader
     if loop is None or loop.position is None:
         return None
     is_epoch_end = loop.by_epoch and meta["epoch"] > loop.epoch
     shard = runner.strategy.data_shard.for_axis(loader.batch_axis)
-    gathered = runner.processes.all_gather("the position in the data", (shard.index, pack(loop.position)))
+    gathered = runner.processes.all_gather("the position in the data", (shard.index, loop.position))
     positions = dict(reversed(gathered))  # the processes that read a shard have the same position in it
     return {
         "positions": [positions[index] for index in range(shard.count)],
@@ -63,7 +62,7 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
         if loop.by_epoch and loop.epoch_length:
             loop.epoch_start = loop.epoch * loop.epoch_length
         return
-    positions = [unpack(position) for position in saved["positions"]]
+    positions = saved["positions"]
     shard = runner.strategy.data_shard.for_axis(loader.batch_axis)
     compared = (
         ("batch size", saved["batch_size"], loader.batch_size),
