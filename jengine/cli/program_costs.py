@@ -9,17 +9,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jengine import paths
 from jengine.cli.memory_traffic import compute_loop_factor
 from jengine.cli.topologies import Chip
 from jengine.data import select_arrays
+from jengine.data.masking import whole_batches
 from jengine.runner import Runner
 from jengine.runner.config_checks import check_top_level
 from jengine.sharding import Collective, Program, find_collectives
 from jengine.sharding.initial_state import StateInitializer
 from jengine.sharding.mesh_strategy import MeshStrategy
+from jengine.sharding.placement import Rules
 from jengine.train import TrainState
 from jengine.train.flops import count_flops
 from jengine.train.peak_flops import get_peak_flops
@@ -79,7 +82,7 @@ def _compile_programs(runner: Runner, chip: Chip | None, training_only: bool) ->
     return {
         "devices": strategy.mesh.size,
         "mesh": dict(strategy.mesh.shape),
-        "examples_per_step": len(jax.tree.leaves(batch)[0]),
+        "examples_per_step": (*jax.tree.leaves(batch)[0].shape, 1)[0],  # a scalar counts as one
         "accumulative_counts": 1 if isinstance(optimizer, Mapping) else optimizer.accumulative_counts,
         "parameters": [
             {
@@ -99,20 +102,24 @@ def _compile_programs(runner: Runner, chip: Chip | None, training_only: bool) ->
 def _trace(runner: Runner, state: TrainState, training_only: bool) -> tuple[PyTree, dict[str, _Program]]:
     """Return the batch for a step, and the programs by name, with a chunk if the run has chunks."""
     strategy, steps, loop = runner.strategy, runner.train_loop.steps_per_call, runner.val_loop
-    example = select_arrays(runner.train_dataloader.example())
-    batch = _global_batch(strategy, example)
-    batches = _global_batch(strategy, example, steps) if steps > 1 and not training_only else None
+    loader = runner.train_dataloader
+    example, rules = select_arrays(loader.example()), loader.batch_rules
+    batch = _global_batch(strategy, example, rules)
+    batches = _global_batch(strategy, example, rules, steps) if steps > 1 and not training_only else None
     programs = runner.build_programs().trace(state, batch, runner.step_hyperparams(), batches)
     inputs = {"update": batch, "accumulate": batch, "chunk": batches}
     traced = {name: (program, {"state": state, "batch": inputs[name]}) for name, program in programs.items()}
     if training_only:
         return batch, traced
-    init = StateInitializer(runner.model, strategy, runner.seed).trace(example, runner.optim_wrapper, runner.hooks)[0]
+    with whole_batches(rules is not None):
+        initializer = StateInitializer(runner.model, strategy, runner.seed)
+        init = initializer.trace(example, runner.optim_wrapper, runner.hooks)[0]
     traced = {"init": (init, {}), **traced}
     if loop is not None:
         variables = {"params": state.params, "model_state": state.model_state}
         for name, evaluation in loop.evaluations.items():
-            val_batch = _global_batch(strategy, select_arrays(evaluation.dataloader.example()))
+            val_loader = evaluation.dataloader
+            val_batch = _global_batch(strategy, select_arrays(val_loader.example()), val_loader.batch_rules)
             metrics = jax.eval_shape(evaluation.evaluator.init)
             metrics = _with_shardings(metrics, jax.tree.map(lambda _: strategy.sharding(), metrics))
             program = evaluation.trace(state.params, state.model_state, metrics, val_batch)
@@ -124,10 +131,13 @@ def _with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
 
-def _global_batch(strategy: MeshStrategy, example: PyTree, steps: int | None = None) -> PyTree:
+def _global_batch(strategy: MeshStrategy, example: PyTree, rules: Rules | None, steps: int | None = None) -> PyTree:
     """Return the batch of all processes, or a chunk of such batches, from one process's batch."""
-    strategy.check_batch(example)
     leading = () if steps is None else (steps,)
+    if rules is not None:  # each process has the whole batch
+        shapes = jax.eval_shape(lambda: jax.tree.map(lambda x: jnp.broadcast_to(x, (*leading, *np.shape(x))), example))
+        return _with_shardings(shapes, strategy.whole_batch_shardings(shapes, rules, chunked=steps is not None))
+    strategy.check_batch(example)
     sharding = strategy.batch_sharding(chunked=steps is not None)
 
     def scale(x: np.ndarray | jax.Array) -> jax.ShapeDtypeStruct:
