@@ -32,29 +32,6 @@ def test_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     run_page(page)
 
 
-def test_recipes_of_the_batches_page_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = {"__name__": "docs.batches"}
-    for block in re.findall(r"```python\n(.*?)```", (DOCS / "batches.md").read_text(), flags=re.DOTALL):
-        if not block.startswith("# jraph"):
-            exec(compile(block, "batches.md", "exec"), names)
-    (loss,) = names["weighted_loss"](
-        {"w": jnp.eye(2)}, dict(x=jnp.eye(2), label=jnp.array([0, 1]), weight=jnp.ones(2))
-    ).values()
-    assert loss[1] == 2
-
-
-@pytest.mark.foreign
-def test_graphs_of_the_batches_page_train(tmp_path, monkeypatch):
-    pytest.importorskip("jraph")
-    monkeypatch.chdir(tmp_path)
-    names = {"__name__": "docs.batches"}
-    for block in re.findall(r"```python\n(.*?)```", (DOCS / "batches.md").read_text(), flags=re.DOTALL)[:3]:
-        exec(compile(block, "batches.md", "exec"), names)
-    losses = names["runner"].message_hub.get_scalar("train/loss").data[0]
-    assert losses[-1] < losses[0]
-
-
 def test_hooks_of_the_hooks_page_run_in_chunks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_page("hooks.md")

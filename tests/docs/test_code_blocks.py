@@ -219,6 +219,23 @@ def test_config_page(run_page, tmp_path, monkeypatch):
     assert (adamw["train_dataloader"]["batch_size"], adamw["work_dir"]) == (64, "runs/mnist_adamw")
 
 
+def test_batches_page(run_page):
+    names = run_page("batches.md")
+    batch = dict(x=np.eye(2), label=np.array([0, 1]), weight=np.array([1.0, 0.0]))
+    total, weight = names["weighted_loss"]({"w": np.eye(2)}, batch)["loss"]
+    assert (float(total), float(weight)) == (pytest.approx(np.log(1 + np.exp(-1))), 1)
+
+
+@pytest.mark.foreign
+def test_graphs_of_the_batches_page_train(run_page):
+    pytest.importorskip("jraph")
+    names = run_page("batches.md")
+    (block,) = blocks_of("batches.md", "py")
+    exec(compile(block, "batches.md", "exec"), names)
+    losses = names["runner"].message_hub.get_scalar("train/loss").data[0]
+    assert losses[-1] < losses[0]
+
+
 def test_data_page(run_page):
     names = run_page("data.md")
     built = build_sections(names)
