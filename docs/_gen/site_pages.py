@@ -23,8 +23,8 @@ OUTSIDE = {
 }
 START = ["overview", "install", "start", "optim_tutorial", "coming_from", "comparison", "mmengine"]
 GUIDES = [
-    "model", "data", "batches", "config", "runner", "hooks", "optim", "schedules", "evaluation", "logging", "visualization",
-    "checkpoints", "devices", "processes",
+    "model", "data", "batches", "config", "runner", "hooks", "optim", "schedules", "evaluation", "logging",
+    "visualization", "checkpoints", "devices", "processes",
 ]  # fmt: skip
 PROJECT = ["benchmarks", "results", "contributing", "changelog"]
 
