@@ -12,7 +12,7 @@
 
 # SLURM sends SIGTERM to all tasks 300 s before the time limit, and when it preempts the job. Each run saves and
 # ends with exit code 143. WORK_DIR is on a file system that all nodes share.
-srun --kill-on-bad-exit=0 jengine train "$1" --work-dir "$2" --resume --launcher slurm
+srun --kill-on-bad-exit=0 jengine train "$1" --work-dir "$2" --resume
 code=$?
 
 # After a preemption SLURM requeues the job itself; at the time limit this line does.

@@ -77,8 +77,8 @@ def _add_run_commands(commands: Commands, common: argparse.ArgumentParser) -> No
     run = argparse.ArgumentParser(add_help=False, parents=[common])
     run.add_argument("--work-dir", metavar="DIR", help="directory for checkpoints and logs (default: work_dirs/CONFIG)")
     processes = run.add_argument_group("several processes")
-    launchers = "the launcher of the processes: auto, slurm, mpi, kubernetes, tpu"
-    processes.add_argument("--launcher", default="none", metavar="NAME", help=launchers)
+    launchers = "none, slurm, mpi, kubernetes, tpu or auto (default: that in whose environment the process runs)"
+    processes.add_argument("--launcher", metavar="NAME", help=launchers)
     processes.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
     processes.add_argument("--num-processes", type=int, metavar="N", help="number of processes")
     processes.add_argument("--process-id", type=int, metavar="I", help="index of this process, from 0")

@@ -1,6 +1,7 @@
 """Launchers: connection to the other processes in a run, before any device is used."""
 
 import dataclasses
+import importlib.util
 import logging
 import os
 import threading
@@ -22,6 +23,7 @@ _MPI = (
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
 )
 _METHODS = {"slurm": "slurm", "kubernetes": "k8s"}
+logger = logging.getLogger("jengine")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ class LaunchSettings:
 
 
 def launch(
-    launcher: str = "none",
+    launcher: str | None = None,
     coordinator: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
@@ -49,7 +51,8 @@ def launch(
 
     Args:
       launcher: what started the processes, one of `LAUNCHERS`. 'none' is a single process, unless the next three
-        arguments are given.
+        arguments are given; 'auto' and 'tpu' leave the detection to JAX. None for `detect_launcher`, or for 'none' if
+        one of the next three arguments is given.
       coordinator: `host:port` for process 0, if the launcher does not provide it.
       num_processes: number of processes, if the launcher does not provide it.
       process_id: this process's index, from 0, if the launcher does not provide it.
@@ -60,6 +63,9 @@ def launch(
       ConfigError: an unknown launcher, incomplete settings, or an environment that does not belong to the launcher.
       RuntimeError: a device has been used, or the processes are already connected.
     """
+    if launcher is None:
+        is_given = (coordinator, num_processes, process_id) != (None, None, None)
+        launcher = "none" if is_given else detect_launcher(os.environ)
     settings = find_settings(launcher, os.environ, coordinator, num_processes, process_id)
     if settings is None:
         return
@@ -93,10 +99,34 @@ def _report_waiting(settings: LaunchSettings, timeout: float) -> None:
     """Log for whom this process waits, since JAX's error after the timeout has no names."""
     own = "This process" if settings.process_id is None else f"Process {settings.process_id}"
     at = f" of {settings.num_processes} at {settings.coordinator}" if settings.coordinator else ""
-    logging.getLogger("jengine").warning(
+    logger.warning(
         f"{own} has waited {_PATIENCE:g} s for the other processes{at}, and waits up to {timeout:g} s: all must be "
         "started with the same coordinator and number of processes, each with an index of its own"
     )
+
+
+def detect_launcher(environ: Mapping[str, str]) -> str:
+    """Return the launcher that has started this process with others; 'none' if it is alone.
+
+    Only what the environment says is used. A TPU VM without Kubernetes says nothing: pass 'tpu' there.
+
+    >>> detect_launcher({"PMI_SIZE": "8", "PMI_RANK": "2"})
+    'mpi'
+    """
+    if all(name in environ for name in _SLURM) and int(environ["SLURM_NTASKS"]) > 1:
+        return "slurm"
+    if any(size in environ and rank in environ and int(environ[size]) > 1 for size, rank, *_ in _MPI):
+        return "mpi"
+    if "," in environ.get("TPU_WORKER_HOSTNAMES", "") or int(environ.get("MEGASCALE_NUM_SLICES", "1")) > 1:
+        return "tpu"
+    if "KUBERNETES_SERVICE_HOST" in environ and "JOB_COMPLETION_INDEX" in environ:  # a pod of an indexed job
+        if importlib.util.find_spec("kubernetes") is not None:
+            return "kubernetes"
+        logger.warning(
+            "This pod belongs to an indexed job, and trains alone: to connect the pods, install kubernetes (pip "
+            "install 'jengine[kubernetes]'). --launcher none trains alone without this warning."
+        )
+    return "none"
 
 
 def find_settings(

@@ -1,7 +1,7 @@
 import jax
 import pytest
 
-from jengine.distributed.launch import LaunchSettings, find_settings, launch
+from jengine.distributed.launch import LaunchSettings, detect_launcher, find_settings, launch
 from jengine.errors import ConfigError
 
 SLURM = dict(SLURM_JOB_ID="7", SLURM_STEP_NODELIST="n1,n2", SLURM_NTASKS="2", SLURM_PROCID="1", SLURM_LOCALID="0")
@@ -97,6 +97,33 @@ def test_auto_and_tpu_leave_everything_to_jax():
     assert find_settings("auto", {}) == find_settings("tpu", {}) == LaunchSettings()
 
 
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        (SLURM, "slurm"),
+        ({**SLURM, "SLURM_NTASKS": "1"}, "none"),  # `srun --pty bash`
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}, "none"),  # the script of `sbatch`, outside of a task
+        (OPEN_MPI, "mpi"),
+        (MPICH, "mpi"),
+        ({**MPICH, "PMI_SIZE": "1"}, "none"),
+        (dict(TPU_WORKER_HOSTNAMES="h0,h1", KUBERNETES_SERVICE_HOST="10.0.0.1", JOB_COMPLETION_INDEX="0"), "tpu"),
+        (dict(TPU_WORKER_HOSTNAMES="h0"), "none"),
+        (dict(TPU_WORKER_HOSTNAMES="h0", MEGASCALE_NUM_SLICES="2"), "tpu"),
+        (dict(KUBERNETES_SERVICE_HOST="10.0.0.1"), "none"),  # any other pod, such as a notebook's
+        ({}, "none"),
+    ],
+)
+def test_the_environment_says_whether_there_are_other_processes(environ, launcher):
+    assert detect_launcher(environ) == launcher
+
+
+def test_a_pod_that_cannot_be_connected_says_so(monkeypatch, caplog):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    environ = dict(KUBERNETES_SERVICE_HOST="10.0.0.1", JOB_COMPLETION_INDEX="0")
+    assert detect_launcher(environ) == "none"
+    assert "This pod belongs to an indexed job, and trains alone" in caplog.text
+
+
 @pytest.fixture
 def initialized(monkeypatch):
     """The arguments of each call of `jax.distributed.initialize`, which does not connect."""
@@ -125,6 +152,17 @@ def test_jax_detects_the_processes_of_slurm(initialized, monkeypatch):
     (call,) = initialized
     assert call["cluster_detection_method"] == "slurm"
     assert call["coordinator_address"] is None
+
+
+def test_the_processes_of_slurm_are_connected_without_a_flag_unless_one_says_none(initialized, monkeypatch):
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    launch("none")
+    assert initialized == []
+    launch()
+    assert [call["cluster_detection_method"] for call in initialized] == ["slurm"]
+    launch(coordinator="127.0.0.1:99", num_processes=2, process_id=0)
+    assert initialized[1]["cluster_detection_method"] == "deactivate"
 
 
 def test_an_environment_in_which_jax_detects_nothing_is_refused(monkeypatch):

@@ -35,7 +35,7 @@ def test_slurm_requeues_a_run_that_was_stopped_and_saved(tmp_path):
     assert code == 143
     assert log[1:] == ["scontrol requeue 42"]
     args = parse(log[0])
-    assert (args.launcher, args.work_dir, args.resume) == ("slurm", "runs/a", True)
+    assert (args.launcher, args.work_dir, args.resume) == (None, "runs/a", True)
 
 
 @pytest.mark.parametrize("code", [0, 1])
