@@ -1,11 +1,12 @@
-"""Readers for safetensors and .npz files, which never load the whole file."""
+"""Readers for safetensors, .npz, .eqx and msgpack files; only that of msgpack loads the whole file."""
 
 import importlib.util
+import math
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +98,89 @@ def read_npz(path: Path, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray
         for name in names:
             array = file[name]
             yield name, array.view(jnp.bfloat16) if array.dtype == _BFLOAT16 else array
+
+
+class EqxEntry(NamedTuple):
+    """Array in an .eqx file."""
+
+    offset: int
+    struct: jax.ShapeDtypeStruct
+    is_bfloat16: bool
+
+
+def list_eqx(path: Path, leaves: Mapping[str, Any]) -> dict[str, EqxEntry]:
+    """Return the arrays in a file of `equinox.tree_serialise_leaves` by name.
+
+    The file has neither names nor a structure: one array after another, in NumPy's format.
+
+    Args:
+      path: the file.
+      leaves: those of the pytree that was saved, by name, in the same order. Python's numbers in the file that are
+        not among them (a module's settings) are skipped, others that are not stored (functions) are left out.
+
+    Raises:
+      ValueError: the file has other arrays than `leaves`, or another format.
+    """
+    entries = list(_iterate_arrays(path))
+    found, i = dict[str, EqxEntry](), 0
+    for name, leaf in leaves.items():
+        if not hasattr(leaf, "shape") and not isinstance(leaf, bool | int | float | complex):
+            continue
+        shape = tuple(np.shape(leaf))
+        while i < len(entries) and entries[i].struct.shape != shape and entries[i].struct.shape == ():
+            i += 1
+        if i == len(entries) or entries[i].struct.shape != shape:
+            got = f"one of {entries[i].struct.shape}" if i < len(entries) else "the end of the file"
+            raise ValueError(
+                f"{path} must have the leaves of the pytree in their order, array {i + 1} should be `{name}` with the "
+                f"shape {shape}, got {got}; pass the pytree that was saved as `structure`"
+            )
+        found[name] = entries[i]
+        i += 1
+    if rest := [entry.struct.shape for entry in entries[i:] if entry.struct.shape != ()]:
+        raise ValueError(
+            f"{path} must have the leaves of the pytree, got {len(rest)} more arrays, the first with the shape "
+            f"{rest[0]}; pass the pytree that was saved as `structure`"
+        )
+    return found
+
+
+def _iterate_arrays(path: Path) -> Iterator[EqxEntry]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        while (offset := file.tell()) < size:
+            try:
+                shape, _, dtype = _VERSIONS[np.lib.format.read_magic(file)](file)
+            except (ValueError, KeyError) as error:
+                raise ValueError(f"{path} is not a complete .eqx file: {error}") from error
+            is_bfloat16 = dtype == _BFLOAT16
+            count = math.prod(shape) * dtype.itemsize
+            if dtype.hasobject or file.tell() + count > size:
+                raise ValueError(f"{path} is not a complete .eqx file of arrays")
+            file.seek(count, os.SEEK_CUR)
+            yield EqxEntry(offset, jax.ShapeDtypeStruct(shape, jnp.bfloat16 if is_bfloat16 else dtype), is_bfloat16)
+
+
+def read_eqx(path: Path, entry: EqxEntry) -> np.ndarray:
+    """Return an array of an .eqx file."""
+    with path.open("rb") as file:
+        file.seek(entry.offset)
+        array = np.lib.format.read_array(file, allow_pickle=False)
+    return array.view(jnp.bfloat16) if entry.is_bfloat16 else array
+
+
+def read_msgpack(path: Path) -> Any:
+    """Return the pytree in a file of `flax.serialization.to_bytes`.
+
+    Raises:
+      ValueError: another format.
+    """
+    from flax.serialization import msgpack_restore
+
+    try:
+        return msgpack_restore(path.read_bytes())
+    except Exception as error:  # of msgpack, or of Flax's types in it
+        raise ValueError(f"{path} is not a complete msgpack file of Flax: {error}") from error
 
 
 def _open_safetensors(path: str | os.PathLike[str]) -> Any:

@@ -38,6 +38,7 @@ def load_pretrained(
     interpolation: Method = "bicubic",
     item: str | None = None,
     raw: bool = False,
+    structure: PyTree = None,
 ) -> tuple[PyTree, PyTree, LoadReport]:
     """Load weights into a model, which may have other names, other layouts and other position embeddings.
 
@@ -57,6 +58,7 @@ def load_pretrained(
       interpolation: how they are resized.
       item: dotted path to the weights, if they are not at the top or under `params`: `state.model`.
       raw: whether to take the trained values from a checkpoint that has averages.
+      structure: the pytree that an `.eqx` file was written from, with any values; `params` by default.
 
     Returns:
       `params` and `model_state` with the loaded values, in the same structure, dtypes and placement; and the report.
@@ -71,7 +73,9 @@ def load_pretrained(
     >>> params["fc"]["kernel"].sum(), report.renamed
     (np.float64(6.0), {'fc.kernel': 'fc.weight'})
     """
-    source = weights if isinstance(weights, WeightSource) else open_weights(weights, raw=raw)
+    source = weights
+    if not isinstance(weights, WeightSource):
+        source = open_weights(weights, raw=raw, structure=params if structure is None else structure)
     target = dict(zip(ITEMS, (params, {} if model_state is None else model_state), strict=True))
     values = {name: flatten(tree) for name, tree in target.items()}
     structs = {name: {path: arrays.to_struct(leaf) for path, leaf in tree.items()} for name, tree in values.items()}

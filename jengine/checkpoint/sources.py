@@ -6,6 +6,8 @@
 | `.safetensors`, an index of such files, or a directory with `model.safetensors` | as in the file, such as PyTorch's |
 | `.npz` | as in the file, with dots for slashes |
 | Orbax: a PyTree checkpoint, a step of a `CheckpointManager`, or its directory for the newest one | dotted paths |
+| `.msgpack` of Flax's `to_bytes`, or `checkpoint_N` of its old `save_checkpoint` | dotted paths |
+| `.eqx` of Equinox's `tree_serialise_leaves` | dotted paths in the pytree that was saved |
 | in memory: a pytree of arrays, an `nnx.State` or an `nnx.Module` | dotted paths |
 """
 
@@ -33,13 +35,14 @@ Structs = Mapping[str, jax.ShapeDtypeStruct]
 Entry = tuple[Path, str, jax.ShapeDtypeStruct]  # the file or directory, the name in it, shape and dtype
 
 FORMATS = (
-    "a checkpoint or work dir of jengine, a .safetensors file or its .safetensors.index.json, an .npz file, "
-    "an Orbax checkpoint; or, in memory, a pytree of arrays, an nnx.State or an nnx.Module"
+    "a checkpoint or work dir of jengine, a .safetensors file or its .safetensors.index.json, an .npz, .msgpack or "
+    ".eqx file, an Orbax checkpoint; or, in memory, a pytree of arrays, an nnx.State or an nnx.Module"
 )
 _INDEX = ".safetensors.index.json"
 HUB_FILES = ("model.safetensors.index.json", "model.safetensors")  # as on the Hugging Face Hub
 _METADATA = "_METADATA"  # the file that Orbax writes next to the arrays of a pytree
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+_FLAX = re.compile(r".*\.msgpack|checkpoint_\d+")  # files of `flax.serialization` and of `flax.training.checkpoints`
 _STEP = re.compile(r"(?:.*\D)?(\d+)")  # names of the steps of a CheckpointManager
 
 
@@ -76,7 +79,8 @@ def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, pro
     """
     absolute = Path(check_local_path("path", path))
     if absolute.is_file():
-        if not absolute.name.endswith((".safetensors", ".npz", _INDEX)):
+        known = (".safetensors", ".npz", ".eqx", _INDEX)
+        if not absolute.name.endswith(known) and not _FLAX.fullmatch(absolute.name):
             hint = ""
             if absolute.suffix in _PICKLES:
                 hint = (
@@ -96,7 +100,9 @@ def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, pro
         raise FileNotFoundError(f"{error}; weights must be {FORMATS}") from None
 
 
-def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False, verified: bool = False) -> WeightSource:
+def open_weights(
+    weights: Any, *, raw: bool = False, evaluated: bool = False, verified: bool = False, structure: Any = None
+) -> WeightSource:
     """Open weights on disk or in memory.
 
     Args:
@@ -104,6 +110,7 @@ def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False, ve
       raw: whether to take the trained values from a checkpoint that has averages.
       evaluated: whether to take the values that a checkpoint's run has validated; not with `raw`.
       verified: whether `locate_weights` has returned the path, so the files will not be looked at again.
+      structure: the pytree that an .eqx file was written from, with any values.
 
     Raises:
       TypeError: an object in memory that is not a pytree of arrays. Other errors: see `locate_weights`.
@@ -117,6 +124,16 @@ def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False, ve
     if path.suffix == ".npz":
         entries = {name.replace("/", "."): (path, name, struct) for name, struct in files.list_npz(path).items()}
         return _make_source(path, entries, files.read_npz)
+    if _FLAX.fullmatch(path.name):
+        return dataclasses.replace(_open_memory(files.read_msgpack(path)), label=str(path))
+    if path.suffix == ".eqx":
+        if structure is None:
+            raise TypeError(f"`structure` must be the pytree that was saved to read {path}, got None")
+        stored = files.list_eqx(path, flatten(structure))
+        structs = {name: entry.struct for name, entry in stored.items()}
+        return WeightSource(
+            str(path), structs, lambda wanted: ((name, files.read_eqx(path, stored[name])) for name in wanted)
+        )
     if path.name.endswith((".safetensors", _INDEX)):
         if path.name.endswith(_INDEX):
             entries = _list_shards(path)

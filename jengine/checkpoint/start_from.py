@@ -3,18 +3,17 @@
 import dataclasses
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from jengine.checkpoint.array_rules import parse_rules
+from jengine.checkpoint.array_rules import RuleLike, parse_rules
+from jengine.checkpoint.huggingface import ModelType
 from jengine.checkpoint.sources import FORMATS, is_pytree_of_arrays, locate_weights
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import config_path
 from jengine.registry import check_arguments
 
 Choice = Literal["checkpoint", "config", "error"]
-Names = str | Sequence[str]
-Rule = tuple[Names, Names | None] | tuple[Names, Names | None, Mapping[str, Any]]  # of `rename`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,16 +63,35 @@ class LoadFrom:
       interpolate: paths of position embeddings that are resized to the model's grid.
       interpolation: how they are resized.
       item: dotted path to the weights in a tree, if it is not that of the parameters.
+      optimizer: True continues another loop's training: also loads the optimizer state and the step that are stored
+        next to the weights.
+      structure: for an `.eqx` file that has more than the parameters: a function without arguments, or its import path,
+        that returns a pytree like the one that was saved.
     """
 
     path: Any
-    rename: Sequence[Rule] | Literal["gpt2", "llama", "mistral"] = ()
+    rename: Sequence[RuleLike] | ModelType = ()
     strict: bool = True
     raw: bool = False
     exclude: Sequence[str] = ()
     interpolate: Sequence[str] = ()
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     item: str | None = None
+    optimizer: bool = False
+    structure: Callable[[], Any] | str | None = None
+
+    def make_structure(self, params: Any) -> Any:
+        """Return the pytree that an `.eqx` file was written from, with any values."""
+        from jengine.config.modules import import_attribute
+
+        make = import_attribute(self.structure) if isinstance(self.structure, str) else self.structure
+        return params if make is None else make()
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """The arguments of `load_pretrained` that say where each array goes."""
+        names = ("rename", "strict", "exclude", "interpolate", "interpolation", "item")
+        return {name: getattr(self, name) for name in names}
 
 
 def parse_load_from(load_from: Any, processes: SingleProcess | Processes) -> LoadFrom | None:

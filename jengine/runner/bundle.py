@@ -12,17 +12,18 @@ from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
 from jengine.checkpoint.start_from import LoadFrom
 from jengine.errors import ConfigError
 from jengine.model import FROZEN, get_model
-from jengine.optim.schedules import schedulers_state_dict
+from jengine.optim.schedules import replay_schedulers, schedulers_state_dict
 from jengine.paths import flatten, nest
 from jengine.runner.end_report import wait_for_device
 from jengine.runner.failures import check_losses, recreate_work_dir
 from jengine.runner.resume_check import (
+    check_length,
     collect_fingerprint,
     complete_optimizer_state,
     match_optimizer_state,
     restore_hyperparams,
 )
-from jengine.runner.resume_data import collect_position, restore_position
+from jengine.runner.resume_data import collect_position, restore_position, start_at
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.runner.session import update_record
 from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
@@ -240,19 +241,19 @@ def _add_missing_hook_states(
 
 
 def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
-    """Load only the parameters and the model state, from a checkpoint or other pretrained weights."""
+    """Load the parameters and the model state from a checkpoint or other weights, and what `LoadFrom` asks for."""
     from jengine.checkpoint import load_pretrained, open_weights
     from jengine.checkpoint.huggingface import find_differences
 
     is_evaluated = runner.train_loop is None  # then use the weights that the checkpoint's run has validated
-    opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated, verified=True)
+    structure = source.make_structure(runner.state.params)
+    opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated, verified=True, structure=structure)
     rest = dict(opened.meta)
     initial, to_run = loadable_variables(runner, [path.removeprefix("params.") for path in opened.structs])
     replicas = runner.strategy.replicas, rest.get("replicas")
     target = convert_replica_axis(initial, *replicas)
-    options = {name: value for name, value in vars(source).items() if name not in ("path", "raw")}
     with _name_versions(opened.label, rest.get("meta", {})):
-        params, model_state, report = load_pretrained(opened, target["params"], target["model_state"], **options)
+        params, model_state, report = load_pretrained(opened, target["params"], target["model_state"], **source.rules)
     loaded = convert_replica_axis(_named(params, model_state), *reversed(replicas))
     like = _named(runner.state.params, runner.state.model_state)
     bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), like), **rest}
@@ -270,6 +271,28 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
         )
     if not report.fits:
         runner.logger.warning(f"Not all parameters were loaded from {opened.label} (strict=False): {report}")
+    if source.optimizer and runner.train_loop is not None:
+        _continue_other_loop(runner, source, opened, report.matched)
+
+
+def _continue_other_loop(runner: RunnerInternals, source: LoadFrom, opened: Any, loaded: Iterable[str]) -> None:
+    """Load the optimizer state and the step of another training loop, and set the schedules and the data to it."""
+    from jengine.checkpoint.optimizer_state import load_optimizer
+
+    state = runner.state
+    opt_state, report = load_optimizer(opened, state.opt_state, list(loaded), rename=source.rename, item=source.item)
+    if not report.matched or (source.strict and report.missing):
+        raise ConfigError(
+            f"`load_from.optimizer` must be False for {opened.label}: the state of the optimizer does not fit; "
+            f"strict=False starts what is missing anew:\n{report.summary()}"
+        )
+    step, loop = report.step or 0, runner.train_loop
+    runner.state = state.replace(opt_state=opt_state, step=_put_like(np.asarray(step, np.int32), state.step))
+    start_at(runner, step)
+    check_length(runner, opened.label, {"iter": loop.iter, "epoch": loop.epoch})
+    if runner.param_schedulers is not None:
+        replay_schedulers(runner.param_schedulers, iters=loop.iter, epochs=loop.epoch, epoch_length=loop.epoch_length)
+    runner.logger.info(f"Continue the training of {opened.label} after {step} iterations:\n{report.summary()}")
 
 
 def loadable_variables(

@@ -38,7 +38,7 @@ def check_resume(runner: RunnerInternals, path: str) -> None:
     from jengine.checkpoint import read_meta
 
     saved = read_meta(path)
-    _check_length(runner, path, saved["meta"])
+    check_length(runner, path, saved["meta"])
     policy, messages = runner.resume_policy, list[str]()
     settings = _compare_optimizers(runner, saved)
     fixed = [setting.line for setting in settings if not setting.is_restorable]
@@ -65,7 +65,8 @@ def check_resume(runner: RunnerInternals, path: str) -> None:
         runner.logger.warning(message)
 
 
-def _check_length(runner: RunnerInternals, path: str, meta: Mapping[str, Any]) -> None:
+def check_length(runner: RunnerInternals, path: str, meta: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a checkpoint with the `iter` and `epoch` in `meta` is past the end of a run."""
     loop = runner.train_loop
     name, unit = ("max_epochs", "epoch") if loop.by_epoch else ("max_iters", "iter")
     end = loop.max_epochs if loop.by_epoch else loop.max_iters

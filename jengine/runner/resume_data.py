@@ -98,6 +98,23 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
     _report_changes(runner, saved, changes, first["epoch"] + 1, repeated)
 
 
+def start_at(runner: RunnerInternals, step: int) -> None:
+    """Continue after `step` iterations of another loop: at that place in this run's order of the data."""
+    loop, loader = runner.train_loop, runner.train_dataloader
+    length = loop.epoch_length if loop.by_epoch else loader.length
+    loop.iter = step
+    if length is None:  # a stream: what the other loop has read of it is unknown
+        runner.logger.warning(
+            f"The data start from the beginning: {loader.kind} has no length, so no place of step {step}."
+        )
+        return
+    epoch, inner = divmod(step, length)
+    loop.epoch, loop.epoch_start = (epoch, step - inner) if loop.by_epoch else (0, 0)
+    if length == loader.length:
+        loader.set_epoch(epoch, inner)
+        loop.position = loader.state_dict()
+
+
 def _report_inexact(runner: RunnerInternals, examples: int) -> None:
     loader = runner.train_dataloader
     if loader.resume == "exact" or not examples:

@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -404,3 +405,51 @@ def test_a_wrong_path_or_format_names_the_accepted_formats(tmp_path):
             load_pretrained(tmp_path / name, small_params())
     with pytest.raises(TypeError, match=r"weights must be .*; got the dict in memory with str at `dense\.name`"):
         load_pretrained({"dense": {"name": "x", "bias": np.ones(2)}}, small_params())
+
+
+def write_arrays(path, *values):
+    """Write what `equinox.tree_serialise_leaves` writes: one array after another."""
+    with path.open("wb") as file:
+        for value in values:
+            np.save(file, value)
+    return path
+
+
+def test_arrays_without_names_take_those_of_the_parameters_in_their_order(tmp_path):
+    target = {"dense": {"bias": np.zeros(2, np.float32), "kernel": np.zeros((3, 2), np.float32)}}
+    bias, kernel = np.arange(2, dtype=np.float32), np.ones((3, 2), ml_dtypes.bfloat16)
+    path = write_arrays(tmp_path / "net.eqx", np.float64(0.5), bias, kernel, True)  # with the settings of a module
+    params, _, _ = load_pretrained(path, target)
+    np.testing.assert_array_equal(params["dense"]["bias"], bias)
+    np.testing.assert_array_equal(params["dense"]["kernel"], np.ones((3, 2)))
+    with pytest.raises(ValueError, match=r"array 1 should be `dense\.bias` with the shape \(2,\), got one of \(3, 2\)"):
+        load_pretrained(write_arrays(tmp_path / "other.eqx", kernel, bias), target)
+    with pytest.raises(
+        ValueError, match=r"array 2 should be `dense\.kernel` .* got the end of the file; pass the pytree"
+    ):
+        load_pretrained(write_arrays(tmp_path / "short.eqx", bias), target)
+    moments = [np.int32(3), bias + 1, kernel, bias, kernel]
+    path = write_arrays(tmp_path / "state.eqx", bias, kernel, *moments)
+    with pytest.raises(ValueError, match=r"got 4 more arrays, the first with the shape \(2,\); pass the pytree"):
+        load_pretrained(path, target)
+    structure = (target, {"count": 0, "mu": target, "nu": target})
+    params, _, _ = load_pretrained(path, target, item="0", structure=structure)
+    np.testing.assert_array_equal(params["dense"]["bias"], bias)
+    params, _, _ = load_pretrained(path, target, item="1.mu", structure=structure)
+    np.testing.assert_array_equal(params["dense"]["bias"], bias + 1)
+    (tmp_path / "torn.eqx").write_bytes(path.read_bytes()[:-3])
+    (tmp_path / "pickle.eqx").write_bytes(b"\x80\x04pickle")
+    (tmp_path / "torn.msgpack").write_bytes(b"\xc1no")
+    for name in ("torn.eqx", "pickle.eqx", "torn.msgpack"):
+        with pytest.raises(ValueError, match=f"{name} is not a complete"):
+            load_pretrained(tmp_path / name, target)
+
+
+@pytest.mark.parametrize("name", ["net.msgpack", "checkpoint_20"])
+def test_msgpack_files_of_flax_are_read(tmp_path, name):
+    variables = {"params": small_params(3.0), "batch_stats": {"bn": {"mean": np.full(2, 5.0, np.float32)}}}
+    (tmp_path / name).write_bytes(flax.serialization.to_bytes(variables))
+    params, state, _ = load_pretrained(
+        tmp_path / name, small_params(), {"batch_stats": {"bn": {"mean": np.zeros(2, np.float32)}}}
+    )
+    jax.tree.map(np.testing.assert_array_equal, {"params": params, **state}, variables)
