@@ -330,6 +330,13 @@ def test_an_impossible_clustering_is_rejected(cfg, message):
         build_clustering(cfg)(make_blobs().arrays["x"], seed=0)
 
 
+def test_several_optimizers_are_refused_before_the_first_clustering(tmp_path):
+    sgd = dict(optimizer=dict(type="SGD", lr=0.05))
+    with pytest.raises(ValueError, match=r"`optim_wrapper` must be one optimizer .* got \['encoder', 'head'\]"):
+        make_runner(tmp_path, optim_wrapper=dict(encoder=sgd, head=sgd)).train()
+    assert list(tmp_path.glob("cluster_epoch_*")) == []
+
+
 def test_an_unknown_clustering_is_an_error_with_the_closest_name():
     with pytest.raises(KeyError, match="clustering must be a registered name .* got 'KMeans'; did you mean 'Kmeans'"):
         build_clustering(dict(type="KMeans", k=2))
