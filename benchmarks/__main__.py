@@ -1,9 +1,10 @@
-"""Run the benchmarks, each in its own process, write RESULTS.md, and compare the ratios with ratios.json.
+"""Run the benchmarks, each in its own process, and compare the ratios with ratios.json.
 
     python -m benchmarks [NAME ...] [--accept]
 
-The exit code is 1 if a ratio is more than 10 % worse than the accepted one in two measurements. `--accept` stores the
-ratios of this run as the accepted ones; commit them together with the change that caused them.
+The tables are written to .bench/RESULTS.md. The exit code is 1 if a ratio is more than 10 % worse than the accepted one
+in two measurements. `--accept` stores the tables and ratios of this run as the accepted ones, in this directory; commit
+them together with the change that caused them.
 """
 
 import argparse
@@ -20,9 +21,10 @@ from benchmarks.results import compare_ratios, lower_of, replace_section
 
 HERE = pathlib.Path(__file__).parent
 RESULTS, RATIOS = HERE / "RESULTS.md", HERE / "ratios.json"
+MEASURED = HERE.parent / ".bench" / "RESULTS.md"
 INTRODUCTION = """# Results
 
-Written by `make bench` and `make bench-peers`; docs/benchmarks.md explains how to read the numbers.
+Written by `make bench` and `make bench-peers`, with `ARGS=--accept`; docs/benchmarks.md explains the numbers.
 """
 BENCHMARKS = {
     "speed": ("Time per iteration, compared with a hand-written loop", ["--rounds", "3"]),
@@ -52,14 +54,16 @@ def measure(name, options):
         return text, json.loads(file.read_text()) if file.exists() else {}
 
 
-def write_section(title, text, packages):
-    """Write the output of a benchmark to RESULTS.md, with the date and the machine."""
-    document = RESULTS.read_text() if RESULTS.exists() else INTRODUCTION
+def write_section(title, text, packages, accept):
+    """Write the output of a benchmark to the accepted or the measured results, with the date and the machine."""
+    path = RESULTS if accept else MEASURED
+    document = path.read_text() if path.exists() else INTRODUCTION
     load = (
         f"load average {os.getloadavg()[0]:.1f} at the end"  # clearly above one per core: other processes were running
     )
     body = f"{datetime.date.today()}, {machine()}, {load}; {versions(*packages)}.\n\n```\n{text.rstrip()}\n```"
-    RESULTS.write_text(replace_section(document, title, body))
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(replace_section(document, title, body))
 
 
 def main(argv=None):
@@ -81,7 +85,7 @@ def main(argv=None):
             print("(some ratios are worse than the accepted ones; measuring again)", flush=True)
             ratios = lower_of(ratios, measure(name, options)[1])
         print(text, flush=True)
-        write_section(title, text, ("jax", "flax", "optax", "orbax-checkpoint"))
+        write_section(title, text, ("jax", "flax", "optax", "orbax-checkpoint"), args.accept)
         all_ratios.update(ratios)
     changes = compare_ratios(accepted, all_ratios)
     rows = [

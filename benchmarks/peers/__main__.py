@@ -1,6 +1,6 @@
 """Install other trainers, each in its own environment under .bench, and measure their overhead over a bare loop.
 
-    python -m benchmarks.peers [NAME ...]
+    python -m benchmarks.peers [NAME ...] [--accept]
 
 The overhead is the time per iteration with the trainer minus the time in a hand-written loop in the same framework,
 measured in turns in one process. Trainers that fail to install or run are listed below the table with the reason.
@@ -91,9 +91,10 @@ def make_rows(title, results):
 
 
 def main(argv=None):
-    """Measure the peers, print the table, and write it to RESULTS.md if all peers were measured."""
+    """Measure the peers, print the table, and write it to the results if all peers were measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(PEERS)}; all by default")
+    parser.add_argument("--accept", action="store_true", help="replace the table in benchmarks/RESULTS.md")
     args = parser.parse_args(argv)
     if unknown := set(args.names) - set(PEERS):
         parser.error(f"unknown peers: {', '.join(sorted(unknown))}; expected any of {', '.join(PEERS)}")
@@ -108,7 +109,7 @@ def main(argv=None):
     text = "\n".join([text, *failures])
     print(text)
     if not args.names:
-        write_section(TITLE, text, ("jax",))
+        write_section(TITLE, text, ("jax",), args.accept)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def test_section_is_replaced_in_place_and_others_are_unchanged():
 @pytest.fixture
 def results_dir(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "RESULTS", tmp_path / "RESULTS.md")
+    monkeypatch.setattr(bench, "MEASURED", tmp_path / ".bench" / "RESULTS.md")
     monkeypatch.setattr(bench, "RATIOS", tmp_path / "ratios.json")
     monkeypatch.setattr(bench, "HERE", tmp_path / "benchmarks")
     return tmp_path
@@ -40,8 +41,8 @@ def results_dir(tmp_path, monkeypatch):
 
 def run_bench(monkeypatch, values, *arguments):
     """Run `make bench` with the host benchmark replaced, so that it measures these values one after the other."""
-    values = iter(values)
-    monkeypatch.setattr(bench, "measure", lambda name, options: ("a table", {"host, Runner": next(values)}))
+    text, values = f"table of {values}", iter(values)
+    monkeypatch.setattr(bench, "measure", lambda name, options: (text, {"host, Runner": next(values)}))
     return bench.main(["host", *arguments])
 
 
@@ -54,8 +55,9 @@ def test_run_fails_only_if_a_second_measurement_is_worse_too(results_dir, monkey
     text = capsys.readouterr().out
     assert "host, Runner     1.000     1.200  WORSE" in text
     assert "--accept" in text
-    assert "a table" in (results_dir / "RESULTS.md").read_text()
     assert json.loads((results_dir / "ratios.json").read_text()) == {"host, Runner": 1.0}  # only --accept changes them
+    assert "table of [1.0]" in (results_dir / "RESULTS.md").read_text()
+    assert "table of [1.3, 1.2]" in (results_dir / ".bench" / "RESULTS.md").read_text()
 
 
 def test_idle_time_is_the_time_between_computations():
