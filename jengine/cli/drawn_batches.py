@@ -109,7 +109,7 @@ def draw_batches(loader: DataLoader | IterableLoader, count: int, name: str, max
                 batch = to_numpy(taken.pop())
             mask = get_mask(batch) if loader.batch_axis == 0 else None
             drawn.seconds.append(seconds)
-            drawn.examples.append((loader.batch_size or 0) if mask is None else int(np.sum(mask)))
+            drawn.examples.append((loader.batch_size or 1) if mask is None else int(np.sum(mask)))
             leaves = paths.flatten(batch)
             num_bytes += sum(np.asarray(leaf).nbytes for leaf in leaves.values())
             if index and num_bytes > max_bytes:

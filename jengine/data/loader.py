@@ -51,6 +51,7 @@ class DataLoader:
       batch_rules: with `batch_axis=None`, which entries are sharded over the devices; see `batch_settings`.
 
     Attributes:
+      batch_size: examples per batch; None if each sample is a batch.
       length: number of batches in an epoch.
 
     Raises:
@@ -77,6 +78,7 @@ class DataLoader:
     ) -> None:
         require_map_style(dataset)
         self.batch_axis, self.batch_rules = batch_settings(batch_axis, batch_rules)
+        self.batch_size = batch_size
         if batch_size is None:
             if self.batch_axis == 0:
                 raise TypeError("DataLoader needs the argument 'batch_size'")
@@ -85,7 +87,7 @@ class DataLoader:
             batch_size, collate_fn = 1, operator.itemgetter(0)
         if batch_size >= 2**31:
             raise ConfigError(f"`batch_size` must be below 2**31, the largest axis of an array, got {batch_size}")
-        self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
+        self.dataset, self._size, self.drop_last = dataset, batch_size, drop_last
         self.num_workers, self.num_threads, self.prefetch_factor = num_workers, num_threads, prefetch_factor
         self.device_prefetch = device_prefetch
         self.sampler = DefaultSampler(dataset, shuffle=False) if sampler is None else sampler
@@ -145,9 +147,9 @@ class DataLoader:
         if position >= self.length:
             epoch, position = epoch + 1, 0
         offset = self._shift[1] if self._shift[0] == epoch else 0
-        examples = position * self.batch_size + offset
+        examples = position * self._size + offset
         if self._order.is_endless:  # its epochs are sections of one stream, whose boundaries depend on the batch size
-            examples += epoch * self.length * self.batch_size
+            examples += epoch * self.length * self._size
         return {"epoch": epoch, "position": position, "examples": examples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -158,16 +160,16 @@ class DataLoader:
         """
         epoch, examples = int(state["epoch"]), int(state["examples"])
         if self._order.is_endless:
-            self.set_epoch(*divmod(examples // self.batch_size, self.length))
+            self.set_epoch(*divmod(examples // self._size, self.length))
             return
         remaining = self._count_whole(self._order.samples_per_epoch(self.drop_last) - examples)  # batches
-        start, offset = divmod(examples, self.batch_size)
+        start, offset = divmod(examples, self._size)
         if offset:
             start = self.length - min(remaining, self.length)
         if remaining <= 0 or start >= self.length:
             epoch, start, examples = epoch + 1, 0, 0
         self.set_epoch(epoch, start)
-        self._shift = (epoch, examples - start * self.batch_size)
+        self._shift = (epoch, examples - start * self._size)
 
     def example(self) -> Any:
         """Return the next epoch's first batch; the position does not change."""
@@ -223,10 +225,10 @@ class DataLoader:
 
     def _batch_source(self) -> BatchSource:
         return BatchSource(
-            self.dataset, self._order, self._collate, self.batch_size, self.length,
+            self.dataset, self._order, self._collate, self._size, self.length,
             masked=not self.drop_last and self.batch_axis == 0, is_whole=self.batch_axis is None, shift=self._shift,
         )  # fmt: skip
 
     def _count_whole(self, samples: int) -> int:
         """Return the number of batches in `samples` samples."""
-        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+        return samples // self._size if self.drop_last else -(-samples // self._size)

@@ -52,9 +52,18 @@ def read_auto_scale_lr(cfg: Mapping[str, Any] | None) -> AutoScaleLR:
 def scale_lr(
     optim_wrapper: OptimWrapper | OptimWrapperDict, scaling: AutoScaleLR, batch_size: int, logger: logging.Logger
 ) -> None:
-    """Scale every learning rate by the linear rule: the batch size over all devices, over the base batch size."""
+    """Scale every learning rate by the linear rule: the batch size over all devices, over the base batch size.
+
+    Raises:
+      ConfigError: the batch size is not known (0), or an optimizer has no learning rate to scale.
+    """
     if not scaling.enable:
         return
+    if not batch_size:
+        raise ConfigError(
+            "`auto_scale_lr.enable` must be False for batches of unknown size (batch_axis=None without `batch_size`), "
+            "got True"
+        )
     factor = batch_size / scaling.base_batch_size
     for wrapper in list_wrappers(optim_wrapper):
         for group in [*wrapper.param_groups, wrapper.base_param_settings]:

@@ -232,7 +232,7 @@ class Runner:
             self.train_loop = components.build_train_loop(self, self._sections["train_cfg"], loader)
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
-            batch_size = (loader.batch_size or 1) * self.strategy.data_shard.for_axis(loader.batch_axis).count
+            batch_size = (loader.batch_size or 0) * self.strategy.data_shard.for_axis(loader.batch_axis).count
             scale_lr(wrapper, self._auto_scale_lr, batch_size, self.logger)
             self._group_table = wrapper.group_table()  # before a warm-up changes the hyperparameters
             warn_of_accumulation(wrapper, self.model.module_types, self.logger)

@@ -59,7 +59,19 @@ def one_device_each(tmp_path_factory):
     """Results of all cases, by two processes with one device each; the last case ends with an error."""
     return run_cases(
         tmp_path_factory.mktemp("one"),
-        ["nothing", "replicas", "sharded", "tensor", "tensor_stream", "guarded", "stream", "swav", "odc", "failing"],
+        [
+            "nothing",
+            "replicas",
+            "sharded",
+            "tensor",
+            "tensor_stream",
+            "guarded",
+            "stream",
+            "swav",
+            "odc",
+            "whole",
+            "failing",
+        ],
         1,
     )
 
@@ -256,6 +268,15 @@ def test_processes_share_the_examples_of_a_stream_and_resume_at_their_positions(
     both = np.sort(np.concatenate([found["seen"] for found in parts], axis=1))
     batches = np.sort(training_cases.X[:, 0].reshape(-1, training_cases.BATCH))  # four in a pass
     np.testing.assert_array_equal(both, batches[[0, 1, 2, 3, 0, 1]])
+
+
+def test_batches_without_an_axis_of_examples_are_read_whole_by_both(one_device_each, tmp_path):
+    expected = training_cases.train_whole(tmp_path, 2)
+    assert expected["batches"] == 6
+    for part in one_device_each.load("whole"):
+        assert part.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(part[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_one_process_starts_the_pass_again_in_a_stream_that_two_have_read(one_device_each, tmp_path, caplog):

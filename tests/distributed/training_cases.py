@@ -21,7 +21,7 @@ from jengine.data.masking import get_mask
 from jengine.distributed import all_gather_objects, assert_equal_across_processes, get_processes, launch
 from jengine.evaluation import HostMetric, MetricAdapter
 from jengine.hooks import Hook
-from jengine.model import LinenModel
+from jengine.model import FunctionalModel, LinenModel
 from jengine.runner import Runner
 from jengine.sharding import DataShard
 from jengine.sharding.mesh import find_data_shard
@@ -173,6 +173,39 @@ def train_stream(work_dir, devices, stop=2):
         )
         state = runner.train()
     return {**flatten("params", state.params), "seen": np.stack(seen)}
+
+
+def train_whole(work_dir, devices):
+    """Train, validate and predict with batches without an axis of examples, which each process reads whole."""
+
+    def predict(params, batch):
+        return batch["nodes"] @ params["w"]
+
+    def loss(params, batch):
+        return jnp.square(predict(params, batch) - batch["edges"].mean()).mean() + batch["kl"] * params["w"].sum()
+
+    batches = [dict(nodes=X[8 * i : 8 * i + 8], edges=Y[i], kl=0.1 * i) for i in range(6)]
+    data = dict(dataset=batches, batch_axis=None)
+    runner = make_runner(
+        work_dir, model=FunctionalModel(lambda: {"w": jnp.ones(8)}, loss, predict),
+        train_dataloader=dict(**data, batch_rules=[("nodes", ("data",))]),
+        val_dataloader=data, val_cfg=dict(), val_evaluator=[dict(type="MeanLoss", loss=lambda outputs, _: outputs), Mean()],
+        default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None), randomness=dict(seed=0),
+        parallel=dict(type="Pjit", devices=devices),
+    )  # fmt: skip
+    runner.train()
+    values = {name: value for _, _, metrics in runner.validations for name, value in metrics.items()}
+    return {**flatten("params", runner.state.params), **values, "predictions": np.concatenate(runner.predict(data))}
+
+
+class Mean(HostMetric):
+    """Mean of all predictions, on the host."""
+
+    def process(self, data_batch, data_samples):
+        self.results.append(float(np.mean(data_samples)))
+
+    def compute_metrics(self, results):
+        return {"mean": float(np.mean(results)), "batches": float(len(results))}
 
 
 def train_sharded(work_dir, devices):
