@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.data.batch_check import describe_batch
+from jengine.data.host_entries import Batch
 from jengine.data.pipeline import build_function
 from jengine.errors import ConfigError, closest, config_path
 
-PyTree = Any
-AugmentFn = Callable[[PyTree, jax.Array], PyTree]
+AugmentFn = Callable[[Batch, jax.Array], Batch]
 _ENTRIES = ("augments", "probs")
 _RULE = "an augmentation must be a function (batch, rng) -> batch"
 
@@ -41,7 +41,7 @@ class BatchAugment:
         self.augments = list(augments)
         self.probs = np.asarray([*probs, max(0.0, 1.0 - sum(probs))], np.float32)
 
-    def __call__(self, batch: PyTree, rng: jax.Array) -> PyTree:
+    def __call__(self, batch: Batch, rng: jax.Array) -> Batch:
         """Return the augmented batch."""
         if self.probs[0] == 1:  # no random choice to compile
             return self.augments[0](batch, rng)
@@ -49,7 +49,7 @@ class BatchAugment:
         index = jax.random.choice(choice_rng, len(self.probs), p=jnp.asarray(self.probs))
         return jax.lax.switch(index, [*self.augments, identity], batch, augment_rng)
 
-    def check(self, batch: PyTree, rng: jax.Array) -> None:
+    def check(self, batch: Batch, rng: jax.Array) -> None:
         """Raise ConfigError if an augmentation changes the structure, a shape or a dtype in `batch`."""
         before = describe_batch(batch)
         for augment in self.augments:
@@ -63,7 +63,7 @@ class BatchAugment:
                 )
 
 
-def identity(batch: PyTree, rng: jax.Array) -> PyTree:
+def identity(batch: Batch, rng: jax.Array) -> Batch:
     """Return the batch unchanged."""
     return batch
 

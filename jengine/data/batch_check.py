@@ -7,10 +7,9 @@ import jax
 import numpy as np
 
 from jengine import paths
-from jengine.data.host_entries import HOST_KINDS, is_array, list_host_entries
+from jengine.data.host_entries import HOST_KINDS, Batch, is_array, list_host_entries
 from jengine.errors import ConfigError
 
-Batch = Any  # a pytree of arrays, and of host entries
 BatchRules = Sequence[tuple[str, Any]]  # part of an entry's name, and the mesh axes of its axes; see `DataLoader`
 # What batches of one form share: the structure, and shape and dtype of each array; host entries are None
 BatchForm = Mapping[str, tuple[tuple[int, ...], np.dtype] | None] | tuple[jax.tree_util.PyTreeDef, list[Any]]
@@ -145,8 +144,8 @@ class BatchCheck:
                 )
 
 
-def _is_wide_integer(leaf: Any) -> bool:
-    return type(leaf) is np.ndarray and leaf.dtype.itemsize == 8 and leaf.dtype.kind in "iu"
+def _is_wide_integer(leaf: object) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.dtype.itemsize == 8 and leaf.dtype.kind in "iu"
 
 
 def describe_batch(batch: Batch) -> dict[str, str]:

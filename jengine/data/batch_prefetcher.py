@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from jengine.data.batches import BatchSource
+from jengine.data.host_entries import Batch
 
 THREAD = "jengine-batches"  # name of the threads that build batches ahead
 _WORKER = "grain-process-prefetch"  # start of the names of grain's processes
@@ -45,10 +46,10 @@ class BatchPrefetcher:
             reader.seek(-((worker - index) // len(self._readers)))
         self.next = index
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         try:
             batch = next(self._readers[self.next % len(self._readers)])
         except Exception:
@@ -77,8 +78,8 @@ class _Threads:
     def __init__(self, source: BatchSource, stop: int, num_threads: int, prefetch_factor: int) -> None:
         self._source, self._stop = source, stop
         self._num_threads, self._ahead = num_threads, num_threads * prefetch_factor
-        self._tasks: queue.SimpleQueue[tuple[Future[Any], int] | None] = queue.SimpleQueue()
-        self._futures: collections.deque[Future[Any]] = collections.deque()
+        self._tasks: queue.SimpleQueue[tuple[Future[Batch], int] | None] = queue.SimpleQueue()
+        self._futures: collections.deque[Future[Batch]] = collections.deque()
         self._submitted: int | None = None  # index after the last batch in `_futures`
 
     def seek(self, index: int) -> None:
@@ -90,7 +91,7 @@ class _Threads:
         self._submitted = index
         self._fill()
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         future = self._futures.popleft()  # batches come in order, whichever thread is first
         self._fill()
         return future.result()
@@ -104,7 +105,7 @@ class _Threads:
     def _fill(self) -> None:
         assert self._submitted is not None
         while len(self._futures) < self._ahead and self._submitted < self._stop:
-            future: Future[Any] = Future()
+            future: Future[Batch] = Future()
             self._futures.append(future)
             self._tasks.put((future, self._submitted))
             self._submitted += 1
@@ -114,7 +115,7 @@ class _Threads:
             self._futures.pop().cancel()
 
 
-def _build(source: BatchSource, tasks: Any) -> None:
+def _build(source: BatchSource, tasks: "queue.SimpleQueue[tuple[Future[Batch], int] | None]") -> None:
     """Build the batches in `tasks` until None arrives."""
     while (task := tasks.get()) is not None:
         future, index = task
@@ -146,7 +147,7 @@ class _Worker:
         grain.experimental.set_next_index(self._iterator, index)
         self._iterator.start_prefetch()
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         return next(self._iterator)
 
     def close(self) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from jengine.data.batch_check import Batch, BatchForm, batch_form
+from jengine.data.batch_check import BatchForm, batch_form
+from jengine.data.host_entries import Batch
 
 Position = Any  # of a loader's `state_dict`
 

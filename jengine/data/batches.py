@@ -6,14 +6,23 @@ can fetch different batches, and a resumed run continues at once.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from jengine.data.collate import default_collate, to_numpy
+from jengine.data.host_entries import Batch, Sample
 from jengine.data.masking import with_mask
 from jengine.data.samplers import IteratedSampler, Sampler
 from jengine.errors import ConfigError
+
+
+class Samples(Protocol):
+    """Dataset with access by index."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Sample: ...
+
 
 # More epochs than any run has; grain requires the length of a source.
 _MAX_EPOCHS = 2**24
@@ -25,7 +34,7 @@ class BatchSource:
 
     dataset: Any  # has `__getitems__(indices)` or `__getitem__(index)`
     order: Sampler | IteratedSampler
-    collate: Callable[[Sequence[Any]], Any]  # batches from `__getitems__` are used as they are with `default_collate`
+    collate: Callable[[Sequence[Sample]], Batch]  # with the default one, batches of `__getitems__` stay as they are
     batch_size: int
     length: int  # batches per epoch
     masked: bool  # whether short batches are padded and every batch gets a mask for the real examples
@@ -40,7 +49,7 @@ class BatchSource:
     def __repr__(self) -> str:
         return f"BatchSource({type(self.dataset).__name__}, batch_size={self.batch_size})"
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Batch:
         epoch, position = divmod(index, self.length)
         loaded = self._epoch
         _, indices, mask = loaded if loaded is not None and loaded[0] == epoch else self.load_epoch(epoch)
@@ -62,7 +71,7 @@ class BatchSource:
         self._epoch = (epoch, np.concatenate([indices, padding]), np.arange(count) < num_real)
         return self._epoch
 
-    def _fetch(self, epoch: int, indices: np.ndarray) -> Any:
+    def _fetch(self, epoch: int, indices: np.ndarray) -> Batch:
         dataset = self.dataset.at_epoch(epoch) if hasattr(self.dataset, "at_epoch") else self.dataset
         if hasattr(dataset, "__getitems__") and not self._collates_samples:
             fetched = dataset.__getitems__(indices)
@@ -80,7 +89,7 @@ class BatchSource:
         return self.collate([_read(dataset, index) for index in indices.tolist()])
 
 
-def _read(dataset: Any, index: int) -> Any:
+def _read(dataset: Samples, index: int) -> Sample:
     try:
         return dataset[index]
     except Exception as error:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jengine.annotations import is_mapping
+from jengine.data.batches import Samples
 from jengine.data.find_source import is_stream, require_map_style
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
@@ -65,7 +66,7 @@ def build_dataloader(
     return DataLoader(**arguments)
 
 
-def get_batch_axis(cfg_or_loader: Any) -> Any:
+def get_batch_axis(cfg_or_loader: object) -> object:
     """Return `batch_axis` of a config or its dataset, or of a loader or an iterable."""
     if is_mapping(cfg_or_loader) and "batch_axis" in cfg_or_loader:
         return cfg_or_loader["batch_axis"]
@@ -113,7 +114,7 @@ def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, pr
     return IterableLoader(arguments.pop("dataset"), train, **arguments, **shard)
 
 
-def _build_sampler(cfg: Any, dataset: Any, train: bool, defaults: dict[str, Any]) -> Any:
+def _build_sampler(cfg: Any, dataset: Samples, train: bool, defaults: dict[str, Any]) -> Any:
     cfg = as_config(cfg)
     if cfg is None:
         return DefaultSampler(dataset, shuffle=train, **defaults)
@@ -130,7 +131,7 @@ def _build_sampler(cfg: Any, dataset: Any, train: bool, defaults: dict[str, Any]
     return DATA_SAMPLERS.build({**{k: v for k, v in cfg.items() if k not in extra}, "dataset": dataset, **extra})
 
 
-def _check_shard(divided: Any, index: int, count: int) -> None:
+def _check_shard(divided: object, index: int, count: int) -> None:
     """Raise ConfigError unless a sampler, or a loader of examples, reads exactly this process's share."""
     if not isinstance(divided, Sampler | IterableLoader) or (
         isinstance(divided, IterableLoader) and divided.is_batched

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine import paths
+from jengine.data.host_entries import Batch, Sample
 
 _TEXT = (str, bytes, datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
 
 
-def default_collate(samples: Sequence[Any]) -> Any:
+def default_collate(samples: Sequence[Sample]) -> Batch:
     """Stack samples along a new leading axis.
 
     >>> default_collate([{"x": 0.5, "y": 0}, {"x": 1.5, "y": 1}])
@@ -37,19 +38,19 @@ def _stack(*leaves: Any) -> np.ndarray:
     return np.array(leaves) if isinstance(leaves[0], np.generic | int | float) else np.stack(leaves)
 
 
-def is_numbers(node: Any) -> bool:
+def is_numbers(node: object) -> bool:
     """Return whether a node is a list of numbers, or of such lists: an array in plain Python."""
     if type(node) is not list or not node:
         return False
     return all(isinstance(item, int | float | np.number | np.bool_) or is_numbers(item) for item in node)
 
 
-def _is_numbers_in(root: Any) -> Callable[[Any], bool]:
+def _is_numbers_in(root: object) -> Callable[[object], bool]:
     # A sample may itself be a list of numbers, such as [x, y].
     return lambda node: node is not root and is_numbers(node)
 
 
-def stack_batches(batches: Sequence[Any]) -> Any:
+def stack_batches(batches: Sequence[Batch]) -> Batch:
     """Stack batches with equal structure and shapes along a new leading axis: real[K, B, ...]."""
 
     def stack(*leaves: Any) -> Any:
@@ -62,12 +63,12 @@ def stack_batches(batches: Sequence[Any]) -> Any:
     return jax.tree.map(stack, *batches)
 
 
-def is_flat(batch: Any) -> bool:
+def is_flat(batch: Batch) -> bool:
     """Return whether a batch is a plain dict of NumPy arrays, which needs no traversal as a pytree."""
     return type(batch) is dict and set(map(type, batch.values())) <= {np.ndarray}
 
 
-def to_numpy(batch: Any) -> Any:
+def to_numpy(batch: Batch) -> Batch:
     """Return a foreign batch or example with NumPy arrays, also for lists of numbers, strings or dates.
 
     Raises:
@@ -97,12 +98,14 @@ def _to_array(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def _is_text(node: Any) -> bool:
+def _is_text(node: object) -> bool:
     """Return whether a node is a list of strings or dates, such as file names."""
-    return type(node) in (list, tuple) and bool(node) and all(isinstance(item, _TEXT) for item in node)
+    if not isinstance(node, list | tuple) or type(node) not in (list, tuple):  # a NamedTuple is a container
+        return False
+    return bool(node) and all(isinstance(item, _TEXT) for item in node)
 
 
-def count_examples(batch: Any) -> int:
+def count_examples(batch: Batch) -> int:
     """Return the number of examples in a batch, which all leaves must have as leading axis; ValueError otherwise."""
     leaves = list(batch.values()) if is_flat(batch) else jax.tree.leaves(batch)
     sizes = {leaf.shape[:1] if type(leaf) is np.ndarray else np.shape(leaf)[:1] for leaf in leaves}
@@ -115,13 +118,13 @@ def count_examples(batch: Any) -> int:
     return sizes.pop()[0]
 
 
-def pad_examples(batch: Any, size: int) -> Any:
+def pad_examples(batch: Batch, size: int) -> Batch:
     """Repeat the last example until the batch has `size` examples."""
     missing = size - count_examples(batch)
     return jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)]), batch)
 
 
-def _describe_difference(samples: Sequence[Any]) -> str:
+def _describe_difference(samples: Sequence[Sample]) -> str:
     """Return why the samples cannot be stacked."""
     to_array = lambda leaf: np.asarray(leaf, object) if type(leaf) is list else leaf  # noqa: E731  # of any lengths
     samples = [jax.tree.map(to_array, sample, is_leaf=_is_numbers_in(sample)) for sample in samples]

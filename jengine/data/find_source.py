@@ -41,21 +41,21 @@ def as_source(data: Any) -> sources.DataSource:
     )
 
 
-def is_stream(data: Any) -> bool:
+def is_stream(data: object) -> bool:
     """Return whether an object can only be read in its own order: by iterating it, or a function's result."""
     if is_map_style(data) or isinstance(data, Mapping):
         return False
     return hasattr(data, "__iter__") or (callable(data) and not hasattr(data, "__getitem__"))
 
 
-def _not_batches(data: Any) -> ConfigError:
+def _not_batches(data: object) -> ConfigError:
     return ConfigError(
         f"a dataloader must be a config dict or an iterable of batches, got the dataset {type(data).__name__}; use "
         "dict(dataset=..., batch_size=...)"
     )
 
 
-def is_map_style(data: Any) -> bool:
+def is_map_style(data: object) -> bool:
     """Return whether an object has a length and access by index, so that a sampler can choose batches."""
     if isinstance(data, Mapping) or not hasattr(data, "__len__"):
         return False
@@ -65,7 +65,7 @@ def is_map_style(data: Any) -> bool:
     return hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
 
 
-def require_map_style(dataset: Any) -> None:
+def require_map_style(dataset: object) -> None:
     """Raise a TypeError unless `is_map_style`."""
     if not is_map_style(dataset):
         advice = "; wrap its arrays in ArrayDataset" if isinstance(dataset, Mapping) else ""
@@ -73,7 +73,7 @@ def require_map_style(dataset: Any) -> None:
         raise TypeError(f"`dataset` must have __len__ and __getitem__ for 0 to N - 1, got {kind}{advice}")
 
 
-def set_epoch(data: Any, epoch: int) -> None:
+def set_epoch(data: object, epoch: int) -> None:
     """Pass the epoch to the first `set_epoch` in the data, the sampler, the batch sampler's sampler, and that."""
     batch_sampler = getattr(data, "batch_sampler", None)
     owners = [data, getattr(data, "sampler", None), getattr(batch_sampler, "sampler", None), batch_sampler]
@@ -83,5 +83,5 @@ def set_epoch(data: Any, epoch: int) -> None:
             return
 
 
-def _is_of(data: Any, package: str) -> bool:
+def _is_of(data: object, package: str) -> bool:
     return type(data).__module__.partition(".")[0] == package

@@ -8,18 +8,21 @@ import numpy as np
 
 from jengine import paths
 
+Batch = Any  # a pytree with arrays, which go to the device, and host entries
+Sample = Any  # likewise, of one example
+
 # Kinds of NumPy dtypes without a form on the device: objects, strings, bytes, dates and durations.
 HOST_KINDS = frozenset("OUSMm")
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: object) -> bool:
     """Return whether a leaf can be stored on a device: a numeric or boolean array, or a number."""
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind not in HOST_KINDS
     return isinstance(leaf, jax.Array | bool | int | float | complex) or hasattr(leaf, "__jax_array__")
 
 
-def select_arrays(batch: Any) -> Any:
+def select_arrays(batch: Batch) -> Batch:
     """Return a batch without host entries; the batch itself if it has none.
 
     Entries in dicts are left out. Entries in tuples and lists become None, so that the other positions stay.
@@ -41,19 +44,19 @@ def select_arrays(batch: Any) -> Any:
     return _prune(batch)
 
 
-def put_arrays(batch: Any, put: Callable[[Any], Any]) -> Any:
+def put_arrays(batch: Batch, put: Callable[[Batch], Batch]) -> Batch:
     """Send the arrays in a batch to the device, with one call to `put`; host entries stay where they are."""
     arrays = select_arrays(batch)
     return put(batch) if arrays is batch else _merge(batch, put(arrays))  # one transfer for all arrays
 
 
-def list_host_entries(batch: Any) -> dict[str, str]:
+def list_host_entries(batch: Batch) -> dict[str, str]:
     """Return the host entries by dotted path, each with a dtype or type."""
     leaves = paths.flatten(batch).items()
     return {path: str(getattr(leaf, "dtype", type(leaf).__name__)) for path, leaf in leaves if not is_array(leaf)}
 
 
-def _prune(node: Any) -> Any:
+def _prune(node: Batch) -> Batch:
     if isinstance(node, Mapping):
         pruned = {key: _prune(value) for key, value in node.items()}
         return {key: value for key, value in pruned.items() if value is not None or node[key] is None}
@@ -62,7 +65,7 @@ def _prune(node: Any) -> Any:
     return jax.tree.map(_prune, node, is_leaf=lambda child: child is not node)
 
 
-def _merge(batch: Any, arrays: Any) -> Any:
+def _merge(batch: Batch, arrays: Batch) -> Batch:
     """Return `batch` with the leaves from `arrays`, and its own where `arrays` has none."""
     if isinstance(batch, Mapping):  # `jax.tree.map` would sort the keys
         return {key: _merge(value, arrays[key]) if key in arrays else value for key, value in batch.items()}

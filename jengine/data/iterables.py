@@ -12,7 +12,7 @@ import numpy as np
 from jengine.data.batch_check import BatchRules, batch_settings
 from jengine.data.collate import count_examples, default_collate, pad_examples, to_numpy
 from jengine.data.find_source import as_source, set_epoch
-from jengine.data.host_entries import select_arrays
+from jengine.data.host_entries import Batch, Sample, select_arrays
 from jengine.data.masking import with_mask
 from jengine.data.sources import Pass
 from jengine.errors import ConfigError
@@ -60,7 +60,7 @@ class IterableLoader:
         iterable: Any,
         train: bool,
         batch_size: int | None = None,
-        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+        collate_fn: Callable[[Sequence[Sample]], Batch] | None = None,
         num_batch_per_epoch: int | None = None,
         device_prefetch: int | None = None,
         process_index: int = 0,
@@ -191,7 +191,7 @@ class IterableLoader:
         other.set_epoch(epoch)
         return other
 
-    def example(self) -> Any:
+    def example(self) -> Batch:
         """Return the first batch of the next pass, which yields it again; ValueError if there is none."""
         if self._opened is None:
             reading = self.source.open(self.epoch, 0, None)
@@ -209,14 +209,14 @@ class IterableLoader:
             self._opened[1].close()
             self._opened = None
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         start, self._next = self._next, _start_of(self._next["epoch"])
         self._current = start
         if start["position"] and self._size is None:
             self.example()  # the size of the first batch is that of all
         return self._batches(start)
 
-    def _batches(self, start: State) -> Iterator[Any]:
+    def _batches(self, start: State) -> Iterator[Batch]:
         epoch, position, examples = start["epoch"], start["position"], start["examples"]
         skip = start.get("skip", examples * self._share[1] if not self.is_batched else position)
         reading, first = self._open(start, skip)
@@ -288,7 +288,7 @@ class IterableLoader:
         own += own[-1:] * (self._elements // count - len(own))
         return self._collate([to_numpy(example) for example in own]), num_real
 
-    def _measure(self, batch: Any, num_real: int | None) -> tuple[int, int]:
+    def _measure(self, batch: Batch, num_real: int | None) -> tuple[int, int]:
         """Return the number of real examples in a batch, and in a whole batch."""
         if self.batch_axis is None and num_real is None:
             return 1, 1
@@ -306,7 +306,7 @@ class IterableLoader:
                 f"batches must have the same size, got {size} examples in batch 0 and {count} in batch {position}"
             )
 
-    def _add_mask(self, batch: Any, count: int, size: int) -> Any:
+    def _add_mask(self, batch: Batch, count: int, size: int) -> Batch:
         if self._last_smaller is False and not isinstance(batch, Mapping) and count == size:
             return batch  # no batch needs padding, so none needs a mask
         is_padded = count == size or not self.is_batched
@@ -326,7 +326,7 @@ def _start_of(epoch: int) -> State:
     return {"epoch": epoch, "position": 0, "examples": 0}
 
 
-def _last_is_smaller(iterable: Any, total: int | None) -> bool | None:
+def _last_is_smaller(iterable: object, total: int | None) -> bool | None:
     """Return whether the last batch is smaller; None if that is unknown without a pass over the data."""
     if total is None or total < 2:
         return None if total is None else False

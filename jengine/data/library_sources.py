@@ -7,16 +7,23 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jengine.data.batch_prefetcher import parse_flags
 from jengine.data.sources import DataSource, Pass, Resume, find_length, skip, state_dict_source
+
+if TYPE_CHECKING:
+    import datasets
+    import grain
+    import tensorflow
+    import torch.utils.data
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
 _LOGGER = logging.getLogger("jengine")
 _END = object()
 
 
-def grain_source(data: Any) -> DataSource:
+def grain_source(data: "grain.IterDataset | grain.DataLoader") -> DataSource:
     """Return the source for a grain `IterDataset` or `DataLoader`, whose iterators have a state."""
     is_loader = type(data).__name__ == "DataLoader"
     kind = "grain.DataLoader" if is_loader else "grain.IterDataset"
@@ -42,7 +49,7 @@ def grain_source(data: Any) -> DataSource:
     return DataSource(data, kind, open_pass, find_length(data), "exact", snapshot_interval=1, get_state=get_state)
 
 
-def grain_map_source(data: Any) -> DataSource:
+def grain_map_source(data: "grain.MapDataset") -> DataSource:
     """Return the source for a grain `MapDataset`: pass e is the e-th repetition, shuffled with another seed."""
     length = None if len(data) >= sys.maxsize else len(data)
 
@@ -76,7 +83,7 @@ def grain_map_source(data: Any) -> DataSource:
     )
 
 
-def torchdata_source(data: Any) -> DataSource:
+def torchdata_source(data: "StatefulDataLoader") -> DataSource:
     """Return the source for torchdata's `StatefulDataLoader`; the state after a pass determines the next order."""
     source = state_dict_source(data)
 
@@ -87,7 +94,7 @@ def torchdata_source(data: Any) -> DataSource:
     return dataclasses.replace(source, get_end_state=get_end_state)
 
 
-def hugging_face_source(data: Any) -> DataSource:
+def hugging_face_source(data: "datasets.IterableDataset") -> DataSource:
     """Return the source for a Hugging Face `datasets` stream, whose order is a function of seed and epoch."""
 
     def shard(index: int, count: int) -> DataSource:  # shards, or examples if the shards do not divide
@@ -103,7 +110,7 @@ def hugging_face_source(data: Any) -> DataSource:
     return dataclasses.replace(source, resume="replayed", snapshot_interval=None, advice=advice)
 
 
-def torch_source(data: Any) -> DataSource:
+def torch_source(data: "torch.utils.data.DataLoader") -> DataSource:
     """Return the source for a PyTorch `DataLoader`, whose order may be known."""
     from torch.utils import data as torch_data
 
@@ -135,7 +142,7 @@ def torch_source(data: Any) -> DataSource:
     return DataSource(data, "torch.DataLoader", open_pass, find_length(data), resume, advice, get_end_state=get_state)
 
 
-def tensorflow_source(data: Any) -> DataSource:
+def tensorflow_source(data: "tensorflow.data.Dataset") -> DataSource:
     """Return the source for a `tf.data.Dataset`; a position is a TensorFlow checkpoint, with shuffle buffers.
 
     A dataset with known length is one endless repetition, which shuffles each pass differently.

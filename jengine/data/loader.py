@@ -11,6 +11,7 @@ from jengine.data.batch_prefetcher import BatchPrefetcher
 from jengine.data.batches import BatchSource
 from jengine.data.collate import default_collate
 from jengine.data.find_source import require_map_style
+from jengine.data.host_entries import Batch, Sample
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.data.sources import Resume
 from jengine.errors import ConfigError
@@ -70,7 +71,7 @@ class DataLoader:
         num_workers: Index = 0,
         num_threads: Index = 0,
         prefetch_factor: Count = 2,
-        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+        collate_fn: Callable[[Sequence[Sample]], Batch] | None = None,
         num_batch_per_epoch: Count | None = None,
         device_prefetch: Index = 2,
         batch_axis: Literal[0] | None = 0,
@@ -132,7 +133,7 @@ class DataLoader:
         self._epoch, self._start, self._position = epoch, start, start
         self._shift = (epoch, 0)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         epoch = self.epoch
         start, self._start = self._start, 0
         self._epoch, self._position = epoch, start
@@ -171,7 +172,7 @@ class DataLoader:
         self.set_epoch(epoch, start)
         self._shift = (epoch, examples - start * self._size)
 
-    def example(self) -> Any:
+    def example(self) -> Batch:
         """Return the next epoch's first batch; the position does not change."""
         epoch = self.epoch
         first = epoch * self.length
@@ -193,7 +194,7 @@ class DataLoader:
             self._prefetcher.close()
             self._prefetcher = None
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         first, end = epoch * self.length + start, (epoch + 1) * self.length
         source = self._source(epoch, first, end)
         for position in range(start, self.length):
@@ -202,7 +203,7 @@ class DataLoader:
             self._position = position + 1
             yield taken.pop()
 
-    def _source(self, epoch: int, first: int, end: int) -> Iterator[Any]:
+    def _source(self, epoch: int, first: int, end: int) -> Iterator[Batch]:
         """Return the batches from index `first` on, from the running threads and workers, if there are any."""
         prefetcher = self._prefetcher
         is_shifted = self._shift[1] or (prefetcher is not None and prefetcher.source.shift[1])

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.data.host_entries import Batch
+
 MASK = "mask"
 _IS_WHOLE: contextvars.ContextVar[bool] = contextvars.ContextVar("jengine_whole_batches", default=False)
 
@@ -55,7 +57,7 @@ class MaskedTuple(tuple[Any, ...]):
         return cls(items, mask)
 
 
-def with_mask(batch: Any, mask: np.ndarray) -> Any:
+def with_mask(batch: Batch, mask: np.ndarray) -> Batch:
     """Add a mask for the real examples, bool[B]: as the entry `mask` in a dict; a tuple or list becomes a
     `MaskedTuple`.
 
@@ -107,7 +109,7 @@ def are_whole() -> bool:
     return _IS_WHOLE.get()
 
 
-def get_mask(batch: Any) -> Any:
+def get_mask(batch: Batch) -> Any:
     """Return the mask for the real examples, bool[B]; None if the batch has none, as without padding."""
     if _IS_WHOLE.get():
         return None
@@ -116,7 +118,7 @@ def get_mask(batch: Any) -> Any:
     return batch.get(MASK) if isinstance(batch, Mapping) else None
 
 
-def without_mask(batch: Any) -> Any:
+def without_mask(batch: Batch) -> Batch:
     """Return the batch as it was before `with_mask`; a list becomes a tuple."""
     if isinstance(batch, MaskedTuple):
         return tuple(batch)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from jengine.annotations import ConfigOf
+from jengine.data.host_entries import Sample
 from jengine.errors import config_path
 from jengine.registry import DATASETS, TRANSFORMS
 
@@ -46,7 +47,7 @@ class Pipeline:
         """True if a transform draws random numbers."""
         return any(self._takes_rng)
 
-    def __call__(self, sample: Any, rng: np.random.RandomState | None = None) -> Any:
+    def __call__(self, sample: Sample, rng: np.random.RandomState | None = None) -> Sample:
         """Return the transformed sample; `rng` is for random transforms."""
         for transform, takes_rng in zip(self.transforms, self._takes_rng, strict=True):
             sample = transform(sample, rng) if takes_rng else transform(sample)

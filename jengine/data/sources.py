@@ -7,8 +7,10 @@ itself, PyTorch in a generator, TensorFlow in its own checkpoint, most others no
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, Optional
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, Literal, Optional, Protocol
+
+from jengine.data.host_entries import Batch
 
 Resume = Literal["exact", "replayed", "lost"]
 
@@ -26,6 +28,14 @@ class Pass:
         close = getattr(self.iterator, "close", None)  # a foreign iterator need not have it
         if close is not None:
             close()
+
+
+class Stateful(Protocol):
+    """Data that know their position."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
+    def load_state_dict(self, state: Any) -> object: ...  # noqa: D102
 
 
 def _no_state(reading: Pass) -> None:
@@ -69,19 +79,19 @@ class DataSource:
     copy: Callable[[], "DataSource"] | None = None
 
 
-def sequence_source(data: Any) -> DataSource:
+def sequence_source(data: Sequence[Batch]) -> DataSource:
     """Return the source for a list or tuple with batches, which can start anywhere."""
     open_pass = lambda epoch, start, state: Pass(itertools.islice(data, start, None))  # noqa: E731
     return DataSource(data, type(data).__name__, open_pass, len(data), "exact")
 
 
-def iterable_source(data: Any) -> DataSource:
+def iterable_source(data: Iterable[Batch]) -> DataSource:
     """Return the source for data that can be iterated repeatedly, without a position: elements are dropped."""
     open_pass = lambda epoch, start, state: Pass(skip(iter(data), start))  # noqa: E731
     return DataSource(data, type(data).__name__, open_pass, find_length(data))
 
 
-def function_source(data: Any) -> DataSource:
+def function_source(data: Callable[[], Iterable[Batch]]) -> DataSource:
     """Return the source for a function, such as a generator function, that returns the iterator for each pass."""
     kind = f"function {getattr(data, '__name__', type(data).__name__)}"
     return DataSource(data, kind, lambda epoch, start, state: Pass(skip(iter(data()), start)))
@@ -110,7 +120,7 @@ def iterator_source(data: Any) -> DataSource:
     return dataclasses.replace(source, resume="exact", snapshot_interval=1, get_state=lambda reading: data.get_state())
 
 
-def state_dict_source(data: Any) -> DataSource:
+def state_dict_source(data: Stateful) -> DataSource:
     """Return the source for an object with `state_dict` and `load_state_dict`, and `set_epoch` if passes differ."""
 
     def open_pass(epoch: int, start: int, state: Any) -> Pass:
@@ -136,9 +146,9 @@ def skip(iterator: Iterator[Any], count: int) -> Iterator[Any]:
     return iterator
 
 
-def find_length(data: Any) -> int | None:
+def find_length(data: Iterable[Batch]) -> int | None:
     """Return the length; None if the data have none."""
     try:
-        return len(data)
-    except TypeError:
+        return len(data) if isinstance(data, Sized) else None
+    except TypeError:  # it has the method, and no length
         return None
