@@ -146,6 +146,18 @@ def test_validation_counts_each_batch_once_and_prediction_returns_one_result_per
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
 
 
+def test_metrics_count_every_label_of_a_batch(make_runner):
+    batches = [dict(nodes=make_graphs(i, 4 + i).nodes, label=np.arange(4 + i) % 3, mask=np.zeros(2)) for i in range(2)]
+    model = FunctionalModel(lambda: {"w": jnp.ones(())}, lambda p, b: p["w"], lambda p, b: p["w"] * b["nodes"])
+    cfg = dict(max_epochs=1, on_recompile="warn")
+    data = dict(dataset=batches, batch_axis=None)
+    evaluation = dict(val_dataloader=data, val_cfg=dict(), val_evaluator=dict(type="Accuracy"))
+    runner = make_runner(**{**arguments(data, model=model, train_cfg=cfg), **evaluation})
+    runner.train()
+    correct = [batch["nodes"].argmax(axis=1) == batch["label"] for batch in batches]
+    assert runner.validations[-1][2]["accuracy/top1"] == pytest.approx(np.mean(np.concatenate(correct)))
+
+
 @pytest.mark.parametrize("stop", [1, 4, 6, 9])
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_resumed_run_is_bit_equal(make_runner, tmp_path, stop, is_stream):
