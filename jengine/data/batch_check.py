@@ -37,7 +37,8 @@ def batch_settings(
             )
         return 0, None
     for rule in batch_rules or ():
-        if isinstance(rule, str) or len(rule) != 2 or not isinstance(rule[0], str) or isinstance(rule[1], str):
+        is_pair = isinstance(rule, Sequence) and len(rule) == 2 and isinstance(rule[0], str)
+        if not is_pair or isinstance(rule[1], str):  # the axes of an entry, not one
             raise ConfigError(f"`batch_rules` must be pairs such as ('nodes', ('data',)), got {rule!r}")
     return None, tuple(batch_rules or ())
 

@@ -41,7 +41,7 @@ class IterableLoader:
       num_batch_per_epoch: maximum number of batches in a pass.
       device_prefetch: batches that a loop sends to the device ahead of the current one; None for the iterable's
         attribute with that name, or 2.
-      batch_axis, batch_rules: see `DataLoader`; None for the iterable's attributes with these names.
+      batch_axis, batch_rules: see `DataLoader`; by default those that `iterable` has as attributes.
       process_index, process_count: this process and how many share the examples; with P processes, p reads the p-th,
         (p + P)-th ... example. Batches are not divided: each process should yield its own.
 
