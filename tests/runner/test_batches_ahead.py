@@ -16,9 +16,9 @@ class Ahead(Hook):
         self.sent_before = {}
 
     def count(self, put):
-        def put_and_count(batch):
+        def put_and_count(batch, **settings):
             self.sent += 1
-            return put(batch)
+            return put(batch, **settings)
 
         return put_and_count
 
