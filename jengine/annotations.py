@@ -279,6 +279,15 @@ def is_number(value: Any) -> bool:
     if hasattr(value, "dtype"):
         kind = getattr(value.dtype, "kind", "")  # the dtype of a PRNG key has none
         return value.shape == () and kind in ("i", "u", "f", "V")  # V: bfloat16 and other ml_dtypes
+    return is_host_number(value)
+
+
+def is_host_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a real number, but neither a bool nor an array, which may have to be fetched.
+
+    >>> [is_host_number(value) for value in (1, 0.5, True, "1")]
+    [True, True, False, False]
+    """
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from jengine import paths
+from jengine.annotations import is_mapping
 from jengine.errors import ConfigError
 from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, merge_equal
 from jengine.optim.param_groups.modules import Module, Parameter, ParamsSource, get_params, module_tree
@@ -53,7 +54,7 @@ class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
         super().__init__(optim_wrapper_cfg, paramwise_cfg)
         self.own_settings: dict[str, Any] = {}
-        if hasattr(self.optimizer_cfg, "items"):
+        if is_mapping(self.optimizer_cfg):
             cfg = dict(self.optimizer_cfg.items())
             self.own_settings = {name: cfg.pop(name) for name in self.optimizer_keys if name in cfg}
             self.optimizer_cfg = cfg  # the optimizer itself must not see iMIX's settings

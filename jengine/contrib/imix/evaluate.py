@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jengine.annotations import Count
+from jengine.annotations import Count, is_host_number
 from jengine.checkpoint import infer_rule, publish
 from jengine.contrib.imix.checkpoint import CheckPointHook
 from jengine.contrib.imix.hook_base import HookBase
@@ -146,11 +146,7 @@ def select_metrics(result: dict[str, Any], names: Sequence[str] | None) -> dict[
     >>> select_metrics({"vqa/accuracy": 0.5, "loss": 2, "note": "text"}, ["accuracy"])
     {'vqa/accuracy': 0.5}
     """
-    numbers = {
-        name: float(value)
-        for name, value in result.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    numbers = {name: float(value) for name, value in result.items() if is_host_number(value)}
     if names is None:
         return numbers
     selected = {name: value for name, value in numbers.items() if {name, name.rsplit("/", 1)[-1]} & set(names)}

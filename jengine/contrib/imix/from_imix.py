@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jengine.annotations import Count, check_values, parameters_of
+from jengine.annotations import Count, check_values, is_mapping, parameters_of
 from jengine.config import check_keys
 from jengine.contrib.imix.checkpoint import CheckPointHook
 from jengine.contrib.imix.optimizer import Fp16OptimizerHook, OptimizerHook
@@ -131,10 +131,11 @@ def _optimizer_hook(cfg: _Sections) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _split_optimizer(optimizer: Any) -> dict[str, Any]:
     """Return `optimizer`, `constructor` and `paramwise_cfg`; iMIX has the last two inside the first."""
-    if not hasattr(optimizer, "items"):
+    if not is_mapping(optimizer):
         return {"optimizer": optimizer}
     arguments = dict(optimizer.items())
-    rules = {name: arguments.pop(name) for name in ("constructor", "paramwise_cfg") if name in arguments}
+    names: list[str] = [name for name in ("constructor", "paramwise_cfg") if name in arguments]
+    rules = {name: arguments.pop(name) for name in names}
     if rules or "training_encoder_lr_multiply" in arguments:
         rules.setdefault("constructor", "DefaultOptimizerConstructor")  # iMIX's
     return {**rules, "optimizer": arguments}

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jengine.annotations import Count
+from jengine.annotations import Count, is_mapping
 from jengine.contrib.imix.hook_base import HookBase
 from jengine.contrib.imix.log_buffer import LogBuffer
 from jengine.contrib.imix.writers import WRITERS, LogBufferWriter, TensorboardLoggerHook
@@ -38,7 +38,7 @@ class PeriodicLogger(HookBase):
         self.loggers: list[LogBufferWriter] = []
         for index, logger in enumerate(loggers):
             with config_path("loggers", index):
-                built = WRITERS.build(logger) if hasattr(logger, "items") else logger
+                built = WRITERS.build(logger) if is_mapping(logger) else logger
                 if not isinstance(built, LogBufferWriter):
                     raise TypeError(f"a writer must be a LogBufferWriter or the config of one, got {built!r}")
                 self.loggers.append(built)

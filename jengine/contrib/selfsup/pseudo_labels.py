@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from jengine.annotations import ConfigOf
+from jengine.annotations import ConfigOf, is_mapping
 from jengine.data.samplers import DefaultSampler
 from jengine.errors import ArgumentError
 from jengine.registry import DATA_SAMPLERS, DATASETS
@@ -29,7 +29,7 @@ class PseudoLabelDataset:
     """
 
     def __init__(self, dataset: Annotated[Any, ConfigOf(DATASETS)]) -> None:
-        self.dataset = DATASETS.build(dataset) if hasattr(dataset, "items") else dataset
+        self.dataset = DATASETS.build(dataset) if is_mapping(dataset) else dataset
         self.metainfo = getattr(self.dataset, "metainfo", {})  # optional in datasets of users
         self.pseudo_labels = np.full(len(self.dataset), -1, np.int32)
 

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import optax
 
+from jengine.annotations import is_mapping
 from jengine.errors import ConfigError, config_path
 from jengine.optim.optimizers.optax_optimizers import from_factory, from_optax
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -41,7 +42,7 @@ def build_optimizer(
     with config_path("optimizer"):
         reject_trailing_comma(cfg, "an optimizer")
         cfg = as_config(cfg)
-        if not hasattr(cfg, "items"):
+        if not is_mapping(cfg):
             raise TypeError(
                 "an optimizer must be a dict with a 'type', an Optimizer or an optax gradient transformation, "
                 f"got {type(cfg).__name__}: {cfg!r}"

@@ -8,6 +8,7 @@ from typing import Any
 from optax import Params
 
 from jengine import paths
+from jengine.annotations import is_mapping
 from jengine.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.model.model import Model
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -81,7 +82,7 @@ class DefaultOptimWrapperConstructor:
             reject_trailing_comma(self.optimizer_cfg, "an optimizer")
         self.paramwise_cfg = {} if paramwise_cfg is None else dict(paramwise_cfg)
         settings = self.optimizer_cfg  # as written: defaults are read when parameters are known
-        if not hasattr(settings, "items"):
+        if not is_mapping(settings):
             settings = settings.defaults if isinstance(settings, Optimizer) else {}
         self.base_lr: Any = settings.get("lr", settings.get("learning_rate"))
         self.base_wd: Any = settings.get("weight_decay")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from jengine import paths
+from jengine.annotations import is_mapping
 from jengine.errors import ArgumentError, ConfigError, closest
 from jengine.optim.param_groups import layer_depth
 from jengine.optim.param_groups.constructor import (
@@ -81,7 +82,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
         super().__init__(optim_wrapper_cfg, paramwise_cfg)
-        if not hasattr(self.optimizer_cfg, "items"):
+        if not is_mapping(self.optimizer_cfg):
             raise ConfigError(f"layer decay: `optimizer` must be a config, got {self.optimizer_cfg!r}")
         settings = {name: self.paramwise_cfg[name] for name in self._SETTINGS if name in self.paramwise_cfg}
         self.optimizer_cfg = dict(self.optimizer_cfg)

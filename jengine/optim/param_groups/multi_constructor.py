@@ -6,6 +6,7 @@ from typing import Any
 from optax import Params
 
 from jengine import paths
+from jengine.annotations import is_mapping
 from jengine.errors import config_path
 from jengine.optim.optimizers.optimizer_builder import is_optimizer, reject_trailing_comma
 from jengine.optim.param_groups.modules import ParamsSource, get_params
@@ -42,7 +43,7 @@ class MultiOptimWrapperConstructor:
         }
         for name, value in cfg.items():
             reject_trailing_comma(value, "an optimizer wrapper")
-            if not hasattr(value, "items") and not isinstance(value, OptimWrapper):
+            if not is_mapping(value) and not isinstance(value, OptimWrapper):
                 raise TypeError(f"`{name}` must be an optimizer wrapper or the config of one, got {value!r}")
         self.optim_wrapper_cfg = cfg
         self.paramwise_cfg = paramwise_cfg

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from jengine.annotations import is_host_number, is_mapping
 from jengine.errors import ConfigError, closest
 
 MULTIPLIERS = ("lr_mult", "decay_mult")
@@ -25,7 +26,7 @@ def parse_custom_keys(custom_keys: Any) -> dict[str, dict[str, Any]]:
     Raises:
       TypeError: another type. ConfigError: a duplicate key, or multipliers that are not numbers of at least 0.
     """
-    pairs = list(custom_keys.items()) if hasattr(custom_keys, "items") else custom_keys
+    pairs = list(custom_keys.items()) if is_mapping(custom_keys) else custom_keys
     if not isinstance(pairs, list | tuple) or not all(_is_pair(pair) for pair in pairs):
         raise TypeError(
             "paramwise_cfg.custom_keys must be a dict, or a list of pairs (key, dict(...)), "
@@ -35,7 +36,7 @@ def parse_custom_keys(custom_keys: Any) -> dict[str, dict[str, Any]]:
     for key, fields in pairs:
         if key in parsed:
             raise ConfigError(f"`paramwise_cfg.custom_keys` must have each key once, got {key!r} twice")
-        if not hasattr(fields, "items"):
+        if not is_mapping(fields):
             raise ConfigError(f"`{_path(key)}` must be a dict such as dict(lr_mult=0.1), got {fields!r}")
         parsed[key] = dict(fields.items())
         for name in MULTIPLIERS:
@@ -117,5 +118,5 @@ def _is_pair(pair: Any) -> bool:
     return isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: object) -> bool:
+    return is_host_number(value) and math.isfinite(value)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import optax
 
+from jengine.annotations import is_mapping
 from jengine.errors import ConfigError, UnknownNameError, closest, config_path, current_config_path
 from jengine.optim.schedules.rules import Rule, StepFunction
 from jengine.registry import check_arguments
@@ -195,6 +196,6 @@ def _host_device() -> Any:
 
 def _to_plain(value: object) -> Any:
     """Return `value` with the containers of a config converted to plain dicts and lists."""
-    if isinstance(value, Mapping) or hasattr(value, "items"):
+    if is_mapping(value):
         return {key: _to_plain(item) for key, item in value.items()}
     return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value

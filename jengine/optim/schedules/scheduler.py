@@ -6,10 +6,10 @@ work and no recompilation.
 
 import logging
 import math
-import numbers
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from jengine.annotations import is_host_number
 from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.optim.schedules.rules import INF, Affine, ScheduleSettings
 
@@ -370,13 +370,13 @@ class ParamScheduler:
                 if "betas" in group:
                     group["momentum"] = float(group["betas"][0])
         if not any(name in group for group in groups):
-            names = {other for group in groups for other, value in group.items() if _is_number(value)}
+            names = {other for group in groups for other, value in group.items() if is_host_number(value)}
             raise UnknownNameError(
                 f"`param_name` must be a value of a parameter group, got {name!r}{closest(name, names)}"
             )
         values: list[float | None] = []
         for index, group in enumerate(groups):
-            if name in group and not _is_number(group[name]):
+            if name in group and not is_host_number(group[name]):
                 raise ConfigError(f"`{name}` of a parameter group must be a number, got {group[name]!r}")
             if name in group and key not in group:
                 if resumed:
@@ -403,7 +403,3 @@ def flatten_schedulers(schedulers: Schedulers | None) -> Sequence[ParamScheduler
 def default_group(optimizer: Groups) -> Group | None:
     """Return the group with the optimizer's own settings; None if the object has no such group."""
     return getattr(optimizer, "base_param_settings", None)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
