@@ -102,10 +102,11 @@ def _compile_programs(runner: Runner, chip: Chip | None, training_only: bool) ->
 def _trace(runner: Runner, state: TrainState, training_only: bool) -> tuple[PyTree, dict[str, _Program]]:
     """Return the batch for a step, and the programs by name, with a chunk if the run has chunks."""
     strategy, steps, loop = runner.strategy, runner.train_loop.steps_per_call, runner.val_loop
-    loader = runner.train_dataloader
+    loader, count = runner.train_dataloader, runner.train_loop.batches_per_iteration
     example, rules = select_arrays(loader.example()), loader.batch_rules
-    batch = _global_batch(strategy, example, rules)
-    batches = _global_batch(strategy, example, rules, steps) if steps > 1 and not training_only else None
+    taken = example if count == 1 else (example,) * count
+    batch = _global_batch(strategy, taken, rules)
+    batches = _global_batch(strategy, taken, rules, steps) if steps > 1 and not training_only else None
     programs = runner.build_programs().trace(state, batch, runner.step_hyperparams(), batches)
     inputs = {"update": batch, "accumulate": batch, "chunk": batches}
     traced = {name: (program, {"state": state, "batch": inputs[name]}) for name, program in programs.items()}

@@ -10,6 +10,7 @@ from jengine.errors import ConfigError, config_path, require_extra
 from jengine.optim import check_optim_wrapper
 from jengine.optim.schedules import build_param_schedulers, flatten_schedulers
 from jengine.runner.config_checks import is_epoch_based, train_loop_config
+from jengine.train.phases import batches_per_iteration
 
 _WIDTH, _HEIGHT = 72, 10
 
@@ -101,6 +102,8 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
     if epoch_length is None and (by_epoch or _needs_epoch_length(cfg.get("param_scheduler"))):
         with config_path("train_dataloader"):
             epoch_length = train_cfg.get("epoch_length") or build_dataloader(cfg["train_dataloader"], train=True).length
+            if epoch_length is not None and "epoch_length" not in train_cfg:
+                epoch_length //= batches_per_iteration(train_cfg.get("phases"))
     if by_epoch and epoch_length is None:
         raise ConfigError("`train_cfg.epoch_length` must be given for data without a length, got none")
     max_epochs = train_cfg["max_epochs"] if by_epoch else 1

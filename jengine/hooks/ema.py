@@ -51,6 +51,8 @@ class EMAHook(Hook):
       count_by: which iterations update the average under gradient accumulation: 'iter' for all, as in MMEngine;
         'update' for those that update the parameters, so that the others cost nothing extra. Updates that a loss scale
         skips (`AmpOptimWrapper`) do not count.
+      before_update: average the parameters as they were before the iteration's update, one update behind, as JAX ports
+        of DiT do (the original averages them after it).
       **kwargs: arguments of the average: `momentum`, `interval`, `gamma`, …
 
     Raises:
@@ -76,6 +78,7 @@ class EMAHook(Hook):
         evaluate_on_ema: bool = True,
         evaluate_on_origin: bool = False,
         count_by: Literal["iter", "update"] = "iter",
+        before_update: bool = False,
         **kwargs: Any,
     ) -> None:
         if start_iters is not None:
@@ -96,6 +99,7 @@ class EMAHook(Hook):
         self.evaluate_on_ema = evaluate_on_ema
         self.evaluate_on_origin = evaluate_on_origin
         self.count_by = count_by
+        self.before_update = before_update
         # `before_train` sets both before the trace that freezes them.
         self.average = _build_average(ema_type, kwargs)
         self._first_iter = begin_iter
@@ -116,7 +120,8 @@ class EMAHook(Hook):
             return jnp.where(ctx.step + 1 >= self._first_iter, steps, 0) if self._first_iter > 1 else steps
 
         average = AverageState((state.params, state.model_state), count_updates(state.steps))
-        tracked, steps = self.average.update(average, (ctx.params, ctx.model_state if self.update_buffers else None))
+        params = ctx.old_params if self.before_update else ctx.params
+        tracked, steps = self.average.update(average, (params, ctx.model_state if self.update_buffers else None))
         new_state = EMAHookState(params=tracked[0], model_state=tracked[1], steps=count_updates(steps))
         if self.count_by == "update" and (is_updated := ctx.is_updated) is not None:
             new_state = jax.tree.map(lambda new, old: jnp.where(is_updated, new, old), new_state, state)

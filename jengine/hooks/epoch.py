@@ -34,7 +34,9 @@ class DistSamplerSeedHook(Hook):
     priority = "NORMAL"
 
     def before_train_epoch(self, runner: RunnerProtocol) -> None:
-        """Pass the epoch to the data."""
+        """Pass the epoch to the data, unless an epoch may begin within a pass, which must go on as it is."""
+        if runner.train_loop.repeats_data:
+            return
         loader: Any = runner.train_loop.dataloader  # in a custom loop, perhaps the loader of another library
         nested_sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
         owners: list[Any] = [loader, getattr(loader, "sampler", None), nested_sampler]

@@ -45,6 +45,8 @@ class TrainLoopProtocol(Progress, Protocol):
     @property
     def by_epoch(self) -> bool: ...  # whether the loop counts in epochs
     @property
+    def repeats_data(self) -> bool: ...  # whether epochs are parts of one stream over the data, not passes
+    @property
     def dataloader(self) -> Loader: ...
     @property
     def epoch_start(self) -> int: ...  # `iter` at the start of the current epoch

@@ -25,6 +25,7 @@ from jengine.optim import check_optim_wrapper
 from jengine.optim.schedules import ParamScheduler, check_param_schedulers
 from jengine.registry import LOOPS, as_config, check_arguments, find_registered, is_built_in
 from jengine.train import TrainState
+from jengine.train.phases import parse_phases
 
 # Modules of the extras that have another name
 _MODULES = {"draw": "PIL", "examples": "sklearn", "bleu": "sacrebleu"}
@@ -119,6 +120,8 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
             _check_loader("train_dataloader", sections["train_dataloader"])
             with config_path("train_cfg"):
                 _check_loop(sections["train_cfg"], train_loop_config)
+                if _is_config(sections["train_cfg"]):
+                    parse_phases(as_config(sections["train_cfg"]).get("phases"))
         else:
             checked |= _check_evaluations(mode, *(sections[name] for name in names))
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:

@@ -117,9 +117,9 @@ def measure_speed(runner: RunnerInternals) -> dict[str, float]:
     speed = runner.iters_this_session / training
     scalars["speed/iterations_per_second"] = speed
     if batch_size := runner.train_dataloader.batch_size:
-        scalars["speed/examples_per_second"] = (
-            speed * batch_size * runner.strategy.data_shard.for_axis(runner.train_dataloader.batch_axis).count
-        )
+        count = runner.train_loop.batches_per_iteration
+        count *= runner.strategy.data_shard.for_axis(runner.train_dataloader.batch_axis).count
+        scalars["speed/examples_per_second"] = speed * batch_size * count
     flops = runner.programs.flops()
     if flops:
         scalars["speed/flops_per_second"] = speed * sum(flops.values())

@@ -86,16 +86,19 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
 def _find_wrong_labels(runner: RunnerInternals, iteration: int) -> str | None:
     """Return what is wrong with the labels of the current batch, or of that of `iteration`; None if nothing is."""
 
+    count = runner.train_loop.batches_per_iteration
+
     def batches() -> Iterator[Any]:
         if runner.train_loop.batch is not None:
             batch = select_arrays(runner.train_loop.batch)
-            yield jax.device_get(process_local_batch(batch, batch))
+            batch = jax.device_get(process_local_batch(batch, batch))
+            yield from batch if count > 1 else [batch]
         loader = runner.train_dataloader
         if loader.has_random_access:
-            epoch, start = divmod(iteration, loader.length or 1)
+            epoch, start = divmod(iteration * count, loader.length or 1)
             with contextlib.closing(loader.copy_at_epoch(epoch)) as again:
                 again.set_epoch(epoch, start)
-                yield from map(select_arrays, itertools.islice(again, 1))
+                yield from map(select_arrays, itertools.islice(again, count))
 
     with contextlib.suppress(Exception):  # the data may fail as well, and must not hide the loss
         found = (

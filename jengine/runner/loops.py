@@ -12,8 +12,9 @@ One iteration, in order (`TrainLoop.run_iters` and `run_iter`):
 import bisect
 import contextlib
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 from jengine.annotations import Ascending, Count, Index
@@ -26,6 +27,7 @@ from jengine.runner.failures import check_losses, mark_inconsistent
 from jengine.runner.interrupts import WaitedLoader
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train import check_on_recompile
+from jengine.train.phases import PhaseConfig, batches_per_iteration
 
 PyTree = Any
 Intervals = Annotated[Sequence[tuple[Index, Count]], Ascending()]  # (milestone, interval)
@@ -41,7 +43,8 @@ class TrainLoop:
       val_interval: epochs (or iterations) between validations.
       dynamic_intervals: `(milestone, interval)` pairs with ascending milestones; the interval holds from the
         milestone on.
-      phases: with several optimizers, the order and number of updates in one iteration: `[('disc', 2), ('gen', 1)]`.
+      phases: with several optimizers, the order and number of updates in one iteration: `[('disc', 2), ('gen', 1)]`, or
+        dicts with the fields of `PhaseSettings`.
       steps_per_call: iterations in a chunk, one call of the compiled step. If a hook acts between them, at the end of
         an epoch and before a validation, iterations run one by one. Parameters, logs and checkpoints are the same.
       on_recompile: 'warn' or 'raise' if arguments with another structure or shape recompile a step; None for the
@@ -51,6 +54,8 @@ class TrainLoop:
 
     Attributes:
       by_epoch: whether the loop counts in epochs.
+      repeats_data: whether epochs are parts of one stream over the data, not passes.
+      batches_per_iteration: batches of the loader in an iteration; a tuple of them, if there are several.
       stop_training: set it to True to end training after the current iteration or chunk. An epoch that this cuts short
         does not end: without `after_train_epoch` and a validation, and a resumed run continues it.
       iter: completed training iterations, from which every other count is derived. During the stages and the step of an
@@ -65,6 +70,7 @@ class TrainLoop:
     """
 
     by_epoch: bool = True
+    repeats_data: bool = False
     max_epochs: int
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -81,7 +87,7 @@ class TrainLoop:
         val_begin: int,
         val_interval: int,
         dynamic_intervals: Intervals | None,
-        phases: Sequence[tuple[str, int]] | None,
+        phases: Sequence[PhaseConfig] | None,
         on_recompile: str | None,
         steps_per_call: int,
         on_nonfinite: str = "stop",
@@ -90,6 +96,7 @@ class TrainLoop:
         self.dataloader: DataLoader | IterableLoader = dataloader
         self.val_begin = val_begin
         self.phases = phases
+        self.batches_per_iteration = batches_per_iteration(phases)
         self.on_recompile = check_on_recompile(on_recompile)
         self.steps_per_call = steps_per_call
         self.on_nonfinite = on_nonfinite
@@ -179,10 +186,17 @@ class TrainLoop:
     def _stream(self, source: Iterable[PyTree]) -> BatchStream:
         """Return the batches from `source`; for single steps they are sent to the device ahead of time."""
         loader = self.dataloader
+        source = source if self.batches_per_iteration == 1 else self._group(source)
         self._takes_host_batches = self.steps_per_call > 1
         if self._takes_host_batches:  # a chunk is stacked on the host
             return BatchStream(source, self._check_batch, position=loader.state_dict)
         return BatchStream(source, self._check_batch, self._put, loader.device_prefetch, loader.state_dict)
+
+    def _group(self, source: Iterable[PyTree]) -> Iterator[PyTree]:
+        """Yield the batches of each iteration."""
+        batches = iter(source)
+        while len(group := tuple(itertools.islice(batches, self.batches_per_iteration))) == self.batches_per_iteration:
+            yield group
 
     def _repeat_data(self) -> Iterator[PyTree]:
         """Yield the batches in one pass over the data after another, from the current position on."""
@@ -190,7 +204,8 @@ class TrainLoop:
         if self.position is not None:
             loader.load_state_dict(self.position)
         else:
-            loader.set_epoch(*(divmod(self.iter, loader.length) if loader.length else (0, 0)))
+            taken = self.iter * self.batches_per_iteration
+            loader.set_epoch(*(divmod(taken, loader.length) if loader.length else (0, 0)))
         while True:
             start, batch = loader.state_dict(), None
             for batch in loader:
@@ -303,7 +318,8 @@ class EpochBasedTrainLoop(TrainLoop):
 
     Args:
       max_epochs: epochs to train for.
-      epoch_length: iterations in an epoch, which may be more or less than a pass over the data; None for one pass.
+      epoch_length: iterations in an epoch, which may be more or less than a pass over the data; None for one pass, or,
+        if an iteration takes several batches, for the iterations that are whole in a pass.
     """
 
     by_epoch = True
@@ -316,7 +332,7 @@ class EpochBasedTrainLoop(TrainLoop):
         val_begin: Index = 1,
         val_interval: Count = 1,
         dynamic_intervals: Intervals | None = None,
-        phases: Sequence[tuple[str, Count]] | None = None,
+        phases: Sequence[tuple[str, Count] | Mapping[str, Any]] | None = None,
         on_recompile: Literal["warn", "raise"] | None = None,
         steps_per_call: Count = 1,
         epoch_length: Count | None = None,
@@ -327,7 +343,10 @@ class EpochBasedTrainLoop(TrainLoop):
             on_nonfinite,
         )  # fmt: skip
         self.max_epochs = max_epochs
+        if epoch_length is None and self.batches_per_iteration > 1:  # batches that are left over begin the next epoch
+            epoch_length = _count_iterations(self.dataloader.length, self.batches_per_iteration)
         self._epoch_length = epoch_length
+        self.repeats_data = epoch_length is not None
         self._batches: BatchStream | None = None  # over all epochs, if they are not passes over the data
         if self.epoch_length is None and runner.processes.count > 1:
             raise ConfigError(
@@ -405,6 +424,17 @@ class EpochBasedTrainLoop(TrainLoop):
             return self.run_iters(batches, start, stop)
 
 
+def _count_iterations(length: int | None, batches_per_iteration: int) -> int:
+    """Return the iterations in a pass over `length` batches, if each takes several."""
+    if length is None or length < batches_per_iteration:
+        got = "data without a length" if length is None else f"{length} in a pass"
+        raise ConfigError(
+            f"`train_cfg.epoch_length` must be given unless a pass has the {batches_per_iteration} batches of an "
+            f"iteration, got {got}"
+        )
+    return length // batches_per_iteration
+
+
 @LOOPS.register_module()
 class IterBasedTrainLoop(TrainLoop):
     """Training loop over a number of iterations. The other arguments are those of `TrainLoop`.
@@ -424,7 +454,7 @@ class IterBasedTrainLoop(TrainLoop):
         val_begin: Index = 1,
         val_interval: Count = 1000,
         dynamic_intervals: Intervals | None = None,
-        phases: Sequence[tuple[str, Count]] | None = None,
+        phases: Sequence[tuple[str, Count] | Mapping[str, Any]] | None = None,
         on_recompile: Literal["warn", "raise"] | None = None,
         steps_per_call: Count = 1,
         on_nonfinite: Literal["stop", "warn", "ignore"] = "stop",

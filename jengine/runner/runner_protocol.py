@@ -40,6 +40,7 @@ class TrainLoopInternals(runner_protocol.TrainLoopProtocol, Protocol):
     batch: PyTree  # None between iterations
     is_consistent: bool
     steps_per_call: int
+    batches_per_iteration: int
     on_recompile: str
     on_nonfinite: str
 

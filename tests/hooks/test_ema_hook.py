@@ -125,6 +125,17 @@ def test_every_iteration_updates_the_average_under_accumulation():
     assert steps == 8  # as in MMEngine
 
 
+def test_the_average_before_the_update_is_that_of_a_loop_by_hand():
+    # as in https://github.com/kvfrans/jax-diffusion-transformer: the average follows the parameters before each update
+    found, _ = train_with_accumulation(EMAHook(momentum=0.25, before_update=True), iters=5, counts=1)
+    w, average, expected = 0.0, 0.0, []
+    for _ in range(5):
+        old, w = w, w - 1.0
+        average = 0.75 * average + 0.25 * old
+        expected.append((w, average))
+    assert found == expected
+
+
 def test_only_updates_change_the_average_with_count_by_update():
     found, steps = train_with_accumulation(EMAHook(momentum=0.5, count_by="update"), iters=12, counts=4)
     assert [average for _, average in found] == [0, 0, 0, -1, -1, -1, -1, -1.5, -1.5, -1.5, -1.5, -2.25]

@@ -1,0 +1,245 @@
+"""Several optimizers at rates of their own and on batches of their own, against loops written by hand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jengine.data import ArrayDataset
+from jengine.errors import ConfigError
+from jengine.hooks import Hook, MeanTeacherHook
+from jengine.model import FunctionalModel
+from jengine.optim import build_optim_wrapper
+from jengine.runner import Runner
+from jengine.train import build_train_step, create_train_state
+
+RNG = np.random.RandomState(0)
+REAL = RNG.randn(48, 3).astype(np.float32)
+PHASES = [dict(optimizer="critic", steps=3, batches="each"), dict(optimizer="gen", every=2)]
+
+
+def init():
+    return {"critic": {"w": jnp.ones(3)}, "gen": {"w": jnp.full((2, 3), 0.5)}}
+
+
+def generate(params, rng, count):
+    return jax.random.normal(rng, (count, 2)) @ params["gen"]["w"]
+
+
+def critic_loss(params, batch, rng):
+    fake = jnp.tanh(generate(params, rng, len(batch["x"])) @ params["critic"]["w"])
+    return fake.mean() - jnp.tanh(batch["x"] @ params["critic"]["w"]).mean()
+
+
+def gen_loss(params, batch, rng):
+    return -jnp.tanh(generate(params, rng, len(batch["x"])) @ params["critic"]["w"]).mean()
+
+
+LOSSES = dict(critic=critic_loss, gen=gen_loss)
+
+
+class Record(Hook):
+    """Keep the metrics of each iteration by their names."""
+
+    def __init__(self):
+        self.metrics = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.metrics.append({name: float(value) for name, value in outputs.items()})
+
+    def after_train_chunk(self, runner, batch_idx, data_batch, metrics):
+        for step in range(metrics.num_steps):
+            reported = {k: metrics.reported(k) for k in metrics.values}
+            names = [k for k, steps in reported.items() if steps is None or steps[step]]
+            self.metrics.append({name: float(metrics.values[name][step]) for name in names})
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Return a function that trains the networks with 8 batches of 6 in a pass."""
+
+    def run(name, hooks=(), **changes):
+        arguments = dict(
+            model=FunctionalModel(init, LOSSES),
+            work_dir=tmp_path / name,
+            train_dataloader=dict(
+                batch_size=6, dataset=ArrayDataset(dict(x=REAL)), sampler=dict(type="DefaultSampler", shuffle=False)
+            ),
+            train_cfg=dict(max_epochs=3, phases=PHASES),
+            optim_wrapper=dict(critic=optax.adam(0.1), gen=optax.sgd(0.1)),
+            custom_hooks=list(hooks),
+            default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1, by_epoch=False), logger=None),
+            randomness=dict(seed=0),
+            log_level="ERROR",
+        )
+        runner = Runner(**{**arguments, **changes})
+        runner.train()
+        return runner
+
+    return run
+
+
+def update(tx, params, name, opt_states, loss):
+    """Update one part of the parameters; return the loss and all parameters."""
+    value, grads = jax.value_and_grad(lambda part: loss({**params, name: part}))(params[name])
+    updates, opt_states[name] = tx.update(grads, opt_states[name])
+    return value, {**params, name: optax.apply_updates(params[name], updates)}
+
+
+def assert_equal(tree, expected, **tolerance):
+    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, **(tolerance or dict(rtol=0)))
+
+
+def test_each_update_takes_its_own_batch_and_a_phase_acts_every_other_iteration(train):
+    record = Record()
+    runner = train("run", [record])
+    # a pass has 8 batches, an iteration takes 3: epochs have 2 iterations, and the batches go on where they ended
+    assert (runner.epoch, runner.iter, runner.train_loop.epoch_length) == (3, 6, 2)
+    assert runner.train_loop.position == {"epoch": 2, "position": 2, "examples": 12}  # 6 * 3 = 2 * 8 + 2
+    params, txs, batches = init(), dict(critic=optax.adam(0.1), gen=optax.sgd(0.1)), [*REAL.reshape(8, 6, 3)] * 3
+    opt_states, key = {name: tx.init(params[name]) for name, tx in txs.items()}, runner.state.key
+    for i in range(6):
+        rng, expected = jax.random.fold_in(key, i), {}
+        for j in range(3):
+            loss = functools.partial(critic_loss, batch={"x": batches[3 * i + j]}, rng=jax.random.fold_in(rng, j))
+            expected["loss_critic"], params = update(txs["critic"], params, "critic", opt_states, loss)
+        if i % 2:  # iterations 2, 4 and 6, with the newest batch
+            loss = functools.partial(gen_loss, batch={"x": batches[3 * i + 2]}, rng=jax.random.fold_in(rng, 3))
+            expected["loss_gen"], params = update(txs["gen"], params, "gen", opt_states, loss)
+        expected["loss"] = sum(expected.values())
+        assert record.metrics[i] == pytest.approx({k: float(v) for k, v in expected.items()}, rel=1e-5)
+    assert_equal(runner.state.params, params, rtol=1e-5)
+
+
+@pytest.mark.full_optimization
+def test_chunks_and_a_run_resumed_within_an_epoch_are_equal_to_the_last_bit(train, tmp_path):
+    records = Record(), Record()
+    single, chunks = (
+        train("single", [records[0]]),
+        train(
+            "chunks",
+            [records[1]],
+            train_cfg=dict(max_epochs=3, phases=PHASES, steps_per_call=2),
+            default_hooks=dict(checkpoint=None, logger=None),
+        ),
+    )
+    assert chunks.programs.chunk.traces == 1
+    assert_equal(chunks.state, single.state)
+    assert records[0].metrics == records[1].metrics
+    for saved in ("iter_1", "iter_3"):
+        resumed = train(f"resumed_{saved}", resume=str(tmp_path / "single" / saved))
+        assert_equal(resumed.state, single.state)
+        assert resumed.train_loop.position == single.train_loop.position
+
+
+def test_td3_equals_the_update_of_cleanrl():
+    # https://github.com/vwxyzjn/cleanrl/blob/master/cleanrl/td3_continuous_action_jax.py, `update_critic`, `update_actor`
+    gamma, tau, noise, clip = 0.99, 0.005, 0.2, 0.5
+    batches = [
+        dict(
+            obs=RNG.randn(8, 3),
+            action=RNG.uniform(-1, 1, (8, 2)),
+            next_obs=RNG.randn(8, 3),
+            reward=RNG.randn(8),
+            done=RNG.rand(8) < 0.2,
+        )
+        for _ in range(5)
+    ]
+    batches = [{name: value.astype(np.float32) for name, value in batch.items()} for batch in batches]
+
+    def start():
+        keys = jax.random.split(jax.random.key(5), 3)
+        q1, q2 = ({"w": jax.random.normal(key, (5,)), "b": jnp.zeros(())} for key in keys[:2])
+        return {"actor": {"w": 0.3 * jax.random.normal(keys[2], (3, 2))}, "critic": {"q1": q1, "q2": q2}}
+
+    def act(actor, obs):
+        return jnp.tanh(obs @ actor["w"])
+
+    def value(q, obs, action):
+        return jnp.sin(jnp.concatenate([obs, action], axis=1)) @ q["w"] + q["b"]
+
+    def critic_error(critic, target, batch, rng):
+        smoothing = jnp.clip(noise * jax.random.normal(rng, batch["action"].shape), -clip, clip)
+        action = jnp.clip(act(target["actor"], batch["next_obs"]) + smoothing, -1, 1)
+        values = [value(target["critic"][name], batch["next_obs"], action) for name in ("q1", "q2")]
+        wanted = batch["reward"] + (1 - batch["done"]) * gamma * jnp.minimum(*values)
+        return {
+            f"loss_{name}": (value(critic[name], batch["obs"], batch["action"]) - wanted) ** 2 for name in ("q1", "q2")
+        }
+
+    def actor_error(actor, critic, batch):
+        return -value(critic["q1"], batch["obs"], act(actor, batch["obs"])).mean()
+
+    model = FunctionalModel(
+        start,
+        dict(
+            critic=lambda params, batch, rng, hyperparams: critic_error(
+                params["critic"], hyperparams["teacher"]["params"], batch, rng
+            ),
+            actor=lambda params, batch: actor_error(params["actor"], params["critic"], batch),
+        ),
+    )
+    hooks = [MeanTeacherHook(momentum=tau, interval=2)]  # the targets, as they were before the step
+    wrapper = build_optim_wrapper(start(), dict(actor=optax.adam(1e-2), critic=optax.adam(1e-2)))
+    state = create_train_state(start(), {}, wrapper, hooks, rng=jax.random.key(1))
+    phases = [dict(optimizer="critic"), dict(optimizer="actor", every=2)]
+    step = jax.jit(build_train_step(model, wrapper, hooks, phases=phases))
+
+    params, target = start(), start()
+    tx = optax.adam(1e-2)
+    opt_states = {name: tx.init(params[name]) for name in params}
+    for i, batch in enumerate(batches):
+        state, _ = step(state, batch, wrapper.hyperparams)
+        rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(1), i), 0)
+
+        def critic_total(params, batch=batch, target=target, rng=rng):
+            return sum(jnp.mean(error) for error in critic_error(params["critic"], target, batch, rng).values())
+
+        def actor_total(params, batch=batch):
+            return actor_error(params["actor"], params["critic"], batch)
+
+        _, params = update(tx, params, "critic", opt_states, critic_total)
+        if (i + 1) % 2 == 0:
+            _, params = update(tx, params, "actor", opt_states, actor_total)
+            target = optax.incremental_update(params, target, tau)
+        # not to the last bit: XLA fuses the compiled step, and the loop by hand runs one operation after another
+        assert_equal(state.params, params, rtol=2e-6, atol=1e-7)
+        assert_equal(state.hook_state["MeanTeacherHook"].params, target, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        (
+            [dict(optimizer="critic", every=2, batches="each"), ("gen", 1)],
+            "`every` must be 1 with batches='each', got 2",
+        ),
+        ([dict(optimizer="critic", every=2)], "must have a phase that acts in each iteration"),
+        ([dict(optimizer="critic", evry=2)], "a phase has no 'evry'; did you mean 'every'"),
+        ([dict(optimizer="critic", steps=0)], "steps"),
+    ],
+)
+def test_wrong_phases_are_refused_in_the_constructor(train, phases, message):
+    with pytest.raises((ConfigError, ValueError), match=message) as caught:
+        train("wrong", train_cfg=dict(max_epochs=1, phases=phases))
+    assert "train_cfg" in "".join([str(caught.value), *caught.value.__notes__])
+
+
+def test_iterations_of_several_batches_require_a_length_or_enough_batches(train):
+    with pytest.raises(ConfigError, match="`train_cfg.epoch_length` must be given .* the 3 batches .* got 2 in a pass"):
+        train("short", train_dataloader=dict(batch_size=24, dataset=ArrayDataset(dict(x=REAL))))
+
+
+def test_epochs_of_another_length_than_a_pass_do_not_disturb_the_passes(train):
+    seen = []
+
+    class Seen(Hook):
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            seen.append((runner.train_loop.position["epoch"], runner.train_loop.position["position"]))
+
+    train("epochs", [Seen()], train_cfg=dict(max_epochs=4, epoch_length=3))
+    assert seen == [*((0, i) for i in range(1, 8)), *((1, i) for i in range(5))]
