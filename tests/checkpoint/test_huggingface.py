@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +98,34 @@ def test_weights_are_loaded_into_the_dtype_of_the_model_and_a_missing_layer_is_n
     index.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"numbers 0 to 1 for 'layers\.mlp\.up\.weight', got none for 0, by the rule"):
         load_pretrained(tmp_path / "llama", build("llama")[1])
+
+
+def test_loading_holds_one_tensor_beside_the_result(tmp_path):
+    from safetensors.numpy import save_file
+
+    config = dict(model_type="llama", vocab_size=64, hidden_size=128, intermediate_size=1024, num_hidden_layers=8,
+                  num_attention_heads=4)  # fmt: skip
+    shapes = list_tensors(config)
+    for i in range(8):  # a shard for each layer
+        shard = {name: np.ones(shape, np.float32) for name, shape in shapes.items() if f"layers.{i}." in name}
+        save_file(shard, tmp_path / f"model-{i}.safetensors")
+    rest = {name: np.ones(shape, np.float32) for name, shape in shapes.items() if ".layers." not in name}
+    save_file(rest, tmp_path / "model-rest.safetensors")
+    weight_map = {name: f"model-{name.split('.')[2] if '.layers.' in name else 'rest'}.safetensors" for name in shapes}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(dict(weight_map=weight_map)))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = TransformerLM(**transformer_arguments(config))
+    structs = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 2), int))["params"]
+    params = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), structs)  # no memory
+    result = sum(4 * leaf.size for leaf in jax.tree.leaves(structs))
+    tensor = 4 * 1024 * 128
+    load_pretrained(tmp_path, params)  # imports
+    tracemalloc.start()
+    loaded, _, _ = load_pretrained(tmp_path, params)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert result <= peak < result + 3 * tensor  # one read, one converted, and the headers
+    assert float(loaded["layers"]["mlp"]["down"]["kernel"].min()) == 1
 
 
 @pytest.mark.parametrize(

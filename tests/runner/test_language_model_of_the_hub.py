@@ -2,16 +2,22 @@
 
 import pathlib
 
+import jax
 import numpy as np
+import optax
 import pytest
 
-from jengine.checkpoint import transformer_arguments
+from jengine.checkpoint import load_pretrained, transformer_arguments
 from jengine.checkpoint.huggingface import read_config
 from jengine.checkpoint.sources import open_weights
 from jengine.cli import main
+from jengine.config import load_config, resolve
+from jengine.hooks import Hook
+from jengine.model import TransformerLM
 from jengine.runner import Runner
 
 DATA = pathlib.Path(__file__).parent.parent / "data" / "pretrained"
+CONFIG = pathlib.Path(__file__).parent.parent.parent / "configs" / "lm.py"
 TOKENS = np.arange(40, dtype=np.int32).reshape(4, 10) % 12
 
 
@@ -57,6 +63,41 @@ def test_a_model_that_computes_something_else_with_weights_of_the_same_shapes_is
     log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
     assert "rotary_base is 10000.0, that of the weights is 2000.0; " in log
     assert "activation is 'gelu', that of the weights is 'silu'." in log
+
+
+class Losses(Hook):
+    def __init__(self):
+        self.losses = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.losses.append(float(outputs["loss"]))
+
+
+def test_a_step_on_a_mesh_is_that_of_one_device(tmp_path):
+    hook, rules = Losses(), resolve(load_config(CONFIG))["parallel"]["rules"]
+    config = make_config(tmp_path / "mesh")
+    config.update(
+        parallel=dict(type="Pjit", devices=4, mesh=dict(data=1, fsdp=2, tensor=2), rules=rules, strict=True),
+        custom_hooks=[hook],
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.5)),
+        default_hooks=dict(checkpoint=None, logger=None),
+    )
+    params = Runner.from_cfg(config).train().params
+    assert tuple(params["layers"]["mlp"]["up"]["kernel"].sharding.spec) == (None, "fsdp", "tensor")
+
+    model = TransformerLM(**transformer_arguments(DATA / "llama"), remat=False)
+    structs = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), structs)
+    before, _, _ = load_pretrained(DATA / "llama", zeros)
+
+    def loss(params):
+        logits = model.apply({"params": params}, TOKENS)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, TOKENS + 1).mean()
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(before)
+    np.testing.assert_allclose(hook.losses, [value], rtol=1e-6)
+    after = jax.tree.map(lambda x, gradient: x - 0.5 * gradient, before, gradients)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), params, after)
 
 
 @pytest.mark.parametrize(

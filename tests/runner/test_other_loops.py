@@ -70,7 +70,7 @@ def by_hand():
     return state, train_by_hand(ADAMW, state, MORE)[1]
 
 
-def continue_in_jengine(tmp_path, load_from, by_epoch=True, **changes):
+def continue_in_jengine(tmp_path, load_from, **changes):
     hook = Losses()
     data = dict(batch_size=BATCH, dataset=dict(type="ArrayDataset", arrays=dict(x=X, y=Y)))
     runner = Runner(
@@ -147,6 +147,15 @@ def test_a_chain_of_optax_is_restored_with_all_its_counts(tmp_path, by_hand):
         leaf for leaf in jax.tree.leaves(runner.state.opt_state) if jnp.ndim(leaf) == 0 and leaf.dtype == jnp.int32
     ]
     assert list(map(int, counts)) == [STEPS + MORE] * 2
+
+
+@pytest.mark.parametrize("parallel", ["DataParallel", "Pjit"])
+def test_a_loop_continues_on_several_devices_and_in_chunks(tmp_path, by_hand, parallel):
+    state, expected = by_hand
+    config = dict(parallel=dict(type=parallel, devices=2), optim_wrapper=dict(optimizer=ADAMW), param_scheduler=None)
+    train_cfg = dict(by_epoch=False, max_iters=STEPS + MORE, steps_per_call=2)
+    _, losses = continue_in_jengine(tmp_path, dict(path=state, optimizer=True), **config, train_cfg=train_cfg)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
 def test_states_are_renamed_and_transposed_like_their_parameters(tmp_path, by_hand):
