@@ -249,20 +249,18 @@ class OscarOptimizerConstructor(_NamePatternConstructor):
         return sorted(groups, key=lambda group: "no decay" in group["patterns"])
 
 
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(["OscarPreTrainOptimizerConstructor", "UniterOptimizerConstructor"])
 class OscarPreTrainOptimizerConstructor(OscarOptimizerConstructor):
     """OscarOptimizerConstructor that exempts whole LayerNorms from decay."""
 
     no_decay: ClassVar[tuple[str, ...]] = _NO_DECAY
 
 
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
-class UniterOptimizerConstructor(OscarPreTrainOptimizerConstructor):
-    """OscarOptimizerConstructor that exempts whole LayerNorms from decay."""
+UniterOptimizerConstructor = OscarPreTrainOptimizerConstructor  # iMIX has two of them
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
-class UniterVQAOptimizerConstructor(UniterOptimizerConstructor):
+class UniterVQAOptimizerConstructor(OscarPreTrainOptimizerConstructor):
     """UniterOptimizerConstructor with `lr_mul` times the learning rate for the head.
 
     Args:
