@@ -117,7 +117,12 @@ class MessageHub:
             count = check_count(count)
         if self._resumed.get(key) is not resumed:
             self._check_resumed(key, resumed)
-        self._pending.rows.append((key, value, self.iteration, count))
+        if count == 1:
+            steps, values = self._pending.columns.get(key) or self._pending.start_column(key)
+            steps.append(self.iteration)
+            values.append(value)
+        else:
+            self._pending.add(key, value, self.iteration, count)
         self._pending.size += 1
         if self._pending.size >= self._capacity:
             self.flush()
@@ -135,7 +140,9 @@ class MessageHub:
             kind = type(value)
             is_plain = kind is float or (kind in _ARRAY_TYPES and value.shape == ())
             if is_plain and self._resumed.get(key) is resumed:  # without a call, as in each training iteration
-                pending.rows.append((key, value, iteration, 1))
+                steps, values = pending.columns.get(key) or pending.start_column(key)
+                steps.append(iteration)
+                values.append(value)
                 pending.size += 1
             elif isinstance(value, dict):
                 if "value" not in value or not value.keys() <= {"value", "count"}:
@@ -167,7 +174,7 @@ class MessageHub:
         """
         self._check_resumed(key, resumed)
         indices = range(len(values)) if reported is None else np.flatnonzero(reported).tolist()
-        self._pending.rows.append((key, values, first_iteration, indices))
+        self._pending.add(key, values, first_iteration, indices)
         self._pending.size += len(indices)
 
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:

@@ -15,16 +15,31 @@ class PendingScalars:
     """Scalars on the host and on the device, in the order in which they were added.
 
     Attributes:
-      rows: scalars to fetch: (key, value, step, number of samples) with a number or a one-element array; or (key,
-        values, first step, indices) with one value per step and the indices to keep. Callers append to it directly,
-        as every step has several scalars.
-      size: number of values in `rows`, counted by the callers.
+      columns: steps and values by key, of scalars with one sample each: numbers or one-element arrays. Callers append
+        to them directly, as every step has several scalars; `start_column` adds one.
+      size: number of values to fetch, counted by the callers.
     """
 
     def __init__(self) -> None:
-        self.rows: list[tuple[str, Any, int, int | Sequence[int]]] = []
+        self.columns: dict[str, tuple[list[int], list[Any]]] = {}
         self.size = 0
-        self._segments: dict[str, list[Segment]] = {}  # consecutive values with the same number of samples
+        # The earlier rest of each column: (number of samples per value, steps, values); or with the indices to keep
+        # instead of the number, and an array with one value for each step
+        self._earlier: dict[str, list[tuple[int | Sequence[int], list[int], list[Any]]]] = {}
+        self._segments: dict[str, list[Segment]] = {}  # consecutive fetched values with the same number of samples
+
+    def start_column(self, key: str) -> tuple[list[int], list[Any]]:
+        """Return the new, empty column of a key."""
+        self._earlier.setdefault(key, [])  # keeps the order of the keys
+        self.columns[key] = [], []
+        return self.columns[key]
+
+    def add(self, key: str, value: Any, step: int, samples: int | Sequence[int]) -> None:
+        """Add a sum over several samples, or the values at `samples`, indices of an array that starts at `step`."""
+        earlier = self._earlier.setdefault(key, [])
+        if (column := self.columns.pop(key, None)) is not None:
+            earlier.append((1, *column))
+        earlier.append((samples, [step], [value]))
 
     def fetch(self) -> bool:
         """Transfer all device arrays to the host at once and wait until they are computed.
@@ -32,28 +47,35 @@ class PendingScalars:
         Returns:
           True if there were arrays to transfer.
         """
-        rows, self.rows, self.size = self.rows, [], 0
-        arrays = [value for _, value, _, _ in rows if type(value) is not float]
+        earlier, columns = self._earlier, self.columns
+        self._earlier, self.columns, self.size = {}, {}, 0
+        for key, column in columns.items():
+            earlier[key].append((1, *column))
+        arrays = [x for parts in earlier.values() for _, _, values in parts for x in values if type(x) is not float]
         try:
             fetched = iter(fetch_arrays(arrays))
         except RuntimeError as error:
             self._segments = {}
-            deleted = {key for key, array, *_ in rows if isinstance(array, jax.Array) and array.is_deleted()}
+            deleted = {
+                key
+                for key, parts in earlier.items()
+                if any(isinstance(x, jax.Array) and x.is_deleted() for _, _, values in parts for x in values)
+            }
             if deleted:
                 error.add_note(f"{sorted(deleted)} were logged from donated arrays: log outputs of the step instead")
             raise
-        for key, value, step, samples in rows:
-            count = samples if isinstance(samples, int) else 1
-            segments = self._segments.get(key) or self._segments.setdefault(key, [])
-            if not segments or segments[-1][0] != count:  # e.g. a last, smaller batch
-                segments.append((count, [], []))
-            _, steps, values = segments[-1]
-            if isinstance(samples, int):
-                values.append(value if type(value) is float else next(fetched).item())
-                steps.append(step)
-            else:
-                values += next(fetched)[list(samples)].tolist()
-                steps += [step + i for i in samples]
+        for key, parts in earlier.items():
+            segments = self._segments.setdefault(key, [])
+            for samples, steps, values in parts:
+                if isinstance(samples, int):
+                    segment = samples, steps, [x if type(x) is float else next(fetched).item() for x in values]
+                else:
+                    segment = 1, [steps[0] + i for i in samples], next(fetched)[list(samples)].tolist()
+                if segments and segments[-1][0] == segment[0]:
+                    segments[-1][1].extend(segment[1])
+                    segments[-1][2].extend(segment[2])
+                else:  # the first, or e.g. a last, smaller batch
+                    segments.append(segment)
         return bool(arrays)
 
     def take(self, step: float) -> Iterator[tuple[str, list[int], list[float], int]]:

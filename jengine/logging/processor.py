@@ -175,7 +175,8 @@ class LogProcessor:
         """
         histories = _select_mode(hub.log_scalars, mode)
         left_out = hub.get_info("evaluations_left_out", ()) if mode != "train" else ()  # their values are old
-        histories = {name: h for name, h in histories.items() if name.partition("/")[0] not in left_out}
+        if left_out:
+            histories = {name: h for name, h in histories.items() if name.partition("/")[0] not in left_out}
         scalars = {}
         for name, history in histories.items():
             may_average = mode == "train" or name in ("time", "data_time")

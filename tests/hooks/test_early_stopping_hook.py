@@ -1,35 +1,34 @@
-import logging
 import math
-import types
 
 import pytest
 
 from jengine.hooks import EarlyStoppingHook
-from jengine.logging import MessageHub
 from jengine.registry import HOOKS
-
-LOGGER = logging.getLogger("test_early_stopping_hook")
-
-
-def fake_runner():
-    loop = types.SimpleNamespace(stop_training=False)
-    return types.SimpleNamespace(train_loop=loop, logger=LOGGER, message_hub=MessageHub("fake"))
+from tests.runner_fixture import QuickRunner
 
 
-def count_epochs(scores, key="acc", hook=None, **settings):
-    """Return the number of validations until training ends; None if it does not."""
-    hook = hook or EarlyStoppingHook(**{"monitor": key, "min_delta": 0.1, **settings})
-    runner = fake_runner()
-    hook.before_run(runner)
-    hook.before_train(runner)
-    for count, score in enumerate(scores, 1):
-        hook.after_val_epoch(runner, {key: score})
-        if runner.train_loop.stop_training:
-            return count
-    return None
+@pytest.fixture
+def make(tmp_path):
+    """Return a function that makes a QuickRunner with a hook and the metrics of each validation."""
+    return lambda hook, validations: QuickRunner(
+        tmp_path / "run", [hook], epochs=max(len(validations), 1), epoch_length=1, validations=validations
+    )
 
 
-def test_training_ends_when_the_metric_does_not_improve():
+@pytest.fixture
+def count_epochs(make):
+    """Return a function that returns the number of validations until training ends; None if it does not."""
+
+    def count_epochs(scores, key="acc", hook=None, **settings):
+        hook = hook or EarlyStoppingHook(**{"monitor": key, "min_delta": 0.1, **settings})
+        runner = make(hook, [{key: score} for score in scores])
+        runner.train()
+        return runner.epoch if runner.train_loop.stop_training else None
+
+    return count_epochs
+
+
+def test_training_ends_when_the_metric_does_not_improve(count_epochs):
     # MMEngine's own case: the best is 92 at epoch 3, three epochs without an improvement end it after the sixth
     assert count_epochs([90, 91, 92, 88, 89, 90, 99], min_delta=1, patience=3) == 6
 
@@ -52,11 +51,11 @@ def test_training_ends_when_the_metric_does_not_improve():
         ([0.5, 0.1], dict(key="loss", stopping_threshold=0.2), 2),
     ],
 )
-def test_when_training_ends(scores, settings, expected):
+def test_when_training_ends(count_epochs, scores, settings, expected):
     assert count_epochs(scores, **settings) == expected
 
 
-def test_a_restored_hook_continues_counting():
+def test_a_restored_hook_continues_counting(count_epochs):
     scores = [1.0, 2.0, 1.0, 1.0, 1.0]
     assert count_epochs(scores, patience=3) == 5
     before = EarlyStoppingHook("acc", min_delta=0.1, patience=3)
@@ -67,42 +66,45 @@ def test_a_restored_hook_continues_counting():
     assert count_epochs(scores[3:], hook=after) == 2
 
 
-def test_a_missing_metric_is_a_warning_or_an_error(caplog):
-    hook, runner = EarlyStoppingHook("acc", min_delta=0.1), fake_runner()
-    hook.before_train(runner)
-    hook.after_val_epoch(runner, {"ac": 1.0})
+def test_a_missing_metric_is_a_warning_or_an_error(make, caplog):
+    hook = EarlyStoppingHook("acc", min_delta=0.1)
+    make(hook, [{"ac": 1.0}]).train()
     assert "must be a metric of the validation, got 'acc'; did you mean 'ac'?" in caplog.text
     assert hook.state_dict() == {"best_score": None, "wait_count": 0}
-    hook = EarlyStoppingHook("acc", min_delta=0.1, strict=True)
-    hook.before_train(runner)
+    strict = EarlyStoppingHook("acc", min_delta=0.1, strict=True)
     with pytest.raises(RuntimeError, match="got 'acc'; expected one of: loss"):
-        hook.after_val_epoch(runner, {"loss": 1.0})
+        make(strict, [{"loss": 1.0}]).train()
 
 
-def test_validations_outside_training_do_not_count():
-    hook, runner = EarlyStoppingHook("acc", min_delta=0.1), fake_runner()
-    hook.after_val_epoch(runner, {"acc": math.nan})
-    hook.before_train(runner)
-    hook.after_train(runner)
-    hook.after_val_epoch(runner, {"acc": math.nan})
+def test_validations_outside_training_do_not_count(make):
+    runner = make(EarlyStoppingHook("acc", min_delta=0.1), [{"acc": 0.5}])
+    runner.val_loop.metrics = [{"acc": math.nan}, {"acc": 0.5}, {"acc": math.nan}]
+    runner.val_loop.run()
+    runner.train()
+    runner.val_loop.run()
+    assert runner.val_loop.metrics == []
     assert not runner.train_loop.stop_training
 
 
-def test_the_default_of_min_delta_logs_a_warning(caplog):
+def test_the_default_of_min_delta_logs_a_warning(make, caplog):
     hook = EarlyStoppingHook("acc")
     assert hook.min_delta == 0.1
-    hook.before_train(fake_runner())
+    make(hook, []).train()
     assert "only improvements of 'acc' by at least 0.1 count" in caplog.text
     caplog.clear()
-    EarlyStoppingHook("acc", min_delta=0.1).before_train(fake_runner())
-    assert not caplog.text
+    make(EarlyStoppingHook("acc", min_delta=0.1), []).train()
+    assert "only improvements" not in caplog.text
 
 
-def test_a_loop_that_cannot_be_stopped_is_refused():
-    runner = types.SimpleNamespace(train_loop=object())
-    with pytest.raises(AssertionError, match="must have the attribute `stop_training`.*got object without it"):
-        EarlyStoppingHook("acc").before_run(runner)
-    EarlyStoppingHook("acc").before_run(types.SimpleNamespace(train_loop=None))  # validation alone
+def test_a_loop_that_cannot_be_stopped_is_refused(make):
+    runner = make(EarlyStoppingHook("acc"), [])
+    runner.prepare_training()
+    del runner.train_loop.stop_training
+    with pytest.raises(
+        AssertionError, match="must have the attribute `stop_training`.*got EpochBasedTrainLoop without"
+    ):
+        runner.call_hook("before_run")
+    make(EarlyStoppingHook("acc"), []).call_hook("before_run")  # validation alone
 
 
 @pytest.mark.parametrize(
