@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jengine.annotations import Count
 from jengine.data import prefetch_to_device, select_arrays
+from jengine.data.batch_check import Batch
 from jengine.data.masking import on_whole_batches
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -59,7 +60,7 @@ class PreciseBNHook(Hook):
         return math.inf if runner.train_loop.by_epoch else self.next_multiple(self.interval, step)
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
     ) -> None:
         """Recompute the statistics if it is due, in an iteration loop."""
         if not runner.train_loop.by_epoch and self.every_n_train_iters(runner, self.interval):
@@ -84,7 +85,7 @@ class PreciseBNHook(Hook):
         hyperparams = {**runner.optim_wrapper.hyperparams, **runner.hyperparams}
         total: dict[str, jax.Array] = {}
 
-        def put(batch: Any) -> Any:
+        def put(batch: Batch) -> Any:
             return runner.strategy.put_batch(select_arrays(batch), rules=loader.batch_rules)
 
         with contextlib.closing(prefetch_to_device(loader, put)) as batches:

@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine.annotations import Count, CountOrNever, Index
 from jengine.checkpoint import infer_rule, pick_metric, publish
 from jengine.checkpoint.layout import INCOMING, OUTGOING
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
+from jengine.data.batch_check import Batch
 from jengine.errors import ArgumentError, ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -182,7 +184,7 @@ class CheckpointHook(Hook):
             self._save_regular(runner, runner.epoch + 1, epoch=runner.epoch + 1, iteration=runner.iter)
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
     ) -> None:
         """Save the iteration if it is due."""
         if self.by_epoch:
@@ -404,7 +406,7 @@ class CheckpointHook(Hook):
 
 
 @jax.jit
-def _is_finite(params: Any) -> jax.Array:
+def _is_finite(params: optax.Params) -> jax.Array:
     """Return whether all parameters are finite, bool[]; the caller transfers nothing else from the device."""
     floats = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in floats]).all() if floats else jnp.ones((), bool)

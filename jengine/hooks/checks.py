@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jengine.annotations import Count
+from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Loader, RunnerProtocol
@@ -36,7 +37,7 @@ class CheckInvalidLossHook(Hook):
         return self.next_multiple(self.interval, step)
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
     ) -> None:
         """Check the loss if it is due."""
         if outputs and self.every_n_train_iters(runner, self.interval):

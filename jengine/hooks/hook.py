@@ -5,6 +5,9 @@ import operator
 from collections.abc import Mapping, Sized
 from typing import Any, ClassVar
 
+import optax
+
+from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.hooks.priority import Priority
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -86,17 +89,19 @@ class Hook:
         """Run before each training epoch; once in an iteration loop."""
         self._before_epoch(runner, mode="train")
 
-    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
         """Run before each training step, with the batch on its device."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="train")
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
     ) -> None:
         """Run after each training step is dispatched; `outputs` are step metrics, device arrays that may be pending."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="train")
 
-    def after_train_chunk(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
+    ) -> None:
         """Run after a chunk is dispatched, with the metrics of all steps.
 
         `runner.iter`, `batch_idx` and `data_batch`, on the host, are those of the last step.
@@ -113,12 +118,12 @@ class Hook:
         """Run before the first batch of a validation."""
         self._before_epoch(runner, mode="val")
 
-    def before_val_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
+    def before_val_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
         """Run before each validation step."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="val")
 
     def after_val_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
     ) -> None:
         """Run after each validation step; `outputs` are the predictions, on the device."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="val")
@@ -143,12 +148,12 @@ class Hook:
         """Run before the first batch of a test."""
         self._before_epoch(runner, mode="test")
 
-    def before_test_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
+    def before_test_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
         """Run before each test step."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="test")
 
     def after_test_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
     ) -> None:
         """Run after each test step; `outputs` are the predictions, on the device."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="test")
@@ -171,17 +176,19 @@ class Hook:
     def _after_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         """Run after each epoch of any mode."""
 
-    def _before_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
+    def _before_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, mode: str = "train"
+    ) -> None:
         """Run before each iteration of any mode."""
 
     def _after_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         """Run after each iteration of any mode."""
 
     # --- Traced points: pure, compiled into the training step. ---
 
-    def init_traced_state(self, params: Any, model_state: Any) -> Any:
+    def init_traced_state(self, params: optax.Params, model_state: Any) -> Any:
         """Return the hook's entry in `TrainState.hook_state`: a pytree of arrays, or None.
 
         Leaves must be separate arrays (copy a parameter): each step donates the state, and a buffer only once.

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError, config_path, did_you_mean
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import Priority, get_level, get_priority, get_priority_name, to_priority
@@ -155,7 +156,9 @@ class HookList:
                 _add_note(error, hook, stage, runner)
                 raise
 
-    def call_after_chunk(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def call_after_chunk(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
+    ) -> None:
         """Call `after_train_chunk` of the hooks that define it, and `after_train_iter` of the others that are due."""
         step, last = runner.iter, None
         for hook, method, scheduled in self._get_listeners("after_train_iter"):

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
@@ -52,12 +53,12 @@ class IterTimerHook(Hook):
         self._eval_total = 0.0
         self._max_iters = runner.max_iters  # known for the epoch; an iteration is too short to ask for it
 
-    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
         """Record how long the loop waited for the batch."""
         self._data_time = self._clock() - self._last_time
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
     ) -> None:
         """Record the times of the iteration, and the remaining time."""
         if self._block:
@@ -65,13 +66,15 @@ class IterTimerHook(Hook):
         elapsed = self._finish_steps(runner)
         runner.message_hub.update_scalars({"train/data_time": self._data_time, "train/time": elapsed})
 
-    def _before_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
+    def _before_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, mode: str = "train"
+    ) -> None:
         if batch_idx == 0:  # also the next of several evaluations
             self._eval_total = 0.0
         self._data_time = self._clock() - self._last_time
 
     def _after_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         if self._block:
             jax.block_until_ready(outputs)
@@ -83,7 +86,9 @@ class IterTimerHook(Hook):
         if loop.epoch_length is not None:
             hub.update_info("eta", self._eval_total / (batch_idx + 1) * (loop.epoch_length - batch_idx - 1))
 
-    def after_train_chunk(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
+    ) -> None:
         """Record the mean step time for each step of a chunk."""
         elapsed, count = self._finish_steps(runner), metrics.num_steps
         for name, seconds in (("train/data_time", self._data_time), ("train/time", elapsed)):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jengine.annotations import Count
+from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -81,12 +82,14 @@ class LoggerHook(Hook):
             )
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
     ) -> None:
         """Log the iteration if it is due."""
         self._log_train(runner, batch_idx, 1)
 
-    def after_train_chunk(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
+    ) -> None:
         """Log the iterations of a chunk that are due."""
         self._log_train(runner, batch_idx, metrics.num_steps)
 
@@ -110,13 +113,13 @@ class LoggerHook(Hook):
                 runner.log_writer.submit(_write_lines, runner, _RunnerView(runner), lines)
 
     def after_val_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
     ) -> None:
         """Log the progress of a validation to the terminal and the log file."""
         self._log_eval_iter(runner, batch_idx, "val")
 
     def after_test_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
     ) -> None:
         """Log the progress of a test to the terminal and the log file."""
         self._log_eval_iter(runner, batch_idx, "test")

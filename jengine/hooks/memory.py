@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jengine.annotations import Count
+from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -56,7 +57,7 @@ class EmptyCacheHook(Hook):
             self._collect_garbage()
 
     def _after_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         if self._at_after_iter:
             self._collect_garbage()
@@ -86,7 +87,7 @@ class MemoryProfilerHook(Hook):
         return self.next_multiple(self.interval, step)
 
     def _after_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         if mode == "train":
             is_due = self.every_n_train_iters(runner, self.interval)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jengine.annotations import Count
+from jengine.data.batch_check import Batch
 from jengine.data.masking import get_mask
 from jengine.distributed import process_local_batch
 from jengine.errors import require_extra
@@ -74,7 +75,7 @@ class NaiveVisualizationHook(Hook):
         self._num_examples = 0
 
     def after_test_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
     ) -> None:
         """Draw the examples in the batch if it is due, without padding."""
         images = select_array(data_batch, self.image, "NaiveVisualizationHook.image", "batch")

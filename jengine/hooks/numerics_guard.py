@@ -8,9 +8,11 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jengine.annotations import Count, Range
 from jengine.data import select_arrays
+from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -82,7 +84,7 @@ class NumericsGuardHook(Hook):
 
     # --- In the step. ---
 
-    def init_traced_state(self, params: PyTree, model_state: PyTree) -> NumericsGuardState:
+    def init_traced_state(self, params: optax.Params, model_state: PyTree) -> NumericsGuardState:
         """Return the state before the first step."""
 
         def scalar(value: int = 0) -> jax.Array:
@@ -139,7 +141,7 @@ class NumericsGuardHook(Hook):
         self._num_reported = 0 if runner.state.is_abstract else int(self._get_state(runner).dropped)
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
     ) -> None:
         """Keep the batch, and read the results every `interval` iterations."""
         wrapper = runner.optim_wrapper

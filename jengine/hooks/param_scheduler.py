@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jengine.annotations import Finite, Positive
+from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -24,7 +25,7 @@ class ParamSchedulerHook(Hook):
     runs_ahead = True
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
     ) -> None:
         """Step the schedulers that count iterations."""
         schedulers = runner.param_schedulers
@@ -86,7 +87,7 @@ class WarmupParamHook(Hook):
             )
         self._set_value(runner)
 
-    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
         """Set the value of the iteration."""
         self._set_value(runner)
 

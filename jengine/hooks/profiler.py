@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jengine.annotations import Count, Index
+from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError, closest
 from jengine.hooks.arguments import check_integer
 from jengine.hooks.hook import Hook, Outputs
@@ -76,14 +77,14 @@ class ProfilerHook(Hook):
         if self.by_epoch:
             self._cycle["active"] = runner.train_loop.epoch_length or math.inf
 
-    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
         """Start a trace if it is due."""
         if self._path is None and self._is_traced(runner.iter - self._start):
             self._path = os.path.join(runner.log_dir, self._dir_name, f"iter_{runner.iter}")
             jax.profiler.start_trace(self._path)
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
     ) -> None:
         """End the trace after its last iteration."""
         if self._path is not None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging import console, terminal_handlers
@@ -79,7 +80,7 @@ class ProgressHook(Hook):
         return True
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
     ) -> None:
         """Update the bar."""
         now = self._clock()
@@ -87,7 +88,9 @@ class ProgressHook(Hook):
             self._next_redraw = now + _REDRAW_SECONDS
             self._progress.update(self._task, completed=runner.iter + 1)
 
-    def after_train_chunk(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
+    ) -> None:
         """Update the bar."""
         self.after_train_iter(runner, batch_idx)
 

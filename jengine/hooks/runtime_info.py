@@ -2,8 +2,8 @@
 
 import math
 import numbers
-from typing import Any
 
+from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
@@ -41,7 +41,7 @@ class RuntimeInfoHook(Hook):
         """Record the epoch."""
         runner.message_hub.update_info("epoch", runner.epoch)
 
-    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
         """Record the iteration and the learning rates, for each name in `get_lr` that of the first parameter group."""
         hub = runner.message_hub
         hub.update_info("iter", runner.iter)
@@ -51,7 +51,7 @@ class RuntimeInfoHook(Hook):
         hub.update_scalars(rates)
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Outputs = None
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
     ) -> None:
         """Record the step metrics."""
         scalars = {}
@@ -59,7 +59,9 @@ class RuntimeInfoHook(Hook):
             scalars[f"train/{name}"] = value
         runner.message_hub.update_scalars(scalars)
 
-    def after_train_chunk(self, runner: RunnerProtocol, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
+    ) -> None:
         """Record the metrics of all steps in a chunk."""
         hub, first = runner.message_hub, runner.iter - metrics.num_steps + 1
         for name, values in metrics.values.items():

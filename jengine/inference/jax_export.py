@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jengine.data.batch_check import Batch
 from jengine.data.collate import count_examples
 from jengine.errors import ConfigError, MissingPackageError
 from jengine.inference.loaded_model import LoadedModel
@@ -20,7 +21,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 def export_model(
     model: LoadedModel,
-    batch: PyTree,
+    batch: Batch,
     path: str | os.PathLike[str],
     *,
     batch_size: int | None = None,
@@ -53,7 +54,7 @@ def export_model(
     shapes = _set_batch_size(batch, size)
     params, model_state = jax.device_get(model.load(shapes))  # constants of the artifact
 
-    def predict(batch: PyTree) -> PyTree:
+    def predict(batch: Batch) -> PyTree:
         return model.model.predict(params, model_state, batch)
 
     inputs = _drop_unused(predict, shapes)
@@ -80,7 +81,7 @@ def export_model(
     return exported
 
 
-def _set_batch_size(batch: PyTree, size: Any) -> PyTree:
+def _set_batch_size(batch: Batch, size: Any) -> PyTree:
     """Return structs with this batch size, which may be symbolic, in the dtypes that JAX computes with."""
 
     def struct(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -89,7 +90,7 @@ def _set_batch_size(batch: PyTree, size: Any) -> PyTree:
     return jax.tree.map(struct, batch)
 
 
-def _drop_unused(predict: Any, batch: PyTree) -> PyTree:
+def _drop_unused(predict: Any, batch: Batch) -> PyTree:
     """Return the batch without the entries, such as labels, that do not affect the predictions."""
     from jax.interpreters import partial_eval
 

@@ -12,6 +12,7 @@ import jax
 from jengine.annotations import Count, checked
 from jengine.config import parse_config
 from jengine.config.foreign import only_known_classes
+from jengine.data.batch_check import Batch
 from jengine.data.collate import count_examples
 from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
@@ -107,7 +108,7 @@ class LoadedModel:
         self._variables: tuple[PyTree, PyTree] | None = None
         self._lock = threading.Lock()  # several threads may make the first call
 
-    def __call__(self, batch: PyTree) -> PyTree:
+    def __call__(self, batch: Batch) -> PyTree:
         """Return the predictions for a batch.
 
         Args:
@@ -121,7 +122,7 @@ class LoadedModel:
         limiter = DispatchLimiter(self._strategy.max_in_flight)
         return self._predictor.predict(*self.load(batch), batches, limiter)
 
-    def load(self, batch: PyTree) -> tuple[PyTree, PyTree]:
+    def load(self, batch: Batch) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)` on the device, read at the first call.
 
         Args:
@@ -136,7 +137,7 @@ class LoadedModel:
                     self._variables = self._strategy.put_replicated(self._read(batch))
             return self._variables
 
-    def _read(self, batch: PyTree) -> tuple[PyTree, PyTree]:
+    def _read(self, batch: Batch) -> tuple[PyTree, PyTree]:
         from jengine.checkpoint import load_params
 
         params, model_state = jax.eval_shape(self.model.init, jax.random.key(0), batch)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from jengine import paths
 from jengine.annotations import Count, checked
@@ -48,7 +49,7 @@ class Predictor:
         self._is_whole = rules is not None
         self._is_shared = processes.count > 1
 
-        def step(params: PyTree, model_state: PyTree, metrics: PyTree, batch: PositionedBatch) -> tuple[Any, Any]:
+        def step(params: optax.Params, model_state: PyTree, metrics: PyTree, batch: PositionedBatch) -> tuple[Any, Any]:
             inputs, positions = batch
             predictions = adapted.predict(params, model_state, inputs)
             if not self._is_whole:
@@ -59,7 +60,7 @@ class Predictor:
         self._step = strategy.compile_eval_step(on_whole_batches(step, self._is_whole))
 
     def predict(
-        self, params: PyTree, model_state: PyTree, batches: Iterable[PositionedBatch], limiter: DispatchLimiter
+        self, params: optax.Params, model_state: PyTree, batches: Iterable[PositionedBatch], limiter: DispatchLimiter
     ) -> PyTree:
         """Return the predictions for all examples, without padding, in the order of their positions.
 

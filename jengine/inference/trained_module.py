@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine.model import Model, get_model
 from jengine.sharding import convert_replica_axis
@@ -12,7 +13,7 @@ from jengine.sharding import convert_replica_axis
 PyTree = Any
 
 
-def trained_module(model: Model, params: PyTree, model_state: PyTree, replicas: int | None, train: bool) -> Any:
+def trained_module(model: Model, params: optax.Params, model_state: PyTree, replicas: int | None, train: bool) -> Any:
     """Return the Flax module with a copy of the weights, which further training neither changes nor donates.
 
     Args:

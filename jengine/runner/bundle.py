@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
 from jengine.checkpoint.start_from import LoadFrom
@@ -205,7 +206,7 @@ def _name_versions(path: str, meta: Mapping[str, Any]) -> Iterator[None]:
         raise
 
 
-def _put_like(tree: Any, like: Any) -> Any:
+def _put_like(tree: PyTree, like: PyTree) -> PyTree:
     """Return `tree` with NumPy arrays moved to the devices that hold `like`."""
     return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding) if isinstance(x, np.ndarray) else x, tree, like)
 
@@ -214,12 +215,12 @@ def _put_like(tree: Any, like: Any) -> Any:
 
 
 def init_hook_states(
-    runner: RunnerInternals, names: Iterable[str], params: PyTree, model_state: PyTree
+    runner: RunnerInternals, names: Iterable[str], params: optax.Params, model_state: PyTree
 ) -> dict[str, PyTree]:
     """Return initial states on the device for the hooks with these names, from the given weights."""
     selected = set(names)
 
-    def init_states(params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
+    def init_states(params: optax.Params, model_state: PyTree) -> dict[str, PyTree]:
         states = TracedHooks(runner.hooks).init(params, model_state)
         return {name: state for name, state in states.items() if name in selected}
 
@@ -326,5 +327,5 @@ def loadable_variables(
     return dict(convert_replica_axis(base, None, replicas)), restore
 
 
-def _named(params: Any, model_state: Any) -> Variables:
+def _named(params: optax.Params, model_state: Any) -> Variables:
     return {"params": params, "model_state": model_state}

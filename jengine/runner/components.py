@@ -12,45 +12,46 @@ from jengine.annotations import is_mapping
 from jengine.errors import ConfigError, config_path
 from jengine.evaluation.sections import split_settings
 from jengine.hooks import Hook
-from jengine.logging import AsyncWriter, MessageHub, build_logger
-from jengine.model import CastModel, Model, get_precision
+from jengine.hooks.runner_protocol import Loader, TrainLoopProtocol
+from jengine.logging import AsyncWriter, LogProcessor, MessageHub, build_logger
+from jengine.model import CastModel, Model, Precision, get_precision
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.schedules import build_param_schedulers
-from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, as_config
-from jengine.runner.config_checks import EVAL_LOOPS, is_epoch_based, train_loop_config
+from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, Config, Registry, as_config
+from jengine.runner.config_checks import EVAL_LOOPS, LoopSection, is_epoch_based, train_loop_config
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.runner.workdir import Identity
-from jengine.sharding import default_strategy
+from jengine.sharding import Strategy, default_strategy
 from jengine.train.state import MAX_STEP
 from jengine.visualization import Visualizer
 
 # --- Model, strategy and logs ---
 
 
-def build_model(model: Any, precision: Any) -> Model:
+def build_model(model: Model | Config, precision: str | Mapping[str, str] | Precision | None) -> Model:
     """Return the model, from an instance or a config, under the precision policy."""
     with config_path("model"):
-        model = as_config(model)
-        if hasattr(model, "items"):
-            model = MODELS.build(model)
-        missing = [name for name in ("init", "loss", "predict") if not callable(getattr(model, name, None))]
+        built: Any = as_config(model)
+        if is_mapping(built):
+            built = MODELS.build(built)
+        missing = [name for name in ("init", "loss", "predict") if not callable(getattr(built, name, None))]
         if missing:
             raise TypeError(
-                f"a model must have init, loss and predict, got {type(model).__name__} without {', '.join(missing)}; "
+                f"a model must have init, loss and predict, got {type(built).__name__} without {', '.join(missing)}; "
                 "wrap a Flax module in LinenModel or NnxModel, and plain functions in FunctionalModel"
             )
     with config_path("precision"):
         policy = get_precision(precision)
-    return model if policy is None else CastModel(model, policy)
+    return built if policy is None else CastModel(built, policy)
 
 
-def build_strategy(parallel: Any) -> Any:
+def build_strategy(parallel: Strategy | Config | None) -> Any:
     """Return the strategy, from an instance, a config, or None (see `default_strategy`)."""
     with config_path("parallel"):
         if parallel is None:
             return default_strategy()
-        parallel = as_config(parallel)
-        strategy = STRATEGIES.build(parallel) if hasattr(parallel, "items") else parallel
+        strategy: Any = as_config(parallel)
+        strategy = STRATEGIES.build(strategy) if is_mapping(strategy) else strategy
         _require(strategy, "compile_train_step", "parallel")
         if jax.process_count() > 1 and not strategy.mesh_shape:
             raise ConfigError(
@@ -73,19 +74,19 @@ def build_logs(identity: Identity, level: int | str) -> tuple[logging.Logger, As
     return logger, writer, message_hub
 
 
-def build_visualizer(visualizer: Any, save_dir: str) -> Any:
+def build_visualizer(visualizer: Visualizer | Config | None, save_dir: str) -> Visualizer:
     """Return the visualizer, from an instance, a config, or None for JSON lines and PNG files."""
     default = {"type": "LocalVisualizer", "save_dir": save_dir}
     return _build(VISUALIZERS, visualizer, default, "visualizer", "add_scalars")
 
 
-def build_log_processor(log_processor: Any, train_cfg: Any) -> Any:
+def build_log_processor(log_processor: LogProcessor | Config | None, train_cfg: LoopSection | None) -> LogProcessor:
     """Return the log processor, from an instance, a config, or None; by default it counts as the training loop does."""
     default = {"type": "LogProcessor", "by_epoch": is_epoch_based(train_cfg)}
     return _build(LOG_PROCESSORS, log_processor, default, "log_processor", "get_log_after_iter")
 
 
-def _build(registry: Any, value: Any, default: Mapping[str, Any], argument: str, method: str) -> Any:
+def _build(registry: Registry, value: Any, default: Mapping[str, Any], argument: str, method: str) -> Any:
     """Build a config, completed with the default; or return an instance, which must have the method."""
     with config_path(argument):
         value = as_config(value)
@@ -100,7 +101,7 @@ def _require(built: Any, method: str, argument: str) -> Any:
     return built
 
 
-def require_drawing(visualizer: Any, hook: Hook) -> None:
+def require_drawing(visualizer: Visualizer, hook: Hook) -> None:
     """Raise ConfigError, TypeError or ImportError if a hook passes samples to a visualizer that cannot draw them."""
     if hook.draws_samples:
         _require(visualizer, "add_datasample", "visualizer")
@@ -111,7 +112,7 @@ def require_drawing(visualizer: Any, hook: Hook) -> None:
 # --- Loops and schedules ---
 
 
-def build_train_loop(runner: RunnerInternals, cfg: Any, dataloader: Any) -> Any:
+def build_train_loop(runner: RunnerInternals, cfg: LoopSection, dataloader: Loader) -> Any:
     """Return the training loop, selected by `type`, or by `by_epoch` (default True)."""
     loop = as_config(cfg)
     if hasattr(loop, "items"):
@@ -125,7 +126,9 @@ def build_train_loop(runner: RunnerInternals, cfg: Any, dataloader: Any) -> Any:
     return loop
 
 
-def build_eval_loop(runner: RunnerInternals, mode: str, sections: Mapping[str, Any], loaders: Mapping[str, Any]) -> Any:
+def build_eval_loop(
+    runner: RunnerInternals, mode: str, sections: Mapping[str, Any], loaders: Mapping[str, Loader]
+) -> Any:
     """Return the validation or test loop over the dataloaders by evaluation name; `type` is optional."""
     loop, evaluators = as_config(sections[f"{mode}_cfg"]), sections[f"{mode}_evaluator"]
     if not is_mapping(loop):
@@ -137,7 +140,7 @@ def build_eval_loop(runner: RunnerInternals, mode: str, sections: Mapping[str, A
         return LOOPS.build(cfg, runner=runner, dataloader=parts[0], evaluator=parts[1])
 
 
-def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: OptimWrapper | OptimWrapperDict) -> Any:
+def build_schedulers(train_loop: TrainLoopProtocol, cfg: Any, optim_wrapper: OptimWrapper | OptimWrapperDict) -> Any:
     """Return the parameter schedulers over the whole training."""
     return build_param_schedulers(
         cfg,

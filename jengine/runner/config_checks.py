@@ -21,9 +21,10 @@ from jengine.evaluation.sections import (
     split_settings,
 )
 from jengine.hooks import CheckpointHook, Hook
+from jengine.hooks.runner_protocol import EvalLoopProtocol, TrainLoopProtocol
 from jengine.optim import check_optim_wrapper
 from jengine.optim.schedules import ParamScheduler, check_param_schedulers
-from jengine.registry import LOOPS, as_config, check_arguments, find_registered, is_built_in
+from jengine.registry import LOOPS, Config, as_config, check_arguments, find_registered, is_built_in
 from jengine.train import TrainState
 from jengine.train.phases import parse_phases
 
@@ -36,6 +37,7 @@ _SECTIONS = {
     "test": ("test_dataloader", "test_cfg", "test_evaluator"),
 }
 _TRAINING_OPTIONS = ("param_scheduler", "auto_scale_lr")
+LoopSection = Config | TrainLoopProtocol | EvalLoopProtocol  # `train_cfg`, `val_cfg` or `test_cfg`
 EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 _VAL_LOOPS = ("ValLoop", "MultiValLoop")
 # Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
@@ -63,7 +65,7 @@ def check_extras(cfg: Mapping[str, Any]) -> None:
         )
 
 
-def _list_extras(node: Any, path: str) -> Iterator[tuple[str, str]]:
+def _list_extras(node: object, path: str) -> Iterator[tuple[str, str]]:
     """Yield the path and the extra of each config part that requires one."""
     if isinstance(node, Mapping):
         for key, value in node.items():
@@ -131,7 +133,7 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
     return checked, _check_optimizer(sections["optim_wrapper"], sections["param_scheduler"], sections["train_cfg"])
 
 
-def train_loop_config(cfg: Any) -> dict[str, Any]:
+def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
     """Return the training loop config with a `type`, which `by_epoch` (default True) may replace.
 
     >>> train_loop_config(dict(by_epoch=False, max_iters=100))
@@ -156,7 +158,7 @@ def train_loop_config(cfg: Any) -> dict[str, Any]:
     return {"type": "EpochBasedTrainLoop" if by_epoch else "IterBasedTrainLoop", **cfg}
 
 
-def is_epoch_based(train_cfg: Any) -> bool:
+def is_epoch_based(train_cfg: LoopSection | None) -> bool:
     """Return whether the training loop counts in epochs; True for a run without training.
 
     >>> is_epoch_based(dict(type="IterBasedTrainLoop", max_iters=100))
@@ -232,7 +234,7 @@ def _check_loader(name: str, cfg: Any) -> None:
             as_source(cfg)  # raises the error that lists what to pass
 
 
-def _check_evaluations(mode: str, dataloader: Any, cfg: Any, evaluator: Any) -> dict[str, Any]:
+def _check_evaluations(mode: str, dataloader: object, cfg: LoopSection, evaluator: object) -> dict[str, Any]:
     """Check the sections for validation or test, and return them by evaluation name, with built evaluators."""
     loaders = split_dataloaders(f"{mode}_dataloader", dataloader)
     for name, loader in loaders.items():
@@ -249,14 +251,14 @@ def _check_evaluations(mode: str, dataloader: Any, cfg: Any, evaluator: Any) -> 
     return {f"{mode}_dataloader": loaders, f"{mode}_evaluator": evaluators}
 
 
-def _check_loop(cfg: Any, complete: Callable[[Any], dict[str, Any]], **supplied: Any) -> None:
+def _check_loop(cfg: LoopSection, complete: Callable[[Any], dict[str, Any]], **supplied: Any) -> None:
     if _is_config(cfg):
         LOOPS.check(complete(cfg), runner=None, dataloader=None, **supplied)
     elif not callable(getattr(cfg, "run", None)):
         raise TypeError(f"`{current_config_path()}` must be a dict or a loop with a method `run`, got {cfg!r}")
 
 
-def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: Any) -> Sequence[ParamScheduler]:
+def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: LoopSection) -> Sequence[ParamScheduler]:
     wrappers = check_optim_wrapper(cfg)
     loop = train_loop_config(train_cfg) if _is_config(train_cfg) else {}
     return check_param_schedulers(
@@ -268,5 +270,5 @@ def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: Any) -> Sequence[Para
     )
 
 
-def _is_config(value: Any) -> bool:
+def _is_config(value: object) -> bool:
     return isinstance(value, str) or hasattr(value, "items")

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jengine.data import BatchCheck, build_dataloader, list_host_entries, select_arrays
+from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
 from jengine.distributed import ProcessMismatchError, assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
@@ -113,7 +114,7 @@ class DataLoaders:
             loader.close()  # training reads this batch again, with the parameters that do not exist yet
         return example
 
-    def _check_readers(self, path: str, batch: PyTree, own: DataShard) -> None:
+    def _check_readers(self, path: str, batch: Batch, own: DataShard) -> None:
         """Raise ProcessMismatchError if processes whose devices hold the same rows have other first batches."""
         if own.count == self._processes.count:
             return

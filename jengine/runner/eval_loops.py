@@ -9,21 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import optax
 
 from jengine.annotations import Count
 from jengine.data import (
     BatchCheck,
-    DataLoader,
-    IterableLoader,
     prefetch_to_device,
     put_arrays,
     select_arrays,
 )
+from jengine.data.batch_check import Batch
 from jengine.data.masking import on_whole_batches, whole_batches
 from jengine.distributed import all_gather_objects, process_local_batch
 from jengine.errors import ConfigError
 from jengine.evaluation import Evaluator
 from jengine.evaluation.sections import EvalSettings, loader_path
+from jengine.hooks.runner_protocol import Loader
 from jengine.model import CastModel, Model, Precision
 from jengine.registry import LOOPS
 from jengine.runner.end_report import wait_for_device
@@ -37,7 +38,6 @@ from jengine.train import RecompilationGuard, build_eval_step, compilation_count
 from jengine.train.out_of_memory import explain_out_of_memory
 
 PyTree = Any
-Loader = DataLoader | IterableLoader
 
 
 class EvalLoop:
@@ -63,8 +63,8 @@ class EvalLoop:
     def __init__(
         self,
         runner: RunnerInternals,
-        dataloader: Any,
-        evaluator: Any,
+        dataloader: Loader | Mapping[str, Loader],
+        evaluator: Evaluator | Mapping[str, Evaluator],
         fp16: bool = False,
         epoch_length: Count | None = None,
         evaluations: Mapping[str, Mapping[str, Any]] | None = None,
@@ -106,7 +106,7 @@ class EvalLoop:
         for evaluation in self.evaluations.values():
             evaluation.program = None
 
-    def find_program(self, evaluation: "Evaluation", batch: PyTree, renew: bool = False) -> "EvalProgram":
+    def find_program(self, evaluation: "Evaluation", batch: Batch, renew: bool = False) -> "EvalProgram":
         """Return the program for an evaluation; those with equal metrics, settings and shapes compile one.
 
         With `renew` it is a new one, for a metric whose state has other shapes since the trace.
@@ -119,7 +119,7 @@ class EvalLoop:
             self._programs[key] = EvalProgram(self, model, evaluation.evaluator, rules)
         return self._programs[key]
 
-    def check(self, call_with_example: Callable[..., Any], params: PyTree, model_state: PyTree) -> None:
+    def check(self, call_with_example: Callable[..., Any], params: optax.Params, model_state: PyTree) -> None:
         """Trace each evaluation for an example, see `Evaluation.check` and `DataLoaders.call_with_example`."""
         for evaluation in self.evaluations.values():
             call_with_example(evaluation.path, evaluation.check, params, model_state)
@@ -224,7 +224,7 @@ class Evaluation:
         if (meta := self.dataloader.metainfo) is not None:
             self.evaluator.dataset_meta = meta
 
-    def trace(self, params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> jax.stages.Traced:
+    def trace(self, params: optax.Params, model_state: PyTree, metrics: PyTree, batch: Batch) -> jax.stages.Traced:
         """Trace the evaluation step, without compiling it, for arrays or `jax.ShapeDtypeStruct`s with shardings."""
         traced: jax.stages.Traced = self._get_program(batch).step.trace(params, model_state, metrics, batch)
         learned = jax.eval_shape(self.evaluator.init)
@@ -234,18 +234,18 @@ class Evaluation:
             traced = self.program.step.trace(params, model_state, learned, batch)
         return traced
 
-    def check(self, batch: PyTree, params: PyTree, model_state: PyTree) -> None:
+    def check(self, batch: Batch, params: optax.Params, model_state: PyTree) -> None:
         """Trace the evaluation for a host batch, such that what does not fit is an error before the run has files."""
         metrics = jax.eval_shape(self.evaluator.init)
         _, predictions = self.trace(params, model_state, metrics, self._put(batch)).out_info
         self.evaluator.check_labels(predictions, [batch])
 
-    def _get_program(self, batch: PyTree) -> EvalProgram:
+    def _get_program(self, batch: Batch) -> EvalProgram:
         if self.program is None:
             self.program = self._loop.find_program(self, batch)
         return self.program
 
-    def run(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
+    def run(self, params: optax.Params, model_state: PyTree) -> dict[str, float]:
         """Evaluate these variables on the data and return the metrics by name."""
         runner, mode, loader = self._runner, self._loop.mode, self.dataloader
         self._set_meta()  # the evaluator may have that of another evaluation
@@ -292,7 +292,7 @@ class Evaluation:
         timer.enter(before)
         return outputs
 
-    def _process_host(self, predictions: PyTree, batch: PyTree) -> None:
+    def _process_host(self, predictions: PyTree, batch: Batch) -> None:
         """Pass this process's examples to the metrics on the host, if there are any."""
         if self.evaluator.host_metrics:
             if self._runner.processes.count > 1:

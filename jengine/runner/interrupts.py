@@ -80,7 +80,7 @@ class Interrupts:
             self._previous_handlers = {signum: signal.signal(signum, self._record) for signum in own}
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         for signum, handler in self._previous_handlers.items():
             signal.signal(signum, handler)
         self._previous_handlers = {}
@@ -187,7 +187,7 @@ def abort_all_on_error(processes: SingleProcess | Processes, interrupts: Interru
         raise
 
 
-def default_resume_command(load_from: Any, path: str | None, *, guard: bool = False) -> str:
+def default_resume_command(load_from: object, path: str | None, *, guard: bool = False) -> str:
     """Return how to continue a run.
 
     >>> default_resume_command(None, None)

@@ -18,8 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 from jengine.annotations import Ascending, Count, Index
-from jengine.data import BatchCheck, BatchStream, DataLoader, IterableLoader, put_arrays
+from jengine.data import BatchCheck, BatchStream, put_arrays
+from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
+from jengine.hooks.runner_protocol import Loader
 from jengine.logging import LossWatch
 from jengine.registry import LOOPS
 from jengine.runner.eval_loops import EvalLoop
@@ -83,7 +85,7 @@ class TrainLoop:
     def __init__(
         self,
         runner: RunnerInternals,
-        dataloader: Any,
+        dataloader: Loader,
         val_begin: int,
         val_interval: int,
         dynamic_intervals: Intervals | None,
@@ -93,7 +95,7 @@ class TrainLoop:
         on_nonfinite: str = "stop",
     ) -> None:
         self.runner = runner
-        self.dataloader: DataLoader | IterableLoader = dataloader
+        self.dataloader = dataloader
         self.val_begin = val_begin
         self.phases = phases
         self.batches_per_iteration = batches_per_iteration(phases)
@@ -105,7 +107,7 @@ class TrainLoop:
         self.is_consistent = True
         self.iter = self.epoch = self.epoch_start = 0
         self.position: Any = None
-        self.batch: PyTree = None
+        self.batch: Batch = None
         self._checked_scan = False
         self._waited = WaitedLoader("train_dataloader", dataloader)
         self._check_batch = BatchCheck("train_dataloader", dataloader.batch_axis, dataloader.batch_rules)
@@ -214,7 +216,7 @@ class TrainLoop:
                 self._raise_no_batches(start["epoch"])
             loader.load_state_dict(loader.state_dict())  # starts the next pass
 
-    def run_iter(self, batch_idx: int, batch: PyTree) -> None:
+    def run_iter(self, batch_idx: int, batch: Batch) -> None:
         """Run one iteration: the hooks before the step, the step, and the hooks after it, which get the metrics."""
         runner = self.runner
         self.is_consistent, self.batch = False, batch
@@ -327,7 +329,7 @@ class EpochBasedTrainLoop(TrainLoop):
     def __init__(
         self,
         runner: RunnerInternals,
-        dataloader: Any,
+        dataloader: Loader,
         max_epochs: Count,
         val_begin: Index = 1,
         val_interval: Count = 1,
@@ -449,7 +451,7 @@ class IterBasedTrainLoop(TrainLoop):
     def __init__(
         self,
         runner: RunnerInternals,
-        dataloader: Any,
+        dataloader: Loader,
         max_iters: Count,
         val_begin: Index = 1,
         val_interval: Count = 1000,

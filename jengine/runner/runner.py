@@ -13,6 +13,7 @@ from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.fingerprint import describe_settings
 from jengine.checkpoint.start_from import parse_resume_policy, remove_in_memory
 from jengine.config import format_config, resolve
+from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
 from jengine.distributed import get_processes
 from jengine.hooks import Hook, Priority
@@ -22,7 +23,7 @@ from jengine.inference.trained_module import trained_module
 from jengine.logging import PhaseTimer
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.optim.batch_size import list_wrappers, read_auto_scale_lr, scale_lr, warn_of_accumulation
-from jengine.optim.compared_settings import optimizer_settings
+from jengine.optim.compared_settings import AnyWrapper, optimizer_settings
 from jengine.optim.schedules import Schedulers
 from jengine.runner import bundle, components, config_checks
 from jengine.runner.dataloaders import DataLoaders
@@ -104,7 +105,7 @@ class Runner:
     train_loop: TrainLoop = _LATER
     val_loop: EvalLoop = _LATER
     test_loop: EvalLoop = _LATER
-    optim_wrapper: OptimWrapper | OptimWrapperDict = _LATER
+    optim_wrapper: AnyWrapper = _LATER
     param_schedulers: Schedulers = _LATER
     programs: TrainPrograms = _LATER
     _state: TrainState = _LATER
@@ -192,8 +193,7 @@ class Runner:
         The key `vars` is the user's. The log names MMEngine keys that mean nothing here.
 
         Raises:
-          ConfigError: unknown keys, or `model` or `work_dir` is missing. MissingPackageError: an optional package
-            that the config requires is not installed.
+          ConfigError: unknown or missing keys. MissingPackageError: the config requires an optional package.
         """
         plain, dropped = config_checks.check_top_level(resolve(cfg), cls.__init__)
         config_checks.check_extras(plain)
@@ -258,12 +258,14 @@ class Runner:
                 wrapper.axis_name = self.strategy.axis_name or wrapper.axis_name
         return self.optim_wrapper
 
-    def _init_state(self, batch: PyTree, optim_wrapper: Any = None, hooks: Any = (), abstract: bool = False) -> None:
+    def _init_state(
+        self, batch: Batch, wrapper: AnyWrapper | None = None, hooks: Sequence[Hook] = (), abstract: bool = False
+    ) -> None:
         """Create the state, once the shapes are known to fit checkpoints and evaluations; see `StateInitializer`."""
-        traced, init = self._initializer.trace(batch, optim_wrapper, hooks)
+        traced, init = self._initializer.trace(batch, wrapper, hooks)
         shapes = traced.out_info
-        config_checks.check_state(self.hooks if optim_wrapper is not None else (), shapes)
-        if isinstance(self.val_loop, EvalLoop) and optim_wrapper is not None and not abstract:
+        config_checks.check_state(self.hooks if wrapper is not None else (), shapes)
+        if isinstance(self.val_loop, EvalLoop) and wrapper is not None and not abstract:
             self.val_loop.check(self._loaders.call_with_example, shapes.params, shapes.model_state)
         self.state = shapes if abstract else init()
         self._is_loaded = False
@@ -333,7 +335,7 @@ class Runner:
         return trained_module(self.model, *self.eval_variables()[""], self.strategy.replicas, train)
 
     def predict(self, data: Any, batch_size: int | None = None) -> PyTree:
-        """Return the predictions for all examples of `data`, with the weights that a validation would use.
+        """Return the predictions for all examples of `data`, in order, as NumPy arrays; weights as in a validation.
 
         Args:
           data: arrays (one, or a dict or tuple), a map-style dataset or its config, a loader or its config, or any
@@ -388,7 +390,7 @@ class Runner:
 
     # --- Steps and checkpoints, called by loops and hooks ---
 
-    def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
+    def train_step(self, batch: Batch) -> dict[str, jax.Array]:
         """Run one training step on a batch on the device, and return the metrics, which stay there."""
         iteration = self.train_loop.iter
         is_update = self.optim_wrapper.start_step(iteration)

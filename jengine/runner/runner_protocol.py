@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import jax
 
 from jengine.checkpoint.start_from import ResumePolicy
+from jengine.data.batch_check import Batch
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.hooks import runner_protocol
 from jengine.hooks.hook_list import HookList
@@ -37,7 +38,7 @@ class TrainLoopInternals(runner_protocol.TrainLoopProtocol, Protocol):
     epoch: int
     epoch_start: int
     position: Any
-    batch: PyTree  # None between iterations
+    batch: Batch  # None between iterations
     is_consistent: bool
     steps_per_call: int
     batches_per_iteration: int
@@ -67,7 +68,7 @@ class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):
     @property
     def files(self) -> RunFilesProtocol: ...
     def get_hooks_info(self) -> str: ...
-    def train_step(self, batch: PyTree) -> dict[str, jax.Array]: ...
+    def train_step(self, batch: Batch) -> dict[str, jax.Array]: ...
     def train_chunk(
         self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]
     ) -> ChunkMetrics: ...

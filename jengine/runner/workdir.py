@@ -52,9 +52,9 @@ class Identity:
 def agree_on_identity(
     processes: SingleProcess | Processes,
     cfg: Mapping[str, Any],
-    work_dir: Any,
+    work_dir: str | os.PathLike[str],
     load_from: Any = None,
-    resume: Any = False,
+    resume: bool | str | os.PathLike[str] = False,
     randomness: Mapping[str, Any] | None = None,
     experiment_name: str | None = None,
     resume_policy: ResumePolicy | None = None,
@@ -107,7 +107,7 @@ def agree_on_identity(
 
 
 def _find_checkpoint_to_resume(
-    processes: SingleProcess | Processes, work_dir: str, load_from: Any, resume: Any
+    processes: SingleProcess | Processes, work_dir: str, load_from: object, resume: bool | str | os.PathLike[str]
 ) -> tuple[str | None, str]:
     """Return the checkpoint to continue from, if there is one, and a line for the log.
 
