@@ -33,7 +33,7 @@ from jengine.runner.interrupts import Interrupts, abort_all_on_error, default_re
 from jengine.runner.loops import TrainLoop
 from jengine.runner.programs import Hyperparams, TrainPrograms
 from jengine.runner.resume_check import check_resume, saved_hashes
-from jengine.runner.session import GroupTable, RunFiles, record_session
+from jengine.runner.session import RunFiles, record_session
 from jengine.runner.workdir import agree_on_identity
 from jengine.sharding import DispatchLimiter
 from jengine.sharding.initial_state import StateInitializer
@@ -42,8 +42,7 @@ from jengine.train.compilation_cache import use_compilation_cache
 from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
-# The attributes below have the types of the stages that use them; only code that may run earlier compares with None.
-_LATER: Any = None
+_LATER: Any = None  # typed as in the stages that use it; only code that may run earlier compares with None
 
 
 @functools.partial(checked, owner="")
@@ -111,7 +110,6 @@ class Runner:
     _state: TrainState = _LATER
     _is_loaded = False  # whether the state is from the checkpoint to resume or to load
     _first_iter = 0
-    _group_table: GroupTable
     _failure = ""  # the point at which training stopped with an error
 
     def __init__(
@@ -337,14 +335,12 @@ class Runner:
     def predict(self, data: Any, batch_size: int | None = None) -> PyTree:
         """Return the predictions for all examples of `data`, in order, as NumPy arrays; weights as in a validation.
 
+        Data with `batch_axis=None` have a list with the predictions for each batch.
+
         Args:
           data: arrays (one, or a dict or tuple), a map-style dataset or its config, a loader or its config, or any
             iterable over batches, such as a list. A dict with the key `dataset` or `type` is a config.
           batch_size: examples per batch on this process, for arrays and datasets; 128 by default.
-
-        Returns:
-          A pytree of NumPy arrays with one leading entry per example, in the order of `data`; for data with
-          `batch_axis=None` a list with the predictions for each batch.
         """
         example, batches, rules = open_batches(data, batch_size, self.strategy, self.seed)
         if self.state is None:
@@ -436,8 +432,6 @@ class Runner:
         with self.phase_timer.phase("checkpoint"):
             bundle.save(self, path, meta={**(meta or {}), "by_epoch": by_epoch}, options=options, **saved)
         return path
-
-    # --- Attributes ---
 
     @property
     def state(self) -> TrainState:
