@@ -33,7 +33,7 @@ from jengine.runner.interrupts import Interrupts, abort_all_on_error, default_re
 from jengine.runner.loops import TrainLoop
 from jengine.runner.programs import Hyperparams, TrainPrograms
 from jengine.runner.resume_check import check_resume, saved_hashes
-from jengine.runner.session import RunFiles, record_session
+from jengine.runner.session import GroupTable, RunFiles, record_session
 from jengine.runner.workdir import agree_on_identity
 from jengine.sharding import DispatchLimiter
 from jengine.sharding.initial_state import StateInitializer
@@ -86,8 +86,7 @@ class Runner:
       visualizer: writes scalars and images; a LocalVisualizer with JSON lines and PNG files by default.
       randomness: `dict(seed=int)`; with None the seed is drawn, and saved in checkpoints.
       auto_scale_lr: `dict(enable=True, base_batch_size=...)` scales learning rates by the batch size.
-      experiment_name: name in the logs.
-      cfg: the whole config; written to the work dir and saved in checkpoints.
+      experiment_name, cfg: name in the logs; and the whole config, written to the work dir and saved in checkpoints.
       log_level: lowest level in the terminal and the log file, as in `logging`.
       resume_policy: which settings hold after a resume, where config and checkpoint differ: a dict with the fields of
         `ResumePolicy`.
@@ -110,6 +109,7 @@ class Runner:
     _state: TrainState = _LATER
     _is_loaded = False  # whether the state is from the checkpoint to resume or to load
     _first_iter = 0
+    _group_table: GroupTable
     _failure = ""  # the point at which training stopped with an error
 
     def __init__(
