@@ -25,8 +25,8 @@ class StopAfter(Hook):
 class Scores:
     """Validation loop that computes nothing: each validation has the next of the given metrics, at last none."""
 
-    def __init__(self, runner, metrics):
-        self.runner, self.metrics = runner, list(metrics)
+    def __init__(self, runner, metrics, epoch_length=None):
+        self.runner, self.metrics, self.epoch_length = runner, list(metrics), epoch_length
 
     def run(self):
         if self.metrics:

@@ -1,5 +1,4 @@
 import gc
-import logging
 import math
 import types
 
@@ -43,66 +42,62 @@ def run_two_epochs(hook, runner):
         (dict(before_epoch=True, after_iter=True), 24),
     ],
 )
-def test_garbage_is_collected_at_the_configured_stages(monkeypatch, fake_runner, arguments, calls):
+def test_garbage_is_collected_at_the_configured_stages(monkeypatch, runner, arguments, calls):
     counted = []
     monkeypatch.setattr(gc, "collect", lambda: counted.append("gc"))
     monkeypatch.setattr(jax, "clear_caches", lambda: counted.append("clear"))
-    run_two_epochs(EmptyCacheHook(**arguments), fake_runner)
+    run_two_epochs(EmptyCacheHook(**arguments), runner)
     assert counted == ["gc"] * calls
 
 
-def test_compiled_functions_are_dropped_only_with_clear_caches(monkeypatch, fake_runner):
+def test_compiled_functions_are_dropped_only_with_clear_caches(monkeypatch, runner):
     cleared = []
     monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(True))
-    EmptyCacheHook(clear_caches=True).after_train_epoch(fake_runner)
+    EmptyCacheHook(clear_caches=True).after_train_epoch(runner)
     assert cleared == [True]
     with pytest.raises(ValueError, match="clear_caches needs after_iter=False"):
         EmptyCacheHook(clear_caches=True, after_iter=True)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_the_loss_is_checked_at_the_interval(fake_runner, bad, caplog):
-    fake_runner.logger = logging.getLogger("test_more_hooks")
+def test_the_loss_is_checked_at_the_interval(runner, bad, caplog):
     hook = CheckInvalidLossHook(interval=50)
-    for fake_runner.iter in range(49):
-        hook.after_train_iter(fake_runner, 0, outputs={"loss": bad if fake_runner.iter >= 10 else 1.0})
-    fake_runner.iter = 49
-    hook.after_train_iter(fake_runner, 0, outputs={"loss": 1.0})
+    for runner.train_loop.iter in range(49):
+        hook.after_train_iter(runner, 0, outputs={"loss": bad if runner.train_loop.iter >= 10 else 1.0})
+    runner.train_loop.iter = 49
+    hook.after_train_iter(runner, 0, outputs={"loss": 1.0})
     with pytest.raises(AssertionError, match=f"the loss must be finite, got {float(bad)} in iteration 49") as caught:
-        hook.after_train_iter(fake_runner, 0, outputs={"loss": bad})
+        hook.after_train_iter(runner, 0, outputs={"loss": bad})
     assert isinstance(caught.value, FloatingPointError)
     assert "the loss became infinite or NaN!" in caplog.text
 
 
-def test_memory_is_logged_at_the_interval_in_each_mode(fake_runner, caplog):
-    fake_runner.logger = logging.getLogger("test_more_hooks")
+def test_memory_is_logged_at_the_interval_in_each_mode(runner, caplog):
     caplog.set_level("INFO")
     hook = MemoryProfilerHook(interval=2)
     for mode in ("train", "val", "test"):
-        for fake_runner.iter in range(5):
-            getattr(hook, f"after_{mode}_iter")(fake_runner, batch_idx=fake_runner.iter)
+        for runner.train_loop.iter in range(5):
+            getattr(hook, f"after_{mode}_iter")(runner, batch_idx=runner.train_loop.iter)
     assert len(caplog.records) == 6
     assert all(record.getMessage().startswith("Memory available: ") for record in caplog.records)
     assert " process: " in caplog.text
 
 
-def test_without_psutil_the_memory_of_the_process_is_logged(fake_runner, caplog, monkeypatch):
+def test_without_psutil_the_memory_of_the_process_is_logged(runner, caplog, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "psutil", None)
-    fake_runner.logger = logging.getLogger("test_more_hooks")
     caplog.set_level("INFO")
-    MemoryProfilerHook(interval=1).after_train_iter(fake_runner, batch_idx=0)
+    MemoryProfilerHook(interval=1).after_train_iter(runner, batch_idx=0)
     assert caplog.records[0].getMessage().startswith("Memory process_peak: ")
 
 
-def test_devices_that_report_their_memory_are_logged(fake_runner, caplog, monkeypatch):
+def test_devices_that_report_their_memory_are_logged(runner, caplog, monkeypatch):
     stats = {"bytes_in_use": 5 * 2**20, "peak_bytes_in_use": 7 * 2**20}
     device = types.SimpleNamespace(platform="gpu", id=3, memory_stats=lambda: stats)
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
-    fake_runner.logger = logging.getLogger("test_more_hooks")
     caplog.set_level("INFO")
-    MemoryProfilerHook(interval=1).after_train_iter(fake_runner, batch_idx=0)
+    MemoryProfilerHook(interval=1).after_train_iter(runner, batch_idx=0)
     assert "gpu:3: 5 MB (peak 7 MB)" in caplog.text
 
 

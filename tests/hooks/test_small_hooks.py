@@ -25,26 +25,26 @@ def run_epochs(runner, epochs=2, iters=4):
         hook.after_val_epoch(runner, metrics={"loss": 1.0})
 
 
-def test_schedulers_step_in_their_unit_and_receive_the_metrics(fake_runner):
+def test_schedulers_step_in_their_unit_and_receive_the_metrics(runner):
     by_epoch, by_iter, plateau = Scheduler(True), Scheduler(False), Scheduler(True, need_val_args=True)
-    fake_runner.param_schedulers = [by_epoch, by_iter, plateau]
-    run_epochs(fake_runner)
+    runner.param_schedulers = [by_epoch, by_iter, plateau]
+    run_epochs(runner)
     assert by_epoch.calls == [()] * 2
     assert by_iter.calls == [()] * 8
     assert plateau.calls == [(), ({"loss": 1.0},)] * 2  # by epochs, and with the metrics
 
 
-def test_schedulers_of_several_optimizers_are_a_dict(fake_runner):
-    fake_runner.param_schedulers = dict(gen=[Scheduler(False)], disc=[Scheduler(False), Scheduler(True)])
-    run_epochs(fake_runner)
-    assert [len(s.calls) for schedulers in fake_runner.param_schedulers.values() for s in schedulers] == [8, 8, 2]
+def test_schedulers_of_several_optimizers_are_a_dict(runner):
+    runner.param_schedulers = dict(gen=[Scheduler(False)], disc=[Scheduler(False), Scheduler(True)])
+    run_epochs(runner)
+    assert [len(s.calls) for schedulers in runner.param_schedulers.values() for s in schedulers] == [8, 8, 2]
 
 
-def test_no_scheduler_is_allowed_and_another_type_is_an_error(fake_runner):
-    run_epochs(fake_runner)
-    fake_runner.param_schedulers = "cosine"
+def test_no_scheduler_is_allowed_and_another_type_is_an_error(runner):
+    run_epochs(runner)
+    runner.param_schedulers = "cosine"
     with pytest.raises(TypeError, match="got str"):
-        ParamSchedulerHook().after_train_iter(fake_runner, batch_idx=0)
+        ParamSchedulerHook().after_train_iter(runner, batch_idx=0)
 
 
 def make_loader(epochs, owner_name):
@@ -57,16 +57,16 @@ def make_loader(epochs, owner_name):
 
 
 @pytest.mark.parametrize("owner_name", ["loader", "sampler", "batch_sampler"])
-def test_the_epoch_reaches_the_sampler(fake_runner, owner_name):
+def test_the_epoch_reaches_the_sampler(runner, owner_name):
     epochs = []
-    fake_runner.train_loop.dataloader = make_loader(epochs, owner_name)
-    fake_runner.epoch = 3
-    DistSamplerSeedHook().before_train_epoch(fake_runner)
+    runner.train_loop.dataloader = make_loader(epochs, owner_name)
+    runner.train_loop.epoch = 3
+    DistSamplerSeedHook().before_train_epoch(runner)
     assert epochs == [3]
 
 
-def test_data_without_a_sampler_are_allowed(fake_runner):
-    DistSamplerSeedHook().before_train_epoch(fake_runner)
+def test_data_without_a_sampler_are_allowed(runner):
+    DistSamplerSeedHook().before_train_epoch(runner)
 
 
 @pytest.mark.parametrize(
