@@ -20,6 +20,7 @@ from jengine.hooks import (
 from jengine.model import LinenModel, SmallCNN, SwitchedLoss
 from jengine.registry import HOOKS
 from jengine.train import StepContext
+from tests.runner_fixture import QuickRunner
 
 
 def run_two_epochs(hook, runner):
@@ -264,18 +265,16 @@ def trace_calls(monkeypatch):
     return calls
 
 
-def run_profiled(hook, iters=12, length=4, tmp="/logs"):
-    loop = types.SimpleNamespace(dataloader=range(length), epoch_length=length)
-    runner = types.SimpleNamespace(
-        iter=0, log_dir=tmp, train_loop=loop, logger=logging.getLogger("test_more_hooks"), state=None,
-        max_iters=iters, max_epochs=iters // length,
-    )  # fmt: skip
-    hook.before_run(runner)
-    hook.before_train(runner)
-    for runner.iter in range(iters):
-        hook.before_train_iter(runner, 0)
-        hook.after_train_iter(runner, 0, outputs={})
-    hook.after_train(runner)
+@pytest.fixture
+def run_profiled(tmp_path):
+    """Return a function that trains three epochs of four iterations with a hook."""
+
+    def run_profiled(hook):
+        runner = QuickRunner(tmp_path / "run", [hook], epochs=3, epoch_length=4)
+        runner.train()
+        return runner
+
+    return run_profiled
 
 
 @pytest.mark.parametrize(
@@ -294,7 +293,7 @@ def run_profiled(hook, iters=12, length=4, tmp="/logs"):
         ),
     ],
 )
-def test_iterations_are_traced_according_to_the_schedule(trace_calls, arguments, calls):
+def test_iterations_are_traced_according_to_the_schedule(run_profiled, trace_calls, arguments, calls):
     run_profiled(ProfilerHook(**arguments))
     assert trace_calls == calls
 
@@ -314,11 +313,11 @@ def test_the_profiler_returns_the_next_step_to_trace(schedule, first):
     assert [hook.next_step(None, i) for i in range(12)] == first
 
 
-def test_the_path_of_each_trace_is_passed_on(trace_calls, caplog):
+def test_the_path_of_each_trace_is_passed_on(run_profiled, trace_calls, caplog):
     caplog.set_level("INFO")
     paths = []
-    run_profiled(ProfilerHook(on_trace_ready=paths.append))
-    assert paths == ["/logs/tf_tracing_logs/iter_0"]
+    runner = run_profiled(ProfilerHook(on_trace_ready=paths.append))
+    assert paths == [f"{runner.log_dir}/tf_tracing_logs/iter_0"]
     run_profiled(ProfilerHook(on_trace_ready=dict(type="tb_trace", dir_name="/elsewhere")))
     assert "ProfilerHook: wrote the trace /elsewhere/iter_0" in caplog.text
 
@@ -345,7 +344,7 @@ def test_invalid_arguments_of_the_profiler_are_refused(arguments, error, message
         HOOKS.build(dict(type="ProfilerHook", **arguments))
 
 
-def test_a_profile_longer_than_the_run_is_refused():
+def test_a_profile_longer_than_the_run_is_refused(run_profiled):
     with pytest.raises(ValueError, match="at most the 12 iterations of the run, got 13"):
         run_profiled(ProfilerHook(by_epoch=False, profile_times=13))
 
