@@ -193,8 +193,11 @@ def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bo
     def mean(tree: PyTree, weight: jax.Array | None) -> PyTree:
         return tree if wrapper.axis_name is None else mean_over_replicas(tree, weight, wrapper.axis_name)
 
-    def value_fn(params: PyTree) -> jax.Array:
-        """Return the total loss as a function of the parameters alone, for line searches."""
+    def value_fn(params: PyTree, grad_fn: object = None) -> jax.Array:
+        """Return the total loss as a function of the parameters alone, for line searches.
+
+        They refuse extra arguments that this function does not take, such as `grad_fn`.
+        """
         return mean(*local_value(params))
 
     def grad_fn(params: PyTree, _: int = 0) -> PyTree:

@@ -4,6 +4,7 @@ Groups that differ only in learning rate and weight decay share a chain over the
 separate chains, because each adds to the compile time and the time of a step.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -200,6 +201,7 @@ def _restrict_to_trainable(extra: Mapping[str, Any], layout: GroupLayout, params
         restricted["grad"] = layout.trainable(extra["grad"])
     if (value_fn := extra.get("value_fn")) is not None:
 
+        @functools.wraps(value_fn)  # line searches read the signature
         def evaluate(trainable: Params, *args: Any, **kwargs: Any) -> Any:
             return value_fn(layout.combine(trainable, params), *args, **kwargs)
 
