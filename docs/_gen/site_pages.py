@@ -23,7 +23,7 @@ OUTSIDE = {
 }
 START = ["overview", "install", "start", "optim_tutorial", "coming_from", "comparison", "mmengine"]
 GUIDES = [
-    "model", "data", "batches", "config", "runner", "hooks", "optim", "schedules", "evaluation", "logging",
+    "model", "equinox", "data", "batches", "config", "runner", "hooks", "optim", "schedules", "evaluation", "logging",
     "visualization", "checkpoints", "devices", "processes",
 ]  # fmt: skip
 PROJECT = ["benchmarks", "results", "contributing", "changelog"]

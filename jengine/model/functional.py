@@ -7,7 +7,8 @@ from typing import Any
 import jax
 
 from jengine.errors import ConfigError
-from jengine.model.adapters import to_loss_dict
+from jengine.model import equinox_modules
+from jengine.model.adapters import explain_static_modes, to_loss_dict, train_arguments
 from jengine.model.model import Losses, Model, PyTree
 from jengine.paths import closest_paths, flatten
 from jengine.registry import MODELS
@@ -24,8 +25,12 @@ class FunctionalModel(Model):
     """Model from plain functions. Each function receives, by name, the arguments that are in its signature.
 
     Required arguments with other names are, in order, `rng` and `batch` for `init`, and `params` and `batch` for `loss`
-    and `predict`: `init(key)`, `init(key, x)`, `loss(p, b)`. Other arguments with a default value keep it. For low
+    and `predict`: `init(key)`, `init(key, x)`, `loss(p, b)`. An argument `train`, `training`, `is_train`, `is_training`
+    or `deterministic` of `loss` and `predict` is set for the mode. Others with a default value keep it. For low
     precision (`precision=`, `AmpOptimWrapper`), call the network through `jengine.model.autocast`.
+
+    If `init` returns modules of Equinox, so do the other functions receive them, `predict` in inference mode, and
+    `model_state` is an `eqx.nn.State`. Their floating-point arrays are the parameters, as nested dicts.
 
     >>> model = FunctionalModel(
     ...     init=lambda rng: {"w": jax.numpy.zeros((2,))},
@@ -64,11 +69,14 @@ class FunctionalModel(Model):
         losses = dict(loss) if isinstance(loss, Mapping) else {"": loss} if loss is not None else {}
         self._init = _NamedArguments("init", init, _INIT_ARGUMENTS, _INIT_ARGUMENTS, optional=True)
         self._losses = {
-            name: _NamedArguments(f"loss {name}".strip(), fn, _LOSS_ARGUMENTS, _MAIN_ARGUMENTS)
+            name: _NamedArguments(f"loss {name}".strip(), fn, _LOSS_ARGUMENTS, _MAIN_ARGUMENTS, train=True)
             for name, fn in losses.items()
         }
-        self._predict = predict and _NamedArguments("predict", predict, _PREDICT_ARGUMENTS, _MAIN_ARGUMENTS)
-        self.module_types = dict(module_types or {})
+        self._predict = predict and _NamedArguments(
+            "predict", predict, _PREDICT_ARGUMENTS, _MAIN_ARGUMENTS, train=False
+        )
+        self._given_types = self.module_types = dict(module_types or {})
+        self._partition: equinox_modules.Partition | None = None  # what `init` found beside arrays
         self._has_state = any(fn.accepts("model_state") for fn in self._losses.values())
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
@@ -76,8 +84,12 @@ class FunctionalModel(Model):
         variables = self._init(rng=rng, batch=batch)
         has_state = self._has_state or (self._train_step is not None and isinstance(variables, tuple))
         params, model_state = _check_pair("init", "params", variables) if has_state else (variables, {})
-        leaves = flatten(params) if self.module_types else {}
-        for module in self.module_types:
+        if equinox_modules.is_used(params):
+            types = self._given_types or equinox_modules.list_module_types(params)
+            self._partition, params, model_state = equinox_modules.split_module(params, model_state)
+            self.module_types = dict(types)
+        leaves = flatten(params) if self._given_types else {}
+        for module in self._given_types:
             if not any(path == module or path.startswith(f"{module}.") for path in leaves):
                 raise ConfigError(
                     f"FunctionalModel: `module_types` must be paths of modules, got {module!r}"
@@ -99,9 +111,11 @@ class FunctionalModel(Model):
             given = f"a dict with {names}" if names else "a function"
             raise KeyError(f"FunctionalModel: `loss` must be {required}, got {given}")
         fn = self._losses[phase]
-        losses = fn(params=params, model_state=model_state, batch=batch, **kwargs)
+        module, state = self._combine(params, model_state)
+        losses = fn(params=module, model_state=state, batch=batch, **kwargs)
         if fn.accepts("model_state"):
-            losses, model_state = _check_pair("loss", "losses", losses)
+            losses, new_state = _check_pair("loss", "losses", losses)
+            model_state = new_state if self._partition is None else self._partition.update(model_state, new_state)
         return to_loss_dict(losses), model_state
 
     @property
@@ -119,7 +133,22 @@ class FunctionalModel(Model):
         """Return the predictions; TypeError if the model has no prediction function."""
         if self._predict is None:
             raise TypeError("FunctionalModel: `predict` must be a function for validation and test, got None")
-        return self._predict(params=params, model_state=model_state, batch=batch)
+        module, state = self._combine(params, model_state, train=False)
+        return self._predict(params=module, model_state=state, batch=batch)
+
+    def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
+        """Return the module of Equinox, or the pair of it and its state, in training or in inference mode."""
+        if self._partition is None:
+            return super().merge(params, model_state, train=train)
+        module, state = self._combine(params, model_state, train=train)
+        return (module, state) if self._has_state else module
+
+    def _combine(self, params: PyTree, model_state: PyTree, *, train: bool = True) -> tuple[PyTree, PyTree]:
+        """Return the variables as the user's functions take them: modules of Equinox where `init` returned some."""
+        if self._partition is None:
+            return params, model_state
+        module, state = self._partition.combine(params, model_state)
+        return (module if train else equinox_modules.set_inference_mode(module)), state
 
 
 class _NamedArguments:
@@ -127,12 +156,19 @@ class _NamedArguments:
 
     Arguments called `names` are passed by name. Those in `main` may have other names in `fn`, in order: all, as one
     alone would be ambiguous, or the first ones with `optional`. `role` is the argument of `FunctionalModel`, for error
-    messages.
+    messages. `train` is the mode for arguments that select training or inference, None to leave them alone.
     """
 
     def __init__(
-        self, role: str, fn: Callable[..., Any], names: Sequence[str], main: Sequence[str], optional: bool = False
+        self,
+        role: str,
+        fn: Callable[..., Any],
+        names: Sequence[str],
+        main: Sequence[str],
+        optional: bool = False,
+        train: bool | None = None,
     ) -> None:
+        self._modes = {} if train is None else train_arguments(fn, train=train)
         try:
             parameters = list(inspect.signature(fn).parameters.values())
         except ValueError:  # a builtin such as `dict`, which is called without arguments
@@ -140,7 +176,9 @@ class _NamedArguments:
         kinds = {p.kind for p in parameters}
         named = [p.name for p in parameters if p.name in names]
         other = [
-            p for p in parameters if p.name not in names and p.default is p.empty and p.kind not in (_ARGS, _KWARGS)
+            p
+            for p in parameters
+            if p.name not in (*names, *self._modes) and p.default is p.empty and p.kind not in (_ARGS, _KWARGS)
         ]
         free = [name for name in main if name not in named]
         is_clear = not other or len(other) == len(free) or (optional and len(other) < len(free))  # else ambiguous
@@ -165,7 +203,9 @@ class _NamedArguments:
 
     def __call__(self, **available: Any) -> Any:
         args = [available[source] for source in self._args]
-        return self._fn(*args, **{name: available[source] for name, source in self._kwargs.items()})
+        named = {name: available[source] for name, source in self._kwargs.items()}
+        with explain_static_modes(self._modes):
+            return self._fn(*args, **named, **self._modes)
 
 
 def _check_pair(function: str, first: str, value: Any) -> tuple[Any, Any]:

@@ -7,7 +7,14 @@ import jax
 from flax import linen as nn
 
 from jengine.errors import config_path
-from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs, train_arguments
+from jengine.model.adapters import (
+    build_loss,
+    build_module,
+    call_loss,
+    explain_static_modes,
+    select_inputs,
+    train_arguments,
+)
 from jengine.model.autocast import autocast
 from jengine.model.model import Losses, Model, PyTree
 from jengine.model.padding import exclude_padding
@@ -25,9 +32,9 @@ class LinenModel(Model):
 
     The collection `params` is differentiated. All other collections (`batch_stats`, …) are the model state, which is
     mutable in training and fixed in prediction; except those that the module only sows into, which are read after each
-    call and are not part of any state. If the module's `__call__` has an argument `train`, `training`, `is_training` or
-    `deterministic`, it is set accordingly. In low precision, the module's parameters and inputs are cast, and the
-    outputs are cast back to float32; `loss` gets the batch unchanged.
+    call and are not part of any state. If the module's `__call__` has an argument `train`, `training`, `is_train`,
+    `is_training` or `deterministic`, it is set accordingly. In low precision, the module's parameters and
+    inputs are cast, and the outputs are cast back to float32; `loss` gets the batch unchanged.
 
     >>> from jengine.model import CrossEntropy, SmallCNN
     >>> model = LinenModel(SmallCNN(num_classes=3), loss=CrossEntropy(label="label"), inputs="image")
@@ -79,8 +86,9 @@ class LinenModel(Model):
 
         inputs = select_inputs(batch, self._inputs)
         rngs = _keys(dict.fromkeys(("params", *self._rngs, *self._predict_rngs)), rng)
-        with nn.intercept_methods(record_type), _dense_general_without_mesh():
-            variables = self.module.init(rngs, *inputs, **train_arguments(type(self.module), train=False))
+        modes = train_arguments(type(self.module).__call__, train=False)
+        with nn.intercept_methods(record_type), _dense_general_without_mesh(), explain_static_modes(modes):
+            variables = self.module.init(rngs, *inputs, **modes)
         self.module_types = types
         leaves = jax.tree_util.tree_flatten_with_path(
             variables.get("params", {}), is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned)
@@ -101,7 +109,7 @@ class LinenModel(Model):
                 *select_inputs(batch, self._inputs),
                 rngs=_keys(self._rngs, rng),
                 mutable=[*model_state, *self._sown_collections],  # what is not mutable cannot be sown
-                **train_arguments(type(self.module), train=True),
+                **train_arguments(type(self.module).__call__, train=True),
             )
         sown = _flatten({name: x for name, x in updated.items() if name not in model_state})
         losses = call_loss(self._loss, outputs, batch, hyperparams, sown)
@@ -115,7 +123,7 @@ class LinenModel(Model):
             *select_inputs(batch, self._inputs),
             rngs=_keys(self._predict_rngs),
             mutable=list(self._sown_collections) if self._sown.predictions else False,
-            **train_arguments(type(self.module), train=False),
+            **train_arguments(type(self.module).__call__, train=False),
         )
         if not self._sown.predictions:
             return outputs
@@ -135,7 +143,7 @@ class LinenModel(Model):
         return self.module.bind(variables, rngs=_keys(self._rngs), mutable=list(model_state))
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        with _dense_general_without_mesh():
+        with _dense_general_without_mesh(), explain_static_modes(kwargs):
             return autocast(self.module.apply)(*args, **kwargs)
 
     def _is_sown(self, name: str, variables: Mapping[str, Any], inputs: tuple[Any, ...]) -> bool:
@@ -149,7 +157,7 @@ class LinenModel(Model):
         if "loss" not in name.lower() and not all(isinstance(value, tuple) for value in values):
             return False
         rest = {other: value for other, value in variables.items() if other != name}
-        arguments = train_arguments(type(self.module), train=False)
+        arguments = train_arguments(type(self.module).__call__, train=False)
         rngs = _keys((*self._rngs, *self._predict_rngs))
         try:
             jax.eval_shape(lambda variables: self._apply(variables, *inputs, rngs=rngs, **arguments), rest)

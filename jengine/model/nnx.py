@@ -15,7 +15,14 @@ import jax.numpy as jnp
 
 from jengine import paths
 from jengine.errors import config_path
-from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs, train_arguments
+from jengine.model.adapters import (
+    build_loss,
+    build_module,
+    call_loss,
+    explain_static_modes,
+    select_inputs,
+    train_arguments,
+)
 from jengine.model.autocast import autocast, current_dtype
 from jengine.model.model import FROZEN, Losses, Model, PyTree
 from jengine.model.nnx_filters import NnxFilter, announce_training, build_filter, is_adapter, select_trained
@@ -54,10 +61,11 @@ class NnxModel(Model):
     (`nnx.BatchStat`, …) are the model state: `{'frozen': ..., 'state': ...}` if some parameters are not selected.
     Variables that a call creates (`sow`, or a new attribute) are not part of any state: they are read after the call.
     `module.train()` is called before training, `module.eval()` before prediction; arguments `train`, `training`,
-    `is_training` or `deterministic` of `__call__` are set accordingly, and an argument `rngs` is an `nnx.Rngs` with a
-    key that differs in each iteration, and is fixed in prediction. Axis names (`nnx.with_partitioning`, `nnx.Param(...,
-    out_sharding=)`) become `logical_axes`; they do not require a mesh. In low precision, the module's parameters and
-    inputs are cast, and the outputs are cast back to float32; `loss` gets the batch unchanged.
+    `is_train`, `is_training` or `deterministic` of `__call__` are set accordingly, and an argument `rngs` is an
+    `nnx.Rngs` with a key that differs in each iteration, and is fixed in prediction. Axis names
+    (`nnx.with_partitioning`, `nnx.Param(..., out_sharding=)`) become `logical_axes`; they do not require a mesh. In low
+    precision, the module's parameters and inputs are cast, and the outputs are cast back to float32; `loss` gets the
+    batch unchanged.
 
     >>> from flax import nnx
     >>> from jengine.model import MeanSquaredError
@@ -222,14 +230,15 @@ class NnxModel(Model):
         from flax import nnx
 
         module, structure = self._merge(params, model_state, rng, train=train)
-        arguments: dict[str, Any] = train_arguments(type(module), train=train)
+        arguments: dict[str, Any] = train_arguments(type(module).__call__, train=train)
         mask_batch_norms(module)  # after the merge, which makes a new module for each trace
         if structure.accepts_rngs:
             arguments["rngs"] = nnx.Rngs(jax.random.fold_in(rng, len(jax.tree.leaves(structure.streams))))
         with warnings.catch_warnings():
             # `nnx.capture` requires the types of all variables that are sown, which are not known here.
             warnings.filterwarnings("ignore", r"\s*Using 'Module.(sow|perturb)", DeprecationWarning)
-            outputs = module(*inputs, **arguments)
+            with explain_static_modes(arguments):
+                outputs = module(*inputs, **arguments)
         return outputs, *_read_variables(module, structure, self._sown.names)
 
 

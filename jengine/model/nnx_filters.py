@@ -26,7 +26,7 @@ def build_filter(wrt: NnxFilter) -> NnxFilter:
     >>> build_filter("flax.nnx.LoRAParam").__name__
     'LoRAParam'
     >>> build_filter([dict(type="flax.nnx.PathContains", key="head")])
-    [PathContains('head')]
+    [PathContains('head', exact=True)]
     """
     if isinstance(wrt, str):
         return MODELS.get(wrt) if "." in wrt else wrt  # nnx reads a name as a tag of variables

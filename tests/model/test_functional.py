@@ -64,7 +64,7 @@ def test_functions_with_keyword_arguments_receive_all_of_them():
         (lambda p, s, b: 0, "(p, s, b)"),
         (lambda p: 0, "(p)"),
         (lambda params, batch, rngs: 0, "(params, batch, rngs)"),
-        (lambda p, b, *, train: 0, "(p, b, train)"),
+        (lambda p, b, *, scale: 0, "(p, b, scale)"),
         (lambda *args: 0, "(*args)"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from optax import Params
 
 from jengine import paths
+from jengine.model import equinox_modules
 from jengine.model.model import Model
 from jengine.model.nnx_state import list_module_types
 
@@ -140,7 +141,8 @@ def get_params(source: ParamsSource, module_types: Mapping[str, str] | None = No
 
     Args:
       source: a pytree of arrays or ShapeDtypeStructs; an `nnx.State` or `nnx.Module`, whose `nnx.Param`s are the
-        parameters; or an object with such a tree as `params` (and optionally `module_types`).
+        parameters; modules of Equinox, whose floating-point arrays are; or an object with such a tree as `params` (and
+        optionally `module_types`).
       module_types: dotted module path -> class name; takes precedence over the types in `source`.
 
     Raises:
@@ -160,6 +162,8 @@ def get_params(source: ParamsSource, module_types: Mapping[str, str] | None = No
             f"the parameters must be given, got a {name}, which has none before `init`; write "
             "`params, model_state = model.init(rng, batch)` and pass `params` with `module_types=model.module_types`"
         )
+    if equinox_modules.is_used(source):
+        return equinox_modules.select_params(source), module_types or equinox_modules.list_module_types(source)
     for path, leaf in paths.leaves_with_path(source):
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             hint = f" at {path!r}" if path else "; pass the parameters that its `init` returns"

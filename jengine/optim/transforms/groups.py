@@ -67,6 +67,6 @@ def scale_by_group_learning_rate(
 
 def broadcast_to_params(value: PerParameter, tree: PyTree) -> PyTree:
     """Return numbers in a tree like `tree` from a number, a prefix tree, or a function from trees to numbers."""
-    if isinstance(value, Callable):  # type: ignore[arg-type]
+    if callable(value) and jax.tree_util.all_leaves([value]):  # a module of Equinox is a tree, and has a `__call__`
         value = value(tree)
     return jax.tree.broadcast(value, tree) if jax.tree.leaves(tree) else tree

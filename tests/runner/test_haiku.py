@@ -1,4 +1,4 @@
-"""The code of the models page for Haiku and Equinox trains, resumes and is at most ten lines."""
+"""The code of the models page for Haiku trains, resumes and is at most ten lines."""
 
 import pathlib
 import re
@@ -71,16 +71,3 @@ def test_haiku_network_with_state_trains(tmp_path):
     runner = check_resume(run_block("haiku", forward=forward)["model"], tmp_path)
     assert "linear.w" in paths.flatten(runner.state.params)
     assert runner.state.model_state  # the running statistics
-
-
-def test_equinox_network_trains_and_is_built_from_the_state(tmp_path):
-    eqx = pytest.importorskip("equinox")
-    network = eqx.nn.MLP(6, 2, 8, 1, key=jax.random.key(0))
-    initial = np.asarray(network.layers[0].weight)
-    names = run_block("equinox", network=network)
-    runner = check_resume(names["model"], tmp_path)
-    assert "layers.0.weight" in runner.state.params
-    np.testing.assert_array_equal(network.layers[0].weight, initial)  # the run starts from a copy
-    trained = names["build"](runner.state.params)
-    logits = jax.vmap(trained)(IMAGES)
-    assert float(np.mean(np.argmax(logits, axis=1) == LABELS)) > 0.85

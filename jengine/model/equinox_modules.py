@@ -1,0 +1,138 @@
+"""Modules of Equinox as parameters: split into arrays by path and static parts, and put together again.
+
+An `eqx.Module` is a pytree with arrays, and with functions and numbers that are no parameters, such as the activation
+of an `eqx.nn.MLP`. The engine trains and stores nested dicts of arrays, so that paths, checkpoints and rules are as for
+other networks; the functions of the user get the module itself.
+"""
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from jengine import paths
+from jengine.model.model import FROZEN, PyTree
+
+
+def is_used(tree: PyTree) -> bool:
+    """Return whether a tree is or contains an `eqx.Module`."""
+    return any(_is_module(node) for node in jax.tree.leaves(tree, is_leaf=_is_module))
+
+
+def select_params(tree: PyTree) -> PyTree:
+    """Return modules with None for all but the floating-point arrays, `eqx.filter(tree, eqx.is_inexact_array)`."""
+    return jax.tree.map(lambda leaf: leaf if _is_trained(leaf) else None, tree)
+
+
+def set_inference_mode(tree: PyTree) -> PyTree:
+    """Return modules that predict: without dropout, and with running statistics."""
+    return sys.modules["equinox"].nn.inference_mode(tree)
+
+
+def list_module_types(tree: PyTree) -> dict[str, str]:
+    """Return the class names of the modules in a tree by dotted path, in definition order."""
+    return {".".join(path): type(module).__name__ for path, module in _iterate_modules(tree, ())}
+
+
+class Partition(NamedTuple):
+    """What modules and their state have beside arrays, from which `combine` builds them again."""
+
+    module: "_Static"
+    state: "_Static"
+    has_frozen: bool  # whether there are arrays of integers or keys, which are not trained
+
+    def combine(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+        """Return the module and the state, an `eqx.nn.State` or {}, with the arrays of `split_module`."""
+        frozen, state = (model_state[FROZEN], model_state["state"]) if self.has_frozen else ({}, model_state)
+        module = self.module.build({**paths.flatten(params), **paths.flatten(frozen)})
+        return module, self.state.build(paths.flatten(state))
+
+    def update(self, model_state: PyTree, state: PyTree) -> PyTree:
+        """Return the model state with the arrays of a new `eqx.nn.State`."""
+        arrays = paths.nest(_state_leaves(state))
+        return {**model_state, "state": arrays} if self.has_frozen else arrays
+
+
+class _Static(NamedTuple):
+    """Structure of a tree, and what in it is no array."""
+
+    treedef: Any
+    names: tuple[str, ...]  # dotted paths of all leaves
+    leaves: Mapping[str, Any]  # functions, numbers, strings by path
+
+    def build(self, arrays: Mapping[str, Any]) -> PyTree:
+        return self.treedef.unflatten([arrays[x] if x in arrays else self.leaves[x] for x in self.names])
+
+
+def split_module(module: PyTree, state: PyTree) -> tuple[Partition, PyTree, PyTree]:
+    """Split modules and an `eqx.nn.State` into static parts, parameters and model state.
+
+    Args:
+      module: an `eqx.Module`, or a tree of several.
+      state: the state of `eqx.nn.make_with_state`; {} for none.
+
+    Returns:
+      The partition, the floating-point arrays as nested dicts, and the model state: the arrays of `state` as nested
+      dicts, in an item `state` if the module has other arrays, which are in `frozen`.
+    """
+    if any(_is_state(node) for node in jax.tree.leaves(module, is_leaf=_is_state)):
+        raise TypeError(
+            "the parameters must be modules, got an eqx.nn.State among them; `init` may return `(module, state)` if "
+            "`loss` has an argument `model_state`, and returns `(losses, model_state)`"
+        )
+    leaves, state_leaves = paths.flatten(module), _state_leaves(state)
+    params = {path: leaf for path, leaf in leaves.items() if _is_trained(leaf)}
+    frozen = {path: x for path, x in leaves.items() if isinstance(x, jax.Array) and path not in params}
+    static = {path: x for path, x in leaves.items() if not isinstance(x, jax.Array)}
+    partition = Partition(
+        _Static(jax.tree.structure(module), tuple(leaves), static),
+        _Static(jax.tree.structure(state), tuple(state_leaves), {}),
+        bool(frozen),
+    )
+    model_state = paths.nest(state_leaves)
+    return partition, paths.nest(params), {FROZEN: paths.nest(frozen), "state": model_state} if frozen else model_state
+
+
+def _is_module(node: Any) -> bool:
+    equinox = sys.modules.get("equinox")  # if it is not loaded, no tree can contain its modules
+    return equinox is not None and isinstance(node, equinox.Module)
+
+
+def _is_state(node: Any) -> bool:
+    return isinstance(node, sys.modules["equinox"].nn.State)
+
+
+def _is_trained(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
+
+
+def _iterate_modules(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the modules below a node with their paths, each before those in it."""
+    if _is_module(node):
+        yield path, node
+        children: list[tuple[Any, Any]] = [(x.name, getattr(node, x.name, None)) for x in dataclasses.fields(node)]
+    elif isinstance(node, Mapping):
+        children = list(node.items())
+    else:
+        children = list(enumerate(node)) if isinstance(node, list | tuple) else []
+    for name, child in children:
+        yield from _iterate_modules(child, (*path, str(name)))
+
+
+def _state_leaves(state: PyTree) -> dict[str, Any]:
+    """Return the arrays of an `eqx.nn.State`, or of another tree, by path: `norm.batch_state_index.0`."""
+    leaves = paths.flatten(state)
+    if not _is_state(state):
+        return leaves
+    # JAX only knows the number of an entry. Its key is the path of the layer, `Net.layers[0].batch_counter`, with the
+    # class of the model.
+    treedef: Any = jax.tree.structure(state)
+    _, markers = treedef.node_data()
+    names = [re.sub(r"\[['\"]?(.*?)['\"]?\]", r".\1", str(marker)).partition(".")[2] for marker in markers]
+    if not all(names) or len(set(names)) < len(names):  # before Equinox 0.13 the keys were numbers
+        return leaves
+    heads = {path: path.partition(".") for path in leaves}
+    return {".".join(filter(None, (names[int(head)], rest))): leaves[path] for path, (head, _, rest) in heads.items()}

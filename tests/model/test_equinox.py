@@ -1,0 +1,202 @@
+"""Modules of Equinox in runs and in loops by hand, against the loops of its documentation."""
+
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jengine import Runner, load_model, paths
+from jengine.data import ArrayDataset
+from jengine.errors import ConfigError
+from jengine.model import FunctionalModel
+from jengine.optim import build_optim_wrapper
+
+pytestmark = pytest.mark.foreign
+eqx = pytest.importorskip("equinox")
+
+_rng = np.random.default_rng(0)
+IMAGES = _rng.normal(size=(32, 6)).astype(np.float32)
+DATA = {"image": IMAGES, "label": (IMAGES[:, 0] > 0).astype(np.int32)}
+
+
+class Net(eqx.Module):
+    """A network with statistics, dropout, functions, numbers and an integer table."""
+
+    fc: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    ln: eqx.nn.LayerNorm
+    mlp: eqx.nn.MLP
+    dropout: eqx.nn.Dropout
+    order: jax.Array
+
+    def __init__(self, key):
+        keys = jax.random.split(key)
+        self.fc = eqx.nn.Linear(6, 8, use_bias=False, key=keys[0])
+        self.norm = eqx.nn.BatchNorm(8, "batch", mode="batch")
+        self.ln = eqx.nn.LayerNorm(8)
+        self.mlp = eqx.nn.MLP(8, 2, 8, 1, key=keys[1])
+        self.dropout = eqx.nn.Dropout(0.1)
+        self.order = jnp.arange(6)[::-1]
+
+    def __call__(self, x, state, key=None):
+        x, state = self.norm(self.fc(x[self.order]), state)
+        return self.mlp(self.ln(self.dropout(x, key=key))), state
+
+
+def forward(model, state, x, keys=None):
+    call = jax.vmap(model, axis_name="batch", in_axes=(0, None, None if keys is None else 0), out_axes=(0, None))
+    return call(x, state, keys)
+
+
+def compute_loss(model, model_state, batch, rng):  # as the documentation writes it
+    keys = jax.random.split(rng, len(batch["image"]))
+    logits, model_state = forward(model, model_state, batch["image"], keys)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean(), model_state
+
+
+def make_model():
+    return FunctionalModel(
+        init=lambda: eqx.nn.make_with_state(Net)(jax.random.key(0)),
+        loss=compute_loss,
+        predict=lambda model, model_state, batch: forward(model, model_state, batch["image"])[0],
+    )
+
+
+ADAMW = dict(
+    optimizer=dict(type="AdamW", lr=1e-2, weight_decay=0.1),
+    paramwise_cfg=dict(norm_decay_mult=0.0, bias_decay_mult=0.0, custom_keys={"fc": dict(lr_mult=0.1)}),
+)
+EMA = [dict(type="EMAHook", momentum=0.1)]
+EVALUATION = dict(
+    val_dataloader=dict(batch_size=8, dataset=ArrayDataset(DATA)), val_cfg=dict(), val_evaluator=dict(type="Accuracy")
+)
+
+
+def make_runner(work_dir, epochs=2, **changes):
+    arguments = dict(
+        train_dataloader=dict(
+            batch_size=8, dataset=ArrayDataset(DATA), sampler=dict(type="DefaultSampler", shuffle=False)
+        ),
+        train_cfg=dict(max_epochs=epochs), optim_wrapper=ADAMW, randomness=dict(seed=0), custom_hooks=EMA,
+    )  # fmt: skip
+    return Runner(make_model(), work_dir, **{**arguments, **EVALUATION, **changes})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    runner = make_runner(tmp_path_factory.mktemp("equinox") / "run")
+    runner.train()
+    return runner
+
+
+def test_a_run_equals_the_documented_loop(tmp_path):
+    runner = make_runner(tmp_path, optim_wrapper=optax.adam(1e-2), custom_hooks=[])
+    state = runner.train()
+    model, model_state = eqx.nn.make_with_state(Net)(jax.random.key(0))
+    tx = optax.adam(1e-2)
+    opt_state = tx.init(eqx.filter(model, eqx.is_inexact_array))
+
+    @eqx.filter_jit
+    def make_step(model, model_state, opt_state, batch, rng):
+        grads, model_state = eqx.filter_grad(compute_loss, has_aux=True)(model, model_state, batch, rng)
+        updates, opt_state = tx.update(grads, opt_state)
+        return eqx.apply_updates(model, updates), model_state, opt_state
+
+    for i in range(8):
+        batch = jax.tree.map(lambda x, i=i: x[8 * (i % 4) : 8 * (i % 4) + 8], DATA)
+        rng = jax.random.fold_in(state.key, i)
+        model, model_state, opt_state = make_step(model, model_state, opt_state, batch, rng)
+    trained, trained_state = runner.module(train=True)
+    assert jax.tree.structure(trained) == jax.tree.structure(model)
+    for found, expected in ((trained, model), (trained_state, model_state)):
+        found, expected = (paths.flatten(eqx.filter(tree, eqx.is_array)) for tree in (found, expected))
+        for path, leaf in expected.items():
+            np.testing.assert_allclose(found[path], leaf, rtol=1e-6, atol=1e-6, err_msg=path)
+
+
+def test_parameters_have_the_paths_of_the_modules_and_all_else_is_kept(run):
+    assert list(paths.flatten(run.state.params)) == [
+        "fc.weight", "ln.bias", "ln.weight", "mlp.layers.0.bias", "mlp.layers.0.weight",
+        "mlp.layers.1.bias", "mlp.layers.1.weight", "norm.bias", "norm.weight",
+    ]  # fmt: skip
+    state = paths.flatten(run.state.model_state)
+    assert list(state) == [
+        "frozen.order", "state.norm.batch_counter", "state.norm.batch_state_index.0", "state.norm.batch_state_index.1"
+    ]  # fmt: skip
+    np.testing.assert_array_equal(state["frozen.order"], np.arange(6)[::-1])
+    assert int(state["state.norm.batch_counter"]) == 8
+    settings = run.optim_wrapper.param_settings
+    assert settings["fc.weight"]["lr"] == pytest.approx(1e-3)
+    decays = {path: values["weight_decay"] for path, values in settings.items() if values["weight_decay"]}
+    assert list(decays) == ["fc.weight", "mlp.layers.0.weight", "mlp.layers.1.weight"]
+    assert list(run.state.hook_state["EMAHook"].params) == ["fc", "ln", "mlp", "norm"]
+
+
+def test_a_resumed_run_ends_bit_identical_and_chunks_agree(run, tmp_path):
+    make_runner(tmp_path / "parts", epochs=1).train()
+    parts = make_runner(tmp_path / "parts", resume=True)
+    parts.train()
+    chunked = make_runner(tmp_path / "chunked", train_cfg=dict(max_epochs=2, steps_per_call=4)).train()
+    for item in ("params", "model_state"):
+        expected = getattr(run.state, item)
+        jax.tree.map(np.testing.assert_array_equal, getattr(parts.state, item), expected)
+        for found, leaf in zip(jax.tree.leaves(getattr(chunked, item)), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(found, leaf, rtol=1e-5, atol=1e-6)
+
+
+def test_the_trained_module_predicts_in_inference_mode_as_the_loaded_model(run):
+    module, model_state = run.module()
+    assert module.dropout.inference
+    logits, _ = forward(module, model_state, DATA["image"])
+    loaded = load_model(run.work_dir, model=make_model())
+    np.testing.assert_allclose(loaded(DATA), logits, rtol=1e-5, atol=1e-6)
+
+
+def test_replicas_share_what_is_not_trained(tmp_path):
+    state = make_runner(tmp_path, epochs=1, parallel=dict(type="DataParallel", devices=2)).train().model_state
+    assert state["frozen"]["order"].shape == (6,)
+    assert state["state"]["norm"]["batch_counter"].shape == (2,)
+
+
+def test_a_loop_by_hand_has_groups_by_the_types_of_the_modules():
+    model = eqx.nn.MLP(6, 2, 8, 1, key=jax.random.key(0))
+    wrapper = build_optim_wrapper(
+        model, dict(optimizer=dict(type="AdamW", lr=0.1, weight_decay=0.5),
+                    paramwise_cfg=dict(bias_decay_mult=0.0, custom_keys={"layers.0": dict(lr_mult=0.1)}))
+    )  # fmt: skip
+    params = eqx.filter(model, eqx.is_inexact_array)
+    opt_state = wrapper.init(params)
+    updates, _ = jax.jit(wrapper.update)(jax.tree.map(jnp.zeros_like, params), opt_state, params)
+    new = eqx.apply_updates(model, updates)
+    np.testing.assert_allclose(new.layers[0].weight, model.layers[0].weight * (1 - 0.1 * 0.1 * 0.5), rtol=1e-6)
+    np.testing.assert_allclose(new.layers[1].weight, model.layers[1].weight * (1 - 0.1 * 0.5), rtol=1e-6)
+    np.testing.assert_array_equal(new.layers[1].bias, model.layers[1].bias)
+
+
+def test_a_state_that_the_loss_does_not_take_is_an_error():
+    model = FunctionalModel(
+        lambda: eqx.nn.make_with_state(Net)(jax.random.key(0)), lambda model, batch: 0.0, module_types={}
+    )
+    with pytest.raises(TypeError, match="got an eqx.nn.State among them; `init` may return"):
+        model.init(jax.random.key(0), DATA)
+
+
+def test_module_types_must_be_paths_of_the_module():
+    model = FunctionalModel(lambda: eqx.nn.Linear(2, 2, key=jax.random.key(0)), lambda m, b: 0.0, None, {"fc": "Norm"})
+    with pytest.raises(ConfigError, match="`module_types` must be paths of modules, got 'fc'"):
+        model.init(jax.random.key(0), DATA)
+
+
+def test_the_page_about_equinox_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "equinox.md").read_text()
+    names = {"__name__": "docs.equinox"}
+    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(compile(block, "equinox.md", "exec"), names)
+    assert names["logits"].shape == (32, 2)
+    assert names["network"].dropout.inference
+    assert np.isfinite(names["loss"])
