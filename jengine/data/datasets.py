@@ -10,6 +10,7 @@ import numpy as np
 
 from jengine.annotations import Count
 from jengine.data.collate import count_examples, is_flat
+from jengine.data.host_entries import Batch
 from jengine.errors import require_extra
 from jengine.registry import DATASETS
 
@@ -30,7 +31,7 @@ class ArrayDataset:
       ValueError: the arrays differ in length.
     """
 
-    def __init__(self, arrays: Any, metainfo: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, arrays: Batch, metainfo: Mapping[str, Any] | None = None) -> None:
         # a list would be read as samples to collate: in PyTorch, `__getitems__` returns such a list
         self.arrays = jax.tree.map(np.asarray, tuple(arrays) if isinstance(arrays, list) else arrays)
         self.metainfo = dict(metainfo or {})

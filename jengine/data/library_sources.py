@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jengine.data.batch_prefetcher import parse_flags
-from jengine.data.sources import DataSource, Pass, Resume, find_length, skip, state_dict_source
+from jengine.data.sources import DataSource, Pass, Resume, SourceState, find_length, skip, state_dict_source
 
 if TYPE_CHECKING:
     import datasets
@@ -36,7 +36,7 @@ def grain_source(data: "grain.IterDataset | grain.DataLoader") -> DataSource:
             "train_cfg.epoch_length in a loop over epochs."
         )
 
-    def open_pass(epoch: int, start: int, state: Any) -> Pass:
+    def open_pass(epoch: int, start: int, state: SourceState) -> Pass:
         if epoch > 0:
             warn()
         parse_flags()
@@ -53,7 +53,7 @@ def grain_map_source(data: "grain.MapDataset") -> DataSource:
     """Return the source for a grain `MapDataset`: pass e is the e-th repetition, shuffled with another seed."""
     length = None if len(data) >= sys.maxsize else len(data)
 
-    def open_pass(epoch: int, start: int, state: Any) -> Pass:
+    def open_pass(epoch: int, start: int, state: SourceState) -> Pass:
         part = data
         if length is not None:  # starts at the element, without reading those before
             first = epoch * length + (0 if state is not None else start)
@@ -66,7 +66,7 @@ def grain_map_source(data: "grain.MapDataset") -> DataSource:
         iterator.set_state(dict(state))
         return Pass(skip(iterator, start))
 
-    def get_state(reading: Pass) -> Any:
+    def get_state(reading: Pass) -> SourceState:
         state = reading.iterator.get_state()
         return {**state, "next_index": state["next_index"] + reading.offset}  # in the repetition
 
@@ -87,7 +87,7 @@ def torchdata_source(data: "StatefulDataLoader") -> DataSource:
     """Return the source for torchdata's `StatefulDataLoader`; the state after a pass determines the next order."""
     source = state_dict_source(data)
 
-    def get_end_state(reading: Pass) -> Any:
+    def get_end_state(reading: Pass) -> SourceState:
         is_end = next(reading.iterator, _END) is _END  # else a limit cuts the pass short
         return source.get_state(reading) if is_end else None
 
@@ -129,10 +129,10 @@ def torch_source(data: "torch.utils.data.DataLoader") -> DataSource:
     elif is_ordered or generator is not None:
         advice = ""
 
-    def get_state(_: Any = None) -> Any:
+    def get_state(_: Pass | None = None) -> SourceState:
         return None if generator is None else generator.get_state()
 
-    def open_pass(epoch: int, start: int, state: Any) -> Pass:
+    def open_pass(epoch: int, start: int, state: SourceState) -> Pass:
         if generator is not None and state is not None:
             generator.set_state(state)
         initial = get_state()  # the order of the pass is drawn from it
@@ -155,7 +155,7 @@ def tensorflow_source(data: "tensorflow.data.Dataset") -> DataSource:
     def iterate() -> Any:
         return iter(data.repeat() if length is not None else data)
 
-    def open_pass(epoch: int, start: int, state: Any) -> Pass:
+    def open_pass(epoch: int, start: int, state: SourceState) -> Pass:
         nonlocal following, current
         next_epoch, iterator = following
         if next_epoch != epoch or start or state is not None:
@@ -169,7 +169,7 @@ def tensorflow_source(data: "tensorflow.data.Dataset") -> DataSource:
         following = (-1, None) if length is None else (epoch + 1, iterator)
         return Pass(iterator, _save_iterator(iterator))
 
-    def get_end_state(reading: Pass) -> Any:
+    def get_end_state(reading: Pass) -> SourceState:
         nonlocal following
         if following[1] is None:
             following = (current + 1, iterate())  # TensorFlow draws the order of the next pass here

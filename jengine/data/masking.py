@@ -33,7 +33,7 @@ class MaskedTuple(tuple[Any, ...]):
 
     mask: Any
 
-    def __new__(cls, items: Iterable[Any], mask: Any) -> "MaskedTuple":
+    def __new__(cls, items: Iterable[Any], mask: "np.ndarray | jax.Array") -> "MaskedTuple":
         """Return a tuple with `items`."""
         self = super().__new__(cls, items)
         self.mask = mask

@@ -13,6 +13,7 @@ from typing import Any, Literal, Optional, Protocol
 from jengine.data.host_entries import Batch
 
 Resume = Literal["exact", "replayed", "lost"]
+SourceState = Any  # of `get_state` or `Pass.initial_state`: each library has its own kind
 
 
 @dataclasses.dataclass
@@ -20,7 +21,7 @@ class Pass:
     """One pass over a source."""
 
     iterator: Any
-    initial_state: Any = None  # before the first element; None if the source has no state
+    initial_state: SourceState = None  # before the first element; None if the source has no state
     offset: int = 0  # the element from which the iterator counts, for sources with random access
 
     def close(self) -> None:
@@ -66,15 +67,15 @@ class DataSource:
 
     data: Any
     kind: str
-    open: Callable[[int, int, Any], Pass]
+    open: Callable[[int, int, SourceState], Pass]
     length: int | None = None
     resume: Resume = "replayed"
     advice: str = ""
     snapshot_interval: int | None = None
     may_be_shorter: bool = False
     is_single: bool = False
-    get_state: Callable[[Pass], Any] = _no_state
-    get_end_state: Callable[[Pass], Any] = _no_state
+    get_state: Callable[[Pass], SourceState] = _no_state
+    get_end_state: Callable[[Pass], SourceState] = _no_state
     shard: Callable[[int, int], Optional["DataSource"]] = lambda index, count: None
     copy: Callable[[], "DataSource"] | None = None
 
@@ -101,7 +102,7 @@ def iterator_source(data: Any) -> DataSource:
     """Return the source for an iterator, which allows one pass. Grain's iterators have a state."""
     has_state = hasattr(data, "get_state") and hasattr(data, "set_state")
 
-    def open_pass(epoch: int, start: int, state: Any) -> Pass:
+    def open_pass(epoch: int, start: int, state: SourceState) -> Pass:
         if state is not None:
             data.set_state(state)
             skip(data, start)  # without a state, what an earlier run read is not dropped
@@ -123,7 +124,7 @@ def iterator_source(data: Any) -> DataSource:
 def state_dict_source(data: Stateful) -> DataSource:
     """Return the source for an object with `state_dict` and `load_state_dict`, and `set_epoch` if passes differ."""
 
-    def open_pass(epoch: int, start: int, state: Any) -> Pass:
+    def open_pass(epoch: int, start: int, state: SourceState) -> Pass:
         if state is not None:
             data.load_state_dict(state)
         return Pass(skip(iter(data), start))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from jengine.errors import closest
 from jengine.paths import dotted
@@ -143,7 +144,7 @@ class RecompilationGuard:
         known.append(signature)
 
 
-def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+def _shape(leaf: ArrayLike) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(leaf)
     # an uncommitted array follows the others, so its current device would be wrong for another call
     sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
@@ -217,12 +218,12 @@ def _entries(tree: PyTree, path: str) -> Iterator[tuple[str, Any]]:
         yield from _entries(child, f"{path}.{name}")
 
 
-def _describe_leaf(leaf: Any) -> str:
+def _describe_leaf(leaf: ArrayLike) -> str:
     aval = jax.typeof(leaf)
     return f"{aval.str_short()}{' (weakly typed)' if getattr(aval, 'weak_type', False) else ''}"
 
 
-def _describe_sharding(leaf: Any) -> str:
+def _describe_sharding(leaf: ArrayLike) -> str:
     if not isinstance(leaf, jax.Array) or not leaf.committed:
         return "uncommitted"
     sharding = leaf.sharding
@@ -240,6 +241,6 @@ def _describe_sharding(leaf: Any) -> str:
     return f"sharded by {', '.join(spec)} over {mesh} on {devices}{memory}"
 
 
-def _mesh_axes(part: Any, mesh: dict[str, int]) -> str:
+def _mesh_axes(part: object, mesh: dict[str, int]) -> str:
     names = part if isinstance(part, tuple) else (part,)
     return " x ".join(str(name) for name in names if name in mesh) or "-"
