@@ -207,6 +207,7 @@ class Evaluation:
         self._check_batch = BatchCheck(self.path, dataloader.batch_axis, dataloader.batch_rules)
         self._put = functools.partial(self._runner.strategy.put_batch, rules=dataloader.batch_rules)
         self._counted: int | None = None  # batches in the last evaluation
+        self._has_checked_labels = False
         self._set_meta()
         if self.epoch_length is None and loop.runner.processes.count > 1:
             raise ConfigError(
@@ -265,7 +266,9 @@ class Evaluation:
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
         results = self.evaluator.evaluate(sums, self._gather_results)
-        if any(isinstance(value, float) and math.isnan(value) for value in results.values()):
+        has_nan = any(isinstance(value, float) and math.isnan(value) for value in results.values())
+        if has_nan and not self._has_checked_labels:  # once: the next evaluation has the same data
+            self._has_checked_labels = True
             loader.set_epoch(0)
             with whole_batches(loader.batch_axis is None):
                 self.evaluator.check_labels(predictions, map(select_arrays, itertools.islice(loader, self._counted)))
