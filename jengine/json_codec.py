@@ -153,8 +153,13 @@ def _pack_array(value: Any, path: str, blobs: bytearray | None) -> Json:
     }
 
 
-def unpack(value: Json, blobs: bytes = b"") -> Any:
-    """Return the value that `pack` was given, where `blobs` is what it received. Nothing in it can run code."""
+def unpack(value: Json, blobs: bytes | None = None) -> Any:
+    """Return the value that `pack` was given. Nothing in it can run code.
+
+    Args:
+      value: what `pack` returned.
+      blobs: what it received; without them large arrays stay as the dicts that stand for them.
+    """
     if isinstance(value, list):
         return [unpack(item, blobs) for item in value]
     if not isinstance(value, dict):
@@ -163,11 +168,14 @@ def unpack(value: Json, blobs: bytes = b"") -> Any:
     if _PACKED not in entry:
         return {key: unpack(item, blobs) for key, item in entry.items()}
     if entry[_PACKED] == "blob":
+        if blobs is None:
+            return entry
         found = blobs[entry["stop"] - entry["size"] : entry["stop"]]
         if len(found) != entry["size"]:
             raise ValueError(f"{entry['size']} bytes of an array are missing")
         return found
-    return _UNPACKERS[entry[_PACKED]]({**entry, "data": unpack(entry["data"], blobs)})
+    data = unpack(entry["data"], blobs)
+    return entry if isinstance(data, dict) else _UNPACKERS[entry[_PACKED]]({**entry, "data": data})
 
 
 def _unpack_array(value: dict[str, Any]) -> np.ndarray:

@@ -65,6 +65,9 @@ def test_large_arrays_are_kept_out_of_the_text():
     assert restored["bytes"] == state["bytes"]
     for name in ("big", "small", "also"):
         np.testing.assert_array_equal(restored[name], state[name])
+    without = unpack(decode(text))
+    assert without["big"]["shape"] == [4096]
+    np.testing.assert_array_equal(without["small"], state["small"])
     with pytest.raises(ValueError, match="16384 bytes of an array are missing"):
         unpack(decode(text), bytes(blobs[:-1]))
 

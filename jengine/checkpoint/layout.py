@@ -215,17 +215,15 @@ def _locate(
 def read_meta(path: str | os.PathLike[str], states: bool = False) -> dict[str, Any]:
     """Read everything but the arrays from a checkpoint: `meta`, schedules, hook states, message hub.
 
-    With `states` the states of hooks and data have their arrays, which may be large.
+    With `states` also the large arrays in the states of hooks and data, for which there are dicts otherwise.
 
     Raises:
       FileNotFoundError, CorruptCheckpointError: as `find_checkpoint`.
     """
     directory = Path(locate_checkpoint(path))
     meta: dict[str, Any] = decode((directory / META).read_text())
-    if states:
-        blobs = (directory / BLOBS).read_bytes() if (directory / BLOBS).exists() else b""
-        meta |= {key: unpack(meta[key], blobs) for key in _STATES if key in meta}
-    return meta
+    blobs = None if not states else (directory / BLOBS).read_bytes() if (directory / BLOBS).exists() else b""
+    return meta | {key: unpack(meta[key], blobs) for key in _STATES if key in meta}
 
 
 def pack_states(meta: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:

@@ -102,12 +102,15 @@ def test_two_arrays_with_the_same_dotted_path_are_refused(checkpointer, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    ("section", "entry", "message"),
     [
-        ({"seen": {1, 2}}, r"`checkpoint\.hooks\.Mine\.seen` must be JSON-serializable \(.*\), got set"),
-        ({3: "x"}, r"keys of `checkpoint\.hooks\.Mine` must be strings, got 3"),
+        ("hooks", {"seen": {1, 2}}, r"`checkpoint\.hooks\.Mine\.seen` must be made of numbers, .*, got set"),
+        ("infos", {"seen": {1, 2}}, r"`checkpoint\.infos\.Mine\.seen` must be JSON-serializable \(.*\), got set"),
+        ("infos", {3: "x"}, r"keys of `checkpoint\.infos\.Mine` must be strings, got 3"),
     ],
 )
-def test_a_value_that_json_cannot_store_is_an_error_with_its_path(checkpointer, tmp_path, state, entry, message):
+def test_a_value_that_cannot_be_stored_is_an_error_with_its_path(
+    checkpointer, tmp_path, state, section, entry, message
+):
     with pytest.raises(TypeError, match=message):
-        checkpointer.save(tmp_path / "epoch_1", state, make_meta(hooks={"Mine": entry}))
+        checkpointer.save(tmp_path / "epoch_1", state, make_meta(**{section: {"Mine": entry}}))
