@@ -85,13 +85,18 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
             "its arrays in ArrayDataset"
         )
     check_arguments(DataLoader, dict(cfg.items()))
-    if cfg.get("batch_size") is None and get_batch_axis(cfg) == 0 and not is_mapping(dataset):
-        raise TypeError("DataLoader needs the argument 'batch_size'")
-    if not is_mapping(dataset) and not is_stream(dataset):
-        require_map_style(dataset)
+    if not is_mapping(dataset):  # otherwise it may have the attribute `batch_axis`
+        _require_batch_size(cfg)
+        if not is_stream(dataset):
+            require_map_style(dataset)
     sampler = as_config(cfg.get("sampler"))
     if sampler is not None and not is_mapping(sampler) and not isinstance(sampler, Sampler):
         IteratedSampler(sampler)  # raises the error
+
+
+def _require_batch_size(cfg: Mapping[str, Any]) -> None:
+    if cfg.get("batch_size") is None and get_batch_axis(cfg) == 0:
+        raise TypeError("DataLoader needs the argument 'batch_size'")
 
 
 def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, process_count: int) -> IterableLoader:
@@ -108,8 +113,7 @@ def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, pr
             f"`drop_last` must be {train} for {name}, which has no access by index: a smaller last batch is dropped in "
             "training and padded in evaluation"
         )
-    if arguments.get("batch_size") is None and get_batch_axis(arguments) == 0:
-        raise TypeError("DataLoader needs the argument 'batch_size'")
+    _require_batch_size(arguments)
     shard: dict[str, Any] = {"process_index": process_index, "process_count": process_count}
     return IterableLoader(arguments.pop("dataset"), train, **arguments, **shard)
 
