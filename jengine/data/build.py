@@ -43,8 +43,8 @@ def build_dataloader(
       TypeError: an unknown or missing argument. ValueError: a number out of range, or data that cannot be iterated.
     """
     shard = (process_index, process_count)
-    if get_batch_axis(cfg_or_loader) is None:
-        shard = (0, 1)  # each process has the whole batch
+    if get_batch_axis(cfg_or_loader) is None:  # each process has the whole batch
+        shard = (0, 1)
     if isinstance(cfg_or_loader, DataLoader | IterableLoader):
         divided = cfg_or_loader if isinstance(cfg_or_loader, IterableLoader) else cfg_or_loader.sampler
         _check_shard(divided, *shard)
@@ -57,6 +57,9 @@ def build_dataloader(
         arguments["dataset"] = as_config(arguments["dataset"])
         if is_mapping(arguments["dataset"]):
             arguments["dataset"] = DATASETS.build(arguments["dataset"])
+        if get_batch_axis(arguments) is None:
+            shard, rules = (0, 1), getattr(arguments["dataset"], "batch_rules", None)
+            arguments = {"batch_rules": rules, **arguments, "batch_axis": None}
         if is_stream(arguments["dataset"]):
             return _build_stream(arguments, train, *shard)
     with config_path("sampler"):

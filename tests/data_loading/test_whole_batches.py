@@ -28,6 +28,10 @@ class Stream:
         return (graphs(i, 3 + i) for i in range(4))
 
 
+class Batches(list):
+    batch_axis, batch_rules = None, [("nodes", ("data",))]
+
+
 def sizes(batches):
     return [len(batch.nodes) for batch in batches]
 
@@ -44,8 +48,9 @@ IN_ORDER = dict(type="DefaultSampler", shuffle=False)
         dict(dataset=lambda: iter(Stream()), batch_axis=None),
         dict(dataset=list(Stream()), batch_axis=None, sampler=IN_ORDER),
         dict(dataset=list(Stream()), batch_axis=None, sampler=IN_ORDER, num_threads=1),
+        dict(dataset=Batches(Stream()), sampler=IN_ORDER),
     ],
-    ids=["iterable", "stream", "function", "dataset", "threads"],
+    ids=["iterable", "stream", "function", "dataset", "threads", "dataset with the attribute"],
 )
 def test_a_batch_passes_through_whole_and_its_position_is_saved(data, train):
     loader = build_dataloader(data, train=train, process_index=1, process_count=2)  # each process has it whole
@@ -61,6 +66,8 @@ def test_a_batch_passes_through_whole_and_its_position_is_saved(data, train):
     again = build_dataloader(data, train=train)
     again.load_state_dict(states[1])
     assert sizes(again) == [5, 6]
+    assert again.batch_size is None
+    assert again.batch_rules == (tuple(Batches.batch_rules) if isinstance(loader.dataset, Batches) else ())
     loader.close()
     again.close()
 
