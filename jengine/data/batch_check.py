@@ -92,6 +92,7 @@ class BatchCheck:
             other lengths, or an integer that the device would wrap around. ConfigError: a rule that matches no entry.
         """
         form = batch_form(batch)
+        # Most batches have the form of the one before, which costs less than a microsecond to find out
         if form != self._form:  # all that follows from the form is checked once for each
             self._check_entries(batch)
             self._form = form

@@ -72,7 +72,7 @@ class BatchStream:
         while len(buffer) < wanted and not self._is_done:
             try:
                 batch = next(self._source)
-                form = self._check(batch)
+                form = self._check(batch)  # once, and before the transfer: chunks are compared by it
                 buffer.append((batch if self._put is None else self._put(batch), form, self._get_position()))
             except StopIteration:
                 self._is_done, self._end = True, self._get_position()

@@ -54,7 +54,7 @@ class BatchSource:
         loaded = self._epoch
         _, indices, mask = loaded if loaded is not None and loaded[0] == epoch else self.load_epoch(epoch)
         examples = slice(position * self.batch_size, (position + 1) * self.batch_size)
-        if self.is_whole:
+        if self.is_whole:  # the mask is used here and not passed on: a short batch stays short
             return to_numpy(self._fetch(epoch, indices[examples][mask[examples]]))
         batch = self._fetch(epoch, indices[examples])
         return with_mask(batch, mask[examples]) if self.masked else batch

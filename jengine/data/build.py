@@ -134,7 +134,7 @@ def _build_sampler(cfg: Any, dataset: Samples, train: bool, defaults: dict[str, 
     parameters = inspect.signature(kind).parameters if callable(kind) else {}
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())  # and forwards them
     names = [key for key in defaults if takes_all or key in parameters]
-    extra = {key: defaults[key] for key in names if cfg.get(key) is None}
+    extra = {key: defaults[key] for key in names if cfg.get(key) is None}  # a seed in the config has precedence
     return DATA_SAMPLERS.build({**{k: v for k, v in cfg.items() if k not in extra}, "dataset": dataset, **extra})
 
 

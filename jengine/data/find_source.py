@@ -17,6 +17,8 @@ def as_source(data: Any) -> sources.DataSource:
         data = getattr(data, "_ds", data)  # of `tfds.as_numpy`, which has no position, while this has one
     grain, torch, tensorflow = (sys.modules.get(name) for name in ("grain", "torch.utils.data", "tensorflow"))
     has_state_dict = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
+    # The first that fits: a library's own position is exact where the general ones would read and drop. A library that
+    # is not imported cannot have made the object, so none is imported here.
     kinds: list[tuple[bool, Any]] = [
         (isinstance(data, list | tuple), sources.sequence_source),
         (grain is not None and isinstance(data, grain.MapDataset), library.grain_map_source),

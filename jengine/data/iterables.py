@@ -185,7 +185,7 @@ class IterableLoader:
                 f"{self.kind} must allow a second pass during the current one, got one that allows only one pass at a "
                 f"time; {'remove persistent_workers=True' if keeps_workers else advice}"
             )
-        other = copy.copy(self)
+        other = copy.copy(self)  # which shares the user's object, unless its library can copy it
         other.source = source if source.copy is None else source.copy()
         other._opened = None
         other.set_epoch(epoch)
@@ -276,6 +276,7 @@ class IterableLoader:
         """Return a batch, padded by repeating the last example, and the number of real examples; None if unknown."""
         if self.is_batched:
             return to_numpy(next(iterator)), None
+        # Each process reads the elements of all and keeps every P-th, so that all end their passes together
         elements = list(itertools.islice(iterator, self._elements))
         if not elements:
             raise StopIteration

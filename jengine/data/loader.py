@@ -208,10 +208,14 @@ class DataLoader:
         prefetcher = self._prefetcher
         is_shifted = self._shift[1] or (prefetcher is not None and prefetcher.source.shift[1])
         if prefetcher is not None and first < prefetcher.stop and not is_shifted:
+            # A pass that starts where the last one ended finds its batches built already. Without shuffling the next
+            # pass has the same batches as this one, so what was built for either serves both.
             distance = first - prefetcher.next
             if distance == 0 or (self._order.repeats and distance % self.length == 0):
                 return prefetcher
-            if isinstance(self._order, Sampler):
+            if isinstance(
+                self._order, Sampler
+            ):  # the workers know the order of any epoch, that of others only once drawn
                 prefetcher.seek(first)
                 return prefetcher
         self.close()

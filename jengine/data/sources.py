@@ -137,7 +137,7 @@ def state_dict_source(data: Stateful) -> DataSource:
         "exact",
         snapshot_interval=1,
         is_single=True,  # the state is that of the last pass that was started
-        get_state=lambda reading: copy.deepcopy(data.state_dict()),
+        get_state=lambda reading: copy.deepcopy(data.state_dict()),  # the object changes it with the next batch
     )
 
 
