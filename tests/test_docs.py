@@ -12,7 +12,7 @@ from jengine.cli import main
 from jengine.config import load_config, resolve
 from jengine.data import ArrayDataset, Digits
 from jengine.model import FunctionalModel
-from jengine.registry import LOOPS
+from jengine.registry import LOOPS, METRICS
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
@@ -30,6 +30,16 @@ def run_page(page):
 def test_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(page)
+
+
+def test_vae_of_the_evaluation_page_improves_its_samples_with_the_same_noise(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_page("evaluation.md")
+    distances = [metrics["frechet_distance"] for _, _, metrics in names["runner"].validations]
+    assert distances[1] < distances[0]
+    metric = METRICS.build(dict(type="FrechetDistance"))
+    metric.process(names["images"].arrays, dict(samples=names["samples"]))
+    assert metric.collect(None)["frechet_distance"] == pytest.approx(distances[1], rel=1e-6)
 
 
 def test_hooks_of_the_hooks_page_run_in_chunks(tmp_path, monkeypatch):
@@ -98,10 +108,13 @@ def test_code_of_the_predict_page_runs(tmp_path, monkeypatch):
     names = dict(dataset=dataset, images=images, batches=[dict(image=images)])
     names["runner"] = Runner.from_cfg({**cfg, **changes, "work_dir": "work_dirs/digits_cnn"})
     names["runner"].train()
-    from_run, loaded, artifact = re.findall(r"```python\n(.*?)```", (DOCS / "predict.md").read_text(), flags=re.DOTALL)
+    from_run, sampling, loaded, artifact = re.findall(
+        r"```python\n(.*?)```", (DOCS / "predict.md").read_text(), flags=re.DOTALL
+    )
     exec(compile(from_run, "predict.md", "exec"), names)
     expected = names["predictions"]
     assert expected.shape == (70, 10)
+    exec(compile(sampling, "predict.md", "exec"), names)
     exec(compile(loaded, "predict.md", "exec"), names)
     np.testing.assert_allclose(names["logits"], expected, rtol=1e-4, atol=1e-5)
     pytest.importorskip("flatbuffers")

@@ -25,6 +25,7 @@ class EvaluatorState(NamedTuple):
     """Sums of an evaluation."""
 
     examples: jax.Array  # int32[], number of examples so far, without padding
+    batches: jax.Array  # int32[], number of batches so far, for the keys of models that sample
     metrics: tuple[Any, ...]  # the state of each metric
 
 
@@ -81,7 +82,9 @@ class Evaluator:
         """Return the initial state, and clear what an interrupted evaluation left in host metrics."""
         for metric in self.host_metrics:
             metric.results = []
-        return EvaluatorState(jnp.zeros((), jnp.int32), tuple(metric.init() for metric in self.metrics))
+        return EvaluatorState(
+            jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), tuple(metric.init() for metric in self.metrics)
+        )
 
     def update(self, state: EvaluatorState, predictions: Any, batch: Any) -> EvaluatorState:
         """Return the state with a batch added. Pure.
@@ -93,7 +96,8 @@ class Evaluator:
         """
         pairs = zip(self.metrics, state.metrics, strict=True)
         metrics = tuple(metric.update(metric_state, predictions, batch) for metric, metric_state in pairs)
-        return EvaluatorState(state.examples + example_mask(batch).sum(dtype=jnp.int32), metrics)
+        examples = state.examples + example_mask(batch).sum(dtype=jnp.int32)
+        return EvaluatorState(examples, state.batches + 1, metrics)
 
     def process_host(self, predictions: Any, batch: Any) -> None:
         """Pass a batch without padding to the host metrics; the arguments have the examples of this process only."""
@@ -140,7 +144,7 @@ class Evaluator:
         Raises:
           ValueError: there are no examples, or two results have the same name.
         """
-        examples, metric_states = jax.device_get(state)  # the only wait for the device
+        examples, _, metric_states = jax.device_get(state)  # the only wait for the device
         if examples == 0:
             raise ValueError(
                 "an evaluation must have at least one example, got none; does the dataloader yield any batches?"

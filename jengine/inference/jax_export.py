@@ -13,6 +13,7 @@ from jengine.data.batch_check import Batch
 from jengine.data.collate import count_examples
 from jengine.errors import ConfigError, MissingPackageError
 from jengine.inference.loaded_model import LoadedModel
+from jengine.model import predict_with_key, prediction_key
 
 PyTree = Any
 
@@ -55,7 +56,7 @@ def export_model(
     params, model_state = jax.device_get(model.load(shapes))  # constants of the artifact
 
     def predict(batch: Batch) -> PyTree:
-        return model.model.predict(params, model_state, batch)
+        return predict_with_key(model.model, params, model_state, batch, prediction_key(0, 0))
 
     inputs = _drop_unused(predict, shapes)
     call = jax.jit(lambda inputs: predict(_fill_unused(inputs, shapes)))

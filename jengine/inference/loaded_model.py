@@ -108,11 +108,12 @@ class LoadedModel:
         self._variables: tuple[PyTree, PyTree] | None = None
         self._lock = threading.Lock()  # several threads may make the first call
 
-    def __call__(self, batch: Batch) -> PyTree:
+    def __call__(self, batch: Batch, seed: int = 0) -> PyTree:
         """Return the predictions for a batch.
 
         Args:
           batch: arrays with leading axis B (one, or a dict or tuple), without entries that `predict` does not use.
+          seed: for models that sample, where another one gives other samples.
 
         Returns:
           A pytree of NumPy arrays with leading axis B.
@@ -120,7 +121,7 @@ class LoadedModel:
         size = self.batch_size or max(count_examples(batch), 1)
         batches = iterate_batches(batch, size)
         limiter = DispatchLimiter(self._strategy.max_in_flight)
-        return self._predictor.predict(*self.load(batch), batches, limiter)
+        return self._predictor.predict(*self.load(batch), batches, limiter, seed)
 
     def load(self, batch: Batch) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)` on the device, read at the first call.

@@ -20,7 +20,7 @@ from jengine.data.masking import get_mask, on_whole_batches
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError
 from jengine.evaluation.metric import drop_padding
-from jengine.model import Model
+from jengine.model import Model, predict_with_key, prediction_key
 from jengine.registry import DATASETS
 from jengine.sharding import DataShard, DispatchLimiter, Strategy
 from jengine.sharding.placement import Rules
@@ -39,28 +39,42 @@ class Predictor:
     Args:
       model, strategy, processes: of the run.
       rules: see `Strategy.put_batch`; with rules the predictions are those of whole batches.
+      seed: for models that sample, see `prediction_key`.
     """
 
     def __init__(
-        self, model: Model, strategy: Strategy, processes: SingleProcess | Processes, rules: Rules | None = None
+        self,
+        model: Model,
+        strategy: Strategy,
+        processes: SingleProcess | Processes,
+        rules: Rules | None = None,
+        seed: int = 0,
     ) -> None:
         adapted = strategy.adapt_for_eval(model, rules)
+        self._seed = seed
         self._put = functools.partial(strategy.put_batch, rules=rules)
         self._is_whole = rules is not None
         self._is_shared = processes.count > 1
 
-        def step(params: optax.Params, model_state: PyTree, metrics: PyTree, batch: PositionedBatch) -> tuple[Any, Any]:
+        def step(params: optax.Params, model_state: PyTree, seed: jax.Array, batch: PositionedBatch) -> tuple[Any, Any]:
             inputs, positions = batch
-            predictions = adapted.predict(params, model_state, inputs)
+            rng = prediction_key(seed, positions.max() // positions.size) if adapted.predicts_with_rng else None
+            predictions = predict_with_key(adapted, params, model_state, inputs, rng)
             if not self._is_whole:
                 _check_batch_axis(predictions, positions.shape)
             # The first result is copied to every device, where each process can read all of it
-            return ((predictions, positions), None) if self._is_shared else (None, (predictions, positions))
+            outputs = predictions, positions
+            return ((seed, outputs), None) if self._is_shared else ((seed, None), outputs)
 
         self._step = strategy.compile_eval_step(on_whole_batches(step, self._is_whole))
 
     def predict(
-        self, params: optax.Params, model_state: PyTree, batches: Iterable[PositionedBatch], limiter: DispatchLimiter
+        self,
+        params: optax.Params,
+        model_state: PyTree,
+        batches: Iterable[PositionedBatch],
+        limiter: DispatchLimiter,
+        seed: int | None = None,
     ) -> PyTree:
         """Return the predictions for all examples, without padding, in the order of their positions.
 
@@ -70,16 +84,18 @@ class Predictor:
           params, model_state: the model's variables, on their devices.
           batches: with one shape unless they are whole; see `iterate_batches`.
           limiter: limits the number of steps in flight.
+          seed: replaces that of the constructor.
 
         Returns:
           A pytree of NumPy arrays with one leading entry per example; for whole batches a list with one per batch.
         """
         parts: list[tuple[PyTree, np.ndarray]] = []
         pending: collections.deque[Any] = collections.deque()
+        seed = self._seed if seed is None else seed
         with contextlib.closing(prefetch_to_device(batches, self._put)) as ready:
             for batch in ready:
                 limiter.wait()  # bounds the run-ahead
-                replicated, sharded = self._step(params, model_state, (), batch)
+                (_, replicated), sharded = self._step(params, model_state, np.uint32(seed), batch)
                 outputs = replicated if self._is_shared else sharded
                 limiter.add(jax.tree.leaves(outputs)[0])
                 jax.tree.map(lambda leaf: leaf.copy_to_host_async(), outputs)

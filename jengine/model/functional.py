@@ -15,7 +15,7 @@ from jengine.registry import MODELS
 
 _INIT_ARGUMENTS = ("rng", "batch")
 _LOSS_ARGUMENTS = ("params", "model_state", "batch", "rng", "hyperparams")
-_PREDICT_ARGUMENTS = ("params", "model_state", "batch")
+_PREDICT_ARGUMENTS = ("params", "model_state", "batch", "rng")
 _MAIN_ARGUMENTS = ("params", "batch")  # of a loss or prediction with arguments of other names
 _ARGS, _KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
@@ -44,7 +44,8 @@ class FunctionalModel(Model):
       loss: function with any of `params, model_state, batch, rng, hyperparams`; returns an array or a dict with losses,
         or `(losses, model_state)` if it has an argument `model_state`. For several optimizers, a dict with one
         function per optimizer name (see `OptimWrapperDict`).
-      predict: function with any of `params, model_state, batch`; only validation and test require it.
+      predict: function with any of `params, model_state, batch, rng`, where `rng` is the batch's key for models that
+        sample; only validation and test require it.
       module_types: class names by dotted module path, such as `{"block.bn": "BatchNorm"}`, for the rules in
         `paramwise_cfg`. Without it, names and shapes tell norms and convolutions.
       train_step: function `(state, batch, ctx) -> (state, metrics)`, a whole training step in the place of the built-in
@@ -129,12 +130,18 @@ class FunctionalModel(Model):
             return super().train_step(state, batch, ctx)
         return self._train_step(state, batch, ctx)
 
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+    @property
+    def predicts_with_rng(self) -> bool:
+        """Whether the prediction function has the argument `rng`."""
+        return self._predict is not None and self._predict.accepts("rng")
+
+    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
         """Return the predictions; TypeError if the model has no prediction function."""
         if self._predict is None:
             raise TypeError("FunctionalModel: `predict` must be a function for validation and test, got None")
         module, state = self._combine(params, model_state, train=False)
-        return self._predict(params=module, model_state=state, batch=batch)
+        rng = jax.random.key(0) if rng is None and self.predicts_with_rng else rng
+        return self._predict(params=module, model_state=state, batch=batch, rng=rng)
 
     def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
         """Return the module of Equinox, or the pair of it and its state, in training or in inference mode."""

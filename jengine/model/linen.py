@@ -46,7 +46,8 @@ class LinenModel(Model):
       inputs: the batch entries to call the module with, in order, each a name, index or dotted path; None to pass the
         whole batch.
       rngs: the random number streams in training.
-      predict_rngs: those that prediction requires too, where the key is always the same.
+      predict_rngs: those that prediction requires too, such as a sampler's; their keys differ between batches, but not
+        between evaluations.
       sown_losses: sown collections or values to add to the losses; or a dict from name to weight. () ignores losses
         that are sown; with None they are an error.
       sown_predictions: sown values to return with the predictions, which are then a dict with `outputs` and these
@@ -116,12 +117,17 @@ class LinenModel(Model):
         new_state = {name: updated.get(name, old) for name, old in model_state.items()}  # a call may skip one
         return self._sown.add_losses(losses, sown, self._loss), new_state
 
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+    @property
+    def predicts_with_rng(self) -> bool:
+        """Whether prediction requires random streams."""
+        return bool(self._predict_rngs)
+
+    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
         """Return the module's outputs in inference mode."""
         outputs = self._apply(
             {"params": params, **model_state},
             *select_inputs(batch, self._inputs),
-            rngs=_keys(self._predict_rngs),
+            rngs=_keys(self._predict_rngs, rng),
             mutable=list(self._sown_collections) if self._sown.predictions else False,
             **train_arguments(type(self.module).__call__, train=False),
         )

@@ -19,6 +19,7 @@ from jengine import paths
 from jengine.annotations import ConfigOf, Count, Index, Positive
 from jengine.errors import ConfigError, config_path
 from jengine.model.model import FROZEN, Losses, ModelWrapper, PyTree
+from jengine.model.prediction import predict_with_key
 from jengine.registry import MODELS, as_config, check_arguments
 
 _A, _B = ".lora_a", ".lora_b"
@@ -135,9 +136,9 @@ class LoRA(ModelWrapper):
         losses, state = loss(*self.merge_weights(params, model_state), batch, **kwargs)
         return losses, {**model_state, "state": state}
 
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
         """Return the updated model's predictions."""
-        return self.model.predict(*self.merge_weights(params, model_state), batch)
+        return predict_with_key(self.model, *self.merge_weights(params, model_state), batch, rng)
 
     def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
         """Return the inner model's module, with the updates added to the kernels."""

@@ -1,6 +1,7 @@
 """The engine's model interface: three pure functions and the module types."""
 
 import functools
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -103,8 +104,16 @@ class Model:
         """
         raise NotImplementedError(f"{type(self).__name__} has no `train_step(state, batch, ctx)`")
 
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """Return the predictions for an evaluation batch: arrays with a leading batch axis."""
+    @property
+    def predicts_with_rng(self) -> bool:
+        """Whether `predict` takes the argument `rng`."""
+        return "rng" in inspect.signature(type(self).predict).parameters
+
+    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
+        """Return the predictions for an evaluation batch: arrays with a leading batch axis.
+
+        A model that does not sample need not have the argument `rng`, the batch's key; see `prediction_key`.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define `predict(params, model_state, batch)`")
 
     def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
@@ -147,6 +156,11 @@ class ModelWrapper(Model):
     def logical_axes(self) -> Mapping[str, tuple[str | None, ...]]:  # type: ignore[override]
         """The inner model's logical axes."""
         return self.model.logical_axes
+
+    @property
+    def predicts_with_rng(self) -> bool:
+        """Whether the inner model's `predict` takes the argument `rng`, and that of the wrapper passes it on."""
+        return super().predicts_with_rng and self.model.predicts_with_rng
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Initialize the inner model."""

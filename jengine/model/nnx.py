@@ -62,7 +62,7 @@ class NnxModel(Model):
     Variables that a call creates (`sow`, or a new attribute) are not part of any state: they are read after the call.
     `module.train()` is called before training, `module.eval()` before prediction; arguments `train`, `training`,
     `is_train`, `is_training` or `deterministic` of `__call__` are set accordingly, and an argument `rngs` is an
-    `nnx.Rngs` with a key that differs in each iteration, and is fixed in prediction. Axis names
+    `nnx.Rngs` with a key for each iteration, or each batch that is predicted. Axis names
     (`nnx.with_partitioning`, `nnx.Param(..., out_sharding=)`) become `logical_axes`; they do not require a mesh. In low
     precision, the module's parameters and inputs are cast, and the outputs are cast back to float32; `loss` gets the
     batch unchanged.
@@ -171,12 +171,14 @@ class NnxModel(Model):
             new_state = {FROZEN: model_state[FROZEN], "state": new_state}
         return self._sown.add_losses(losses, sown, self._loss), new_state
 
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
         """Return the module's outputs in inference mode."""
         params, model_state = self.base_variables(params, model_state)
 
+        key = jax.random.key(0) if rng is None else rng
+
         def apply(inputs: tuple[PyTree, ...], params: PyTree) -> PyTree:
-            outputs, _, sown = self._call(params, model_state, inputs, jax.random.key(0), train=False)
+            outputs, _, sown = self._call(params, model_state, inputs, key, train=False)
             return self._sown.add_predictions(outputs, sown)
 
         return autocast(apply)(select_inputs(batch, self._inputs), params)

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+import jax
+
 from jengine.model.model import Model, ModelWrapper, PyTree
 from jengine.model.precision import CastModel
+from jengine.model.prediction import predict_with_key
 from jengine.registry import MODELS
 
 
@@ -36,9 +39,13 @@ class BaseTTAModel(ModelWrapper):
         """Return one prediction for those of all views, in order. Pure; part of the compiled step."""
         raise NotImplementedError(f"{type(self).__name__} must define `merge_preds(predictions)`")
 
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
         """Return the merged predictions."""
-        return self.merge_preds([self.module.predict(params, model_state, view) for view in self.augment(batch)])
+        views = self.augment(batch)
+        keys = [None if rng is None else jax.random.fold_in(rng, i) for i in range(len(views))]
+        return self.merge_preds(
+            [predict_with_key(self.module, params, model_state, *pair) for pair in zip(views, keys, strict=True)]
+        )
 
 
 def get_model(model: Model) -> Model:

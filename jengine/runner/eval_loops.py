@@ -179,7 +179,8 @@ class EvalProgram:
         runner = loop.runner
         self.traced = RecompilationGuard(
             on_whole_batches(
-                build_eval_step(runner.strategy.adapt_for_eval(model, rules), evaluator.update), rules is not None
+                build_eval_step(runner.strategy.adapt_for_eval(model, rules), evaluator.update, runner.seed),
+                rules is not None,
             ),
             ("params", "model_state", "metrics", "batch"),
             name=f"the step of the {loop.phase}",

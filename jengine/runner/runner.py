@@ -332,15 +332,15 @@ class Runner:
             raise RuntimeError("the run has no weights yet: call train, val or test before `module`")
         return trained_module(self.model, *self.eval_variables()[""], self.strategy.replicas, train)
 
-    def predict(self, data: Any, batch_size: int | None = None) -> PyTree:
+    def predict(self, data: Any, batch_size: int | None = None, seed: int | None = None) -> PyTree:
         """Return the predictions for all examples of `data`, in order, as NumPy arrays; weights as in a validation.
-
-        Data with `batch_axis=None` have a list with the predictions for each batch.
 
         Args:
           data: arrays (one, or a dict or tuple), a map-style dataset or its config, a loader or its config, or any
-            iterable over batches, such as a list. A dict with the key `dataset` or `type` is a config.
+            iterable over batches, such as a list. A dict with the key `dataset` or `type` is a config. Data with
+            `batch_axis=None` have a list with the predictions for each batch.
           batch_size: examples per batch on this process, for arrays and datasets; 128 by default.
+          seed: another seed than the run's, for other samples of a model that samples.
         """
         example, batches, rules = open_batches(data, batch_size, self.strategy, self.seed)
         if self.state is None:
@@ -349,9 +349,9 @@ class Runner:
         self._load_or_resume()
         self.files.open()
         with self.phase_timer.phase("prediction"), abort_all_on_error(self.processes, self.interrupts):
-            predictor = Predictor(self.model, self.strategy, self.processes, rules)  # compiles at its first batch
+            predictor = Predictor(self.model, self.strategy, self.processes, rules, self.seed)  # compiles later
             predictor = self._predictors.setdefault(str(rules), predictor)
-            return predictor.predict(*self.eval_variables()[""], batches, self.dispatch_limiter)
+            return predictor.predict(*self.eval_variables()[""], batches, self.dispatch_limiter, seed)
 
     def close(self) -> None:
         """Finish background work, also after an error."""

@@ -21,6 +21,7 @@ from jengine import paths
 from jengine.annotations import Count, Index
 from jengine.errors import ConfigError
 from jengine.model.constrain import set_sharding
+from jengine.model.prediction import predict_with_key
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import MeshSizes, axes_of_type, build_mesh, choose_batch_axes
 from jengine.sharding.mesh_strategy import MeshStrategy
@@ -167,23 +168,25 @@ class DataParallel(MeshStrategy):
                 "examples of its own, got None; use Pjit"
             )
 
-        def predict_replica(params: PyTree, state: PyTree, batch: PyTree) -> PyTree:
+        def predict_replica(params: PyTree, state: PyTree, batch: PyTree, rng: jax.Array | None) -> PyTree:
             model_state = map_per_replica(lambda x: x[0], state)["model_state"]
-            return model.predict(self.gather_tables(params), model_state, batch)
+            if rng is not None and (self.replicas or 1) > 1:  # replicas must not sample the same
+                rng = jax.random.fold_in(rng, jax.lax.axis_index(self.axis_name))
+            return predict_with_key(model, self.gather_tables(params), model_state, batch, rng)
 
-        def predict(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+        def predict(params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
             state = {"model_state": model_state}
             mapped = jax.shard_map(
                 predict_replica,
                 mesh=self.mesh,
-                in_specs=(PartitionSpec(), self._replica_specs(state), self._per_replica),
+                in_specs=(PartitionSpec(), self._replica_specs(state), self._per_replica, PartitionSpec()),
                 out_specs=self._per_replica,
                 axis_names=self._mapped,
                 check_vma=False,
             )
-            return mapped(params, state, batch)
+            return mapped(params, state, batch, rng)
 
-        return types.SimpleNamespace(predict=predict)
+        return types.SimpleNamespace(predict=predict, predicts_with_rng=model.predicts_with_rng)
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
         """Return the model state with the mean over replicas in each floating leaf."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jengine.model import Model
+from jengine.model import Model, predict_with_key, prediction_key
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.optimizers.common import strip_weak_types
 from jengine.train import phases as parts
@@ -255,16 +255,20 @@ def _axis_name(optim_wrapper: OptimWrapper | OptimWrapperDict) -> str | None:
     return wrapper.axis_name
 
 
-def build_eval_step(model: Model, update_metrics: Callable[[PyTree, PyTree, PyTree], PyTree]) -> EvalStep:
+def build_eval_step(
+    model: Model, update_metrics: Callable[[PyTree, PyTree, PyTree], PyTree], seed: int = 0
+) -> EvalStep:
     """Build `step(params, model_state, metrics, batch) -> (metrics, predictions)`, pure and not compiled.
 
     Args:
       model: computes the predictions.
       update_metrics: `(metrics, predictions, batch) -> metrics`, adds a batch to sums (see `Evaluator.update`).
+      seed: for a model whose `predict` takes a key; the metrics count the batches then, see `prediction_key`.
     """
 
     def step(params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        predictions = model.predict(params, model_state, batch)
+        rng = prediction_key(seed, metrics.batches) if model.predicts_with_rng else None
+        predictions = predict_with_key(model, params, model_state, batch, rng)
         return update_metrics(metrics, predictions, batch), predictions
 
     return step

@@ -3,12 +3,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax import nnx
 from sklearn import metrics as sklearn
 
 from jengine.data import ArrayDataset
 from jengine.evaluation import MetricAdapter
-from jengine.model import FunctionalModel
+from jengine.model import BaseTTAModel, FunctionalModel, LinenModel, Model, NnxModel
 from jengine.runner import Runner
 
 SIZE = 22
@@ -94,3 +95,103 @@ def test_the_validations_of_a_training_compile_one_program(tmp_path):  # a furth
     assert len(results) == 2
     assert results[0] == results[1]
     assert results[0]["class1"] == pytest.approx(DATA["x"][:, 1].astype(np.float64).mean(), rel=1e-6)
+
+
+def sampler(predict):
+    """Return a model without training that samples, for batches of 8 of the 22 examples."""
+    return FunctionalModel(
+        init=lambda: {"w": jnp.eye(3)}, loss=lambda params, batch: params["w"].sum(), predict=predict
+    )
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x) * 0 + jax.random.normal(self.make_rng("noise"), (len(x), 3))
+
+
+class Nnx(nnx.Module):
+    def __init__(self, rngs):
+        self.linear, self.rngs = nnx.Linear(3, 3, rngs=rngs), rngs
+
+    def __call__(self, x):
+        return self.linear(x) * 0 + jax.random.normal(self.rngs.noise(), (len(x), 3))
+
+
+def no_loss(outputs, batch):
+    return outputs.mean()
+
+
+class Own(Model):
+    def init(self, rng, batch):
+        return {"w": jnp.eye(3)}, {}
+
+    def predict(self, params, model_state, batch, rng):
+        return jax.random.normal(rng, (len(batch["x"]), 3))
+
+
+MODELS_THAT_SAMPLE = {
+    "functional": lambda: sampler(lambda params, batch, rng: jax.random.normal(rng, (len(batch["x"]), 3))),
+    "own": Own,
+    "linen": lambda: LinenModel(Linen(), no_loss, inputs="x", predict_rngs=["noise"]),
+    "nnx": lambda: NnxModel(Nnx, no_loss, inputs="x"),
+}
+
+
+@pytest.mark.parametrize("model", MODELS_THAT_SAMPLE)
+def test_a_model_that_samples_gets_a_key_for_each_batch(tmp_path, model):
+    def run(name, **changes):
+        evaluator = MetricAdapter(nnx.metrics.Average, lambda p, batch: {"values": p[:, 0]})
+        changes = {"model": MODELS_THAT_SAMPLE[model](), "randomness": dict(seed=3), **changes}
+        return make_runner(tmp_path / name, evaluator, **changes)
+
+    runner = run("a")
+    samples = runner.predict(DATA, batch_size=8)
+    assert len(np.unique(samples)) == samples.size == 3 * SIZE  # no two batches have the same noise
+    assert runner.val()["average"] == pytest.approx(samples[:, 0].mean(), rel=1e-5)  # the noise of the validation
+    assert runner.val() == runner.val()
+    np.testing.assert_array_equal(run("b").predict(DATA, batch_size=8), samples)
+    assert not np.isin(runner.predict(DATA, batch_size=8, seed=4), samples).any()
+    assert not np.isin(run("c", randomness=dict(seed=4)).predict(DATA, batch_size=8), samples).any()
+
+
+def test_whole_batches_are_sampled_with_keys_of_their_own(tmp_path):
+    loader = dict(dataset=[{"x": DATA["x"][:size]} for size in (4, 4)], batch_axis=None)
+    first, second = make_runner(tmp_path, nnx.metrics.Accuracy(), model=Own()).predict(loader)
+    assert not np.isin(first, second).any()
+
+
+@pytest.mark.parametrize("strategy", ["Pjit", "DataParallel"])
+def test_samples_on_several_devices(tmp_path, strategy):
+    def run(name, **changes):
+        return make_runner(
+            tmp_path / name,
+            nnx.metrics.Accuracy(),
+            model=MODELS_THAT_SAMPLE["own"](),
+            randomness=dict(seed=3),
+            **changes,
+        )
+
+    one, several = run("one").predict(DATA, 8), run("several", parallel=STRATEGIES[strategy]).predict(DATA, 8)
+    if strategy == "Pjit":
+        np.testing.assert_allclose(several, one, rtol=1e-6)
+    assert len(np.unique(several)) == 3 * SIZE  # the replicas sample by themselves
+
+
+def test_the_key_does_not_depend_on_the_precision(tmp_path):
+    def predict(name, **changes):
+        model = MODELS_THAT_SAMPLE["linen"]()
+        return make_runner(
+            tmp_path / name, nnx.metrics.Accuracy(), model=model, randomness=dict(seed=3), **changes
+        ).predict(DATA, 8)
+
+    np.testing.assert_allclose(predict("low", precision="bfloat16"), predict("full"), atol=0.02)
+
+
+def test_a_wrapper_of_the_user_need_not_pass_the_key_on(tmp_path):
+    class Constant(BaseTTAModel):
+        def predict(self, params, model_state, batch):
+            return jnp.zeros((len(batch["x"]), 3))
+
+    runner = make_runner(tmp_path, nnx.metrics.Accuracy(), model=Constant(Own()))
+    assert not runner.predict(DATA, batch_size=8).any()

@@ -14,7 +14,7 @@ from jengine.data import ArrayDataset, DataLoader, build_dataloader
 from jengine.data.masking import get_mask
 from jengine.errors import ArgumentError, ConfigError, config_path, require_extra
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.model import Model
+from jengine.model import Model, predict_with_key, prediction_key
 
 PyTree = Any
 _AVERAGE = {"type": "AvgPool2d", "output_size": 1}
@@ -32,7 +32,7 @@ def _build_extract(
 
     @jax.jit
     def predict(params: Params, model_state: ModelState, batch: PyTree) -> jax.Array:
-        predictions = model.predict(params, model_state, batch)
+        predictions = predict_with_key(model, params, model_state, batch, prediction_key(0, 0))
         if not isinstance(predictions, dict) or "features" not in predictions:
             actual = sorted(predictions) if isinstance(predictions, dict) else type(predictions).__name__
             raise ArgumentError(f"{type(model).__name__}.predict must return a dict with 'features', got {actual}")
