@@ -48,9 +48,12 @@ class DataParallel(MeshStrategy):
       devices: number of devices to use; None for all.
       batch_axes: the mesh axes over which the batch is sharded, by default `data` and `fsdp`. The replicas are along
         the first.
+      axis_names: one name for the mapped axis instead, which the model expects: with `('batch',)`,
+        `nn.BatchNorm(axis_name='batch')` has the statistics of all replicas, as in a pmap.
 
     Raises:
-      ConfigError: an unknown `impl`, or a mesh that it does not support; see `build_mesh` and `Placement`.
+      ConfigError: several `axis_names`, an unknown `impl`, or a mesh that it does not support; see `build_mesh` and
+        `Placement`.
     """
 
     axis_name: str
@@ -65,9 +68,12 @@ class DataParallel(MeshStrategy):
         strict: bool = False,
         devices: Count | None = None,
         batch_axes: Sequence[str] | None = None,
+        axis_names: Sequence[str] = (),
     ) -> None:
         self.impl = impl
         built = build_mesh(mesh, devices, batch_axes)
+        if axis_names and (AXIS in built.axis_names or batch_axes):
+            built, batch_axes = _rename_replicas(built, batch_axes, axis_names)
         sizes = dict(built.shape)
         if batch_axes is None and AXIS not in sizes:
             raise ConfigError(
@@ -287,3 +293,17 @@ def _average_replicas(leaf: jax.Array) -> jax.Array:
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf  # a mean of counters would not be one
     return jnp.broadcast_to(leaf.mean(axis=0, keepdims=True), leaf.shape)
+
+
+def _rename_replicas(
+    mesh: Mesh, batch_axes: Sequence[str] | None, names: Sequence[str]
+) -> tuple[Mesh, tuple[str, ...]]:
+    """Return the mesh and the batch axes with another name for the axis of the replicas."""
+    old, *others = choose_batch_axes(mesh.axis_names, batch_axes)
+    if len(names) != 1 or names[0] in set(mesh.axis_names) - {old}:
+        raise ConfigError(
+            f"DataParallel: axis_names must be one name, which is not that of another axis of the mesh "
+            f"{mesh.axis_names}, got {tuple(names)}: the replicas are along one axis"
+        )
+    renamed = tuple(names[0] if name == old else name for name in mesh.axis_names)
+    return Mesh(mesh.devices, renamed, axis_types=mesh.axis_types), (names[0], *others)

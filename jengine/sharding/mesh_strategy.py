@@ -27,7 +27,7 @@ from jengine.sharding.mesh import (
     find_data_shard,
 )
 from jengine.sharding.placement import COLUMNS, Placement, Rules, placement_table
-from jengine.sharding.strategy import Strategy, jit_init
+from jengine.sharding.strategy import Strategy, bind_axis_names, jit_init
 
 PyTree = Any
 logger = logging.getLogger("jengine")
@@ -155,7 +155,8 @@ class MeshStrategy(Strategy):
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile an evaluation step; the metrics, the third argument, are donated and replicated."""
-        return jax.jit(self._with_mesh(step), donate_argnums=2, out_shardings=(self.sharding(), None))
+        bound = self._with_mesh(bind_axis_names(step, self.axis_names))
+        return jax.jit(bound, donate_argnums=2, out_shardings=(self.sharding(), None))
 
     def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call` with the mesh as context if it has explicit axes, which `out_sharding=` in a model requires.

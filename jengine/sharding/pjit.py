@@ -7,12 +7,13 @@ import jax
 from jax.sharding import Mesh
 
 from jengine.annotations import Count, Index
+from jengine.errors import ConfigError
 from jengine.model.constrain import set_sharding
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import MeshSizes, build_mesh, context_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
 from jengine.sharding.placement import Axis, Placement, Rules
-from jengine.sharding.strategy import SingleDevice, Strategy
+from jengine.sharding.strategy import SingleDevice, Strategy, bind_axis_names
 
 PyTree = Any
 
@@ -33,9 +34,11 @@ class Pjit(MeshStrategy):
       devices: number of devices to use; None for all.
       batch_axes: the mesh axes over which the batch is sharded, by default `data` and `fsdp`. With it the axes may
         have any names.
+      axis_names: names of mapped axes that the model expects, see `bind_axis_names`.
 
     Raises:
-      ConfigError: see `build_mesh`, `choose_batch_axes` and `Placement`.
+      ConfigError: a name in `axis_names` that is an axis of the mesh; see `build_mesh`, `choose_batch_axes` and
+        `Placement`.
 
     >>> Pjit(devices=1).mesh_shape
     {'data': 1, 'fsdp': 1, 'tensor': 1}
@@ -50,8 +53,13 @@ class Pjit(MeshStrategy):
         strict: bool = False,
         devices: Count | None = None,
         batch_axes: Sequence[str] | None = None,
+        axis_names: Sequence[str] = (),
     ) -> None:
         built = build_mesh(mesh, devices, batch_axes)
+        for name in axis_names:
+            if name in built.axis_names:
+                raise ConfigError(f"Pjit: axis_names must not be axes of the mesh {built.axis_names}, got {name!r}")
+        self.axis_names = tuple(axis_names)
         super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict), batch_axes)
 
     def compile_train_step(
@@ -59,7 +67,9 @@ class Pjit(MeshStrategy):
     ) -> Callable[..., Any]:
         """Compile a training step or a chunk; the state is donated and keeps the same shardings."""
         shardings = None if self._state is None else (self._state, self.sharding())
-        return jax.jit(self._with_mesh(step), donate_argnums=0, out_shardings=shardings)
+        return jax.jit(
+            self._with_mesh(bind_axis_names(step, self.axis_names)), donate_argnums=0, out_shardings=shardings
+        )
 
     def constrain(self, tree: PyTree, under: str = "") -> PyTree:
         """Set the shardings within a compiled step; see `Strategy`."""

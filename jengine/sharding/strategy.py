@@ -1,8 +1,9 @@
 """Strategy interface: how a run places arrays and compiles steps; with the implementation for a single device."""
 
 import collections
+import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -22,6 +23,7 @@ class Strategy(Protocol):
 
     Attributes:
       axis_name: the mapped axis of the step, or None.
+      axis_names: further mapped axes of the step, of size 1.
       replicas: number of state replicas; None without a replica axis.
       max_in_flight: number of dispatched steps that may be unfinished; at more, the host waits.
       mesh_shape: number of devices along each mesh axis; empty for a single device.
@@ -30,6 +32,7 @@ class Strategy(Protocol):
     """
 
     axis_name: str | None = None
+    axis_names: tuple[str, ...] = ()
     replicas: int | None = None
     max_in_flight: int
     mesh_shape: Mapping[str, int]
@@ -112,6 +115,7 @@ class SingleDevice(Strategy):
 
     Args:
       device: index into `jax.local_devices()`.
+      axis_names: names of mapped axes that the model expects, see `bind_axis_names`.
 
     >>> strategy = SingleDevice()
     >>> strategy.compile_train_step(lambda state, batch, inputs: (state + batch, {}))(jax.numpy.float32(1), 2.0, {})
@@ -123,11 +127,12 @@ class SingleDevice(Strategy):
     mesh_shape: Mapping[str, int] = types.MappingProxyType({})
     mesh_description = ""
 
-    def __init__(self, device: Index = 0) -> None:
+    def __init__(self, device: Index = 0, axis_names: Sequence[str] = ()) -> None:
         devices = jax.local_devices()
         if not 0 <= device < len(devices):
             raise ValueError(f"SingleDevice: device must be an index of the {len(devices)} local devices, got {device}")
         self.device = devices[device]
+        self.axis_names = tuple(axis_names)
         self.platform = self.device.platform
         check_context([self.device])
         # On CPU a compiled step reads host arrays directly, without the cost of `device_put`
@@ -150,11 +155,35 @@ class SingleDevice(Strategy):
         self, step: Callable[..., Any], chunked: bool = False, rules: Rules | None = None
     ) -> Callable[..., Any]:
         """Compile a training step or a chunk; the state is donated."""
-        return jax.jit(step, donate_argnums=0)
+        return jax.jit(bind_axis_names(step, self.axis_names), donate_argnums=0)
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile an evaluation step; the metrics, the third argument, are donated."""
-        return jax.jit(step, donate_argnums=2)
+        return jax.jit(bind_axis_names(step, self.axis_names), donate_argnums=2)
+
+
+def bind_axis_names(step: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """Return `step` within mapped axes of these names and of size 1.
+
+    Code for `jax.pmap` names the axis of its devices: `nn.BatchNorm(axis_name='batch')`. Where one program computes on
+    the whole batch, a mean over the devices is the value itself.
+
+    >>> bind_axis_names(lambda x: jax.lax.pmean(x, "batch"), ["batch"])(jax.numpy.float32(3)).item()
+    3.0
+    """
+    for name in names:
+        step = _bind_axis_name(step, name)
+    return step
+
+
+def _bind_axis_name(step: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def run(*args: Any) -> Any:
+        # the output has the axis, since what depends on `jax.lax.axis_index` does
+        outputs = jax.vmap(step, in_axes=None, axis_size=1, axis_name=name)(*args)
+        return jax.tree.map(lambda x: x[0], outputs)
+
+    return run
 
 
 def jit_init(make: Callable[..., Any], platform: str, out_shardings: Any) -> Callable[..., Any]:
