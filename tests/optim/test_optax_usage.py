@@ -557,3 +557,21 @@ def test_optax_sam_trains_as_in_a_loop_by_hand(opaque_mode):
         updates, opt_state = tx.update(grads, opt_state, params, grad_fn=grad_fn)
         params = optax.apply_updates(params, updates)
     np.testing.assert_allclose(state.params["w"], params["w"], rtol=1e-6)
+
+
+def test_a_line_search_sees_the_trained_parameters_only_and_ignores_the_gradient_function():
+    params = {"body": {"kernel": jnp.ones(2)}, "head": {"kernel": jnp.ones(2)}}
+    rules = dict(custom_keys=dict(head=dict(requires_grad=False)))
+    wrapper = build_optim_wrapper(params, dict(optimizer=dict(type="lbfgs"), paramwise_cfg=rules))
+
+    def loss(params, grad_fn=None):
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
+
+    value, grads = jax.value_and_grad(loss)(params)
+    extra = dict(value=value, grad=grads, value_fn=loss, grad_fn=jax.grad(loss))
+    updates, _ = wrapper.update(grads, wrapper.init(params), params, **extra)
+    tx, body = optax.lbfgs(), params["body"]
+    alone = dict(value=value, grad=grads["body"], value_fn=lambda body: loss({**params, "body": body}))
+    expected, _ = tx.update(grads["body"], tx.init(body), body, **alone)
+    assert updates["body"]["kernel"].tolist() == expected["kernel"].tolist() != [0.0, 0.0]
+    assert updates["head"]["kernel"].tolist() == [0.0, 0.0]
