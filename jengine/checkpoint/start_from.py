@@ -2,15 +2,18 @@
 
 import dataclasses
 import os
+import pathlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from jengine.checkpoint.array_rules import RuleLike, parse_rules
 from jengine.checkpoint.huggingface import ModelType
+from jengine.checkpoint.layout import find_checkpoint, find_latest
+from jengine.checkpoint.manifest import read_manifest
 from jengine.checkpoint.sources import FORMATS, is_pytree_of_arrays, locate_weights
 from jengine.distributed.processes import Processes, SingleProcess
-from jengine.errors import config_path
+from jengine.errors import ConfigError, config_path
 from jengine.registry import check_arguments
 
 Choice = Literal["checkpoint", "config", "error"]
@@ -134,3 +137,51 @@ def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:
 def _is_options(load_from: Any) -> bool:
     """Return whether `load_from` is a dict with options, not a pytree of arrays."""
     return hasattr(load_from, "items") and ("path" in load_from or not is_pytree_of_arrays(load_from))
+
+
+def find_checkpoint_to_resume(
+    processes: SingleProcess | Processes, work_dir: str, load_from: object, resume: bool | str | os.PathLike[str]
+) -> tuple[str | None, str]:
+    """Return the checkpoint to continue from, if there is one, and a line for the log.
+
+    As in MMEngine, `resume=True` continues from `load_from` if that is the path of a checkpoint, and otherwise from the
+    newest one in the work dir. Other weights (a file, objects, a dict with options) cannot be continued.
+    """
+    verification: Any = dict(checksums=True, processes=processes)
+    if not resume:
+        return None, ""
+    if resume is not True and resume != "must":
+        with config_path("resume"):
+            return find_checkpoint(resume, **verification), ""
+    if isinstance(load_from, str | os.PathLike):
+        with config_path("load_from"):
+            path = locate_weights(load_from, **verification)
+        manifest = read_manifest(pathlib.Path(path))
+        if manifest is not None and manifest.iteration is not None:  # published weights have none
+            return path, (
+                f"resume={resume!r} continues the run of load_from={os.fspath(load_from)!r}, as in MMEngine, and does "
+                f"so again at each start. resume={os.fspath(load_from)!r} does the same. load_from=dict(path=...) "
+                f"loads only its weights, and continues from the newest checkpoint of {work_dir} when started again."
+            )
+    newest = find_latest(work_dir, **verification)
+    if newest is None and resume == "must":
+        raise ConfigError(f"`resume` must find a checkpoint in {work_dir} with resume='must', got none")
+    start = "from scratch" if load_from is None else "from the weights of load_from"
+    return newest, "" if newest else f"There is nothing to resume in {work_dir}: the run starts {start}."
+
+
+def default_resume_command(load_from: object, path: str | None, *, guard: bool = False) -> str:
+    """Return how to continue a run.
+
+    >>> default_resume_command(None, None)
+    'Runner(..., resume=True)'
+
+    Args:
+      load_from: the Runner's argument.
+      path: a checkpoint; None for the newest one in the work dir, '' to start from scratch.
+      guard: whether to add a numerics guard.
+    """
+    without = ["load_from=None"] if path is None and isinstance(load_from, str | os.PathLike) else []  # it would hold
+    resume = [] if path == "" else [f"resume={path or True!r}"]
+    hooks = ["default_hooks=dict(guard=dict(type='NumericsGuardHook'))"] if guard else []
+    return f"Runner({', '.join(['...', *without, *resume, *hooks])})"

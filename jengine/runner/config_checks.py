@@ -1,17 +1,16 @@
 """Config checks before anything is built."""
 
 import difflib
-import importlib.util
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jengine.checkpoint import check_storable
 from jengine.config import check_keys, drop_without_effect
 from jengine.data import DataLoader, IterableLoader, check_dataloader
 from jengine.data.find_source import as_source, is_stream
-from jengine.errors import ConfigError, MissingPackageError, closest, config_path, current_config_path
+from jengine.errors import ConfigError, closest, config_path, current_config_path
 from jengine.evaluation import Evaluator
 from jengine.evaluation.sections import (
     EvalSettings,
@@ -24,13 +23,10 @@ from jengine.hooks import CheckpointHook, Hook
 from jengine.hooks.runner_protocol import EvalLoopProtocol, TrainLoopProtocol
 from jengine.optim import check_optim_wrapper
 from jengine.optim.schedules import ParamScheduler, check_param_schedulers
-from jengine.registry import LOOPS, Config, as_config, check_arguments, find_registered, is_built_in
+from jengine.registry import LOOPS, Config, as_config, check_arguments, is_built_in
 from jengine.train import TrainState
 from jengine.train.phases import parse_phases
 
-# Modules of the extras that have another name
-_MODULES = {"draw": "PIL", "examples": "sklearn", "bleu": "sacrebleu"}
-_SAFETENSORS = (".safetensors", ".safetensors.index.json")
 _SECTIONS = {
     "train": ("train_dataloader", "train_cfg", "optim_wrapper"),
     "val": ("val_dataloader", "val_cfg", "val_evaluator"),
@@ -46,43 +42,6 @@ _CHECKPOINT_KEYS = (
     "replicas", "validations", "optimizer", "param_schedulers", "data", "accumulated", "exchanged",
     "optimizer_settings", "fingerprint",
 )  # fmt: skip
-
-
-def check_extras(cfg: Mapping[str, Any]) -> None:
-    """Raise MissingPackageError, with the command to install them, if types or weights in a config lack packages.
-
-    A class names the extra that installs what it imports: `extra = "wandb"`.
-    """
-    missing: dict[str, str] = {}
-    for path, extra in _list_extras({key: value for key, value in cfg.items() if key != "vars"}, ""):
-        module = _MODULES.get(extra, extra)
-        if importlib.util.find_spec(module) is None:
-            missing.setdefault(extra, f"{module} (for `{path}`)")
-    if missing:
-        raise MissingPackageError(
-            f"the config requires packages that are not installed: {', '.join(missing.values())}; "
-            f"install all of them with: pip install 'jengine[{','.join(sorted(missing))}]'"
-        )
-
-
-def _list_extras(node: object, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and the extra of each config part that requires one."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from _list_extras(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(node, list | tuple):
-        for index, value in enumerate(node):
-            yield from _list_extras(value, f"{path}[{index}]")
-    elif path in ("load_from", "load_from.path"):
-        if str(node).endswith(_SAFETENSORS):
-            yield path, "safetensors"
-    elif path == "visualizer" or "." in path or "[" in path:  # other values at the top level are no types
-        entries: list[Any] = [node] if isinstance(node, type) else []
-        if isinstance(node, str) and (name := node.rpartition(".")[2])[:1].isupper():  # may be a class
-            entries = find_registered(name, import_all=True)
-        for entry in entries:
-            if is_built_in(entry) and hasattr(entry, "extra"):
-                yield path.removesuffix(".type"), entry.extra
 
 
 def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> tuple[dict[str, Any], str]:

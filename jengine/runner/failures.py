@@ -19,6 +19,7 @@ from typing import Any
 import jax
 
 from jengine.checkpoint import CheckpointSaveError, list_checkpoints
+from jengine.checkpoint.failed_saves import ignore_closed_event_loops
 from jengine.checkpoint.manifest import read_manifest
 from jengine.config import write_config
 from jengine.data import select_arrays
@@ -253,7 +254,7 @@ def _save_completed_iterations(runner: RunnerInternals) -> None:
 def closing(runner: RunnerInternals) -> Iterator[None]:
     """Watch the waits for data inside, and close the run's resources at the end."""
     try:
-        with _ignore_closed_event_loops(), watch_waits(runner.interrupts, runner.logger):
+        with ignore_closed_event_loops(), watch_waits(runner.interrupts, runner.logger):
             yield
     except BaseException as error:
         if isinstance(error, Exception):
@@ -327,23 +328,6 @@ def _end_without(is_waiting: Callable[[], bool], runner: RunnerInternals) -> Non
 
     # Not `atexit`: the interpreter waits for executors' threads before it, and for the device after it, both forever
     threading._register_atexit(end)  # type: ignore[attr-defined]  # as concurrent.futures, which it precedes
-
-
-@contextlib.contextmanager
-def _ignore_closed_event_loops() -> Iterator[None]:
-    """Drop the tracebacks of TensorStore's threads that still report to the event loop of a failed save."""
-    previous = sys.unraisablehook
-
-    def report(unraisable: Any) -> None:
-        error = unraisable.exc_value
-        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
-            previous(unraisable)
-
-    sys.unraisablehook = report
-    try:
-        yield
-    finally:
-        sys.unraisablehook = previous
 
 
 def recreate_work_dir(runner: RunnerInternals) -> None:

@@ -185,20 +185,3 @@ def abort_all_on_error(processes: SingleProcess | Processes, interrupts: Interru
         if not interrupts.agreed:
             processes.fail(error)
         raise
-
-
-def default_resume_command(load_from: object, path: str | None, *, guard: bool = False) -> str:
-    """Return how to continue a run.
-
-    >>> default_resume_command(None, None)
-    'Runner(..., resume=True)'
-
-    Args:
-      load_from: the Runner's argument.
-      path: a checkpoint; None for the newest one in the work dir, '' to start from scratch.
-      guard: whether to add a numerics guard.
-    """
-    without = ["load_from=None"] if path is None and isinstance(load_from, str | os.PathLike) else []  # it would hold
-    resume = [] if path == "" else [f"resume={path or True!r}"]
-    hooks = ["default_hooks=dict(guard=dict(type='NumericsGuardHook'))"] if guard else []
-    return f"Runner({', '.join(['...', *without, *resume, *hooks])})"

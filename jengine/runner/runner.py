@@ -11,8 +11,9 @@ from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
 from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.fingerprint import describe_settings
-from jengine.checkpoint.start_from import parse_resume_policy, remove_in_memory
+from jengine.checkpoint.start_from import default_resume_command, parse_resume_policy, remove_in_memory
 from jengine.config import format_config, resolve
+from jengine.config.extras import check_extras
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
 from jengine.distributed import get_processes
@@ -29,7 +30,7 @@ from jengine.runner import bundle, components, config_checks
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_consistent, close, closing
-from jengine.runner.interrupts import Interrupts, abort_all_on_error, default_resume_command
+from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
 from jengine.runner.programs import Hyperparams, TrainPrograms
 from jengine.runner.resume_check import check_resume, saved_hashes
@@ -194,7 +195,7 @@ class Runner:
           ConfigError: unknown or missing keys. MissingPackageError: the config requires an optional package.
         """
         plain, dropped = config_checks.check_top_level(resolve(cfg), cls.__init__)
-        config_checks.check_extras(plain)
+        check_extras(plain)
         runner = cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
         if dropped:
             runner.logger.info(dropped)

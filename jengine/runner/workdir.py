@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import os
-import pathlib
 import re
 import uuid
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ import numpy as np
 from jengine.annotations import Range, check_values
 from jengine.checkpoint.directories import check_directory
 from jengine.checkpoint.fingerprint import read_flags
-from jengine.checkpoint.start_from import LoadFrom, ResumePolicy, parse_load_from
+from jengine.checkpoint.start_from import LoadFrom, ResumePolicy, find_checkpoint_to_resume, parse_load_from
 from jengine.config import check_keys
 from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
@@ -79,7 +78,7 @@ def agree_on_identity(
     check_directory("work_dir", work_dir)
     if experiment_name is not None and not experiment_name.isprintable():
         raise ConfigError(f"experiment_name must be one line of printable characters, got {experiment_name!r}")
-    resume_path, note = _find_checkpoint_to_resume(processes, work_dir, load_from, resume)
+    resume_path, note = find_checkpoint_to_resume(processes, work_dir, load_from, resume)
     earlier = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
 
     with config_path("randomness"):
@@ -104,40 +103,6 @@ def agree_on_identity(
     )
     fields = {name: getattr(identity, name) for name in _SHARED_FIELDS}
     return dataclasses.replace(identity, **processes.broadcast("the name of the run", fields))
-
-
-def _find_checkpoint_to_resume(
-    processes: SingleProcess | Processes, work_dir: str, load_from: object, resume: bool | str | os.PathLike[str]
-) -> tuple[str | None, str]:
-    """Return the checkpoint to continue from, if there is one, and a line for the log.
-
-    As in MMEngine, `resume=True` continues from `load_from` if that is the path of a checkpoint, and otherwise from the
-    newest one in the work dir. Other weights (a file, objects, a dict with options) cannot be continued.
-    """
-    from jengine import checkpoint
-    from jengine.checkpoint.manifest import read_manifest
-
-    verification: Any = dict(checksums=True, processes=processes)
-    if not resume:
-        return None, ""
-    if resume is not True and resume != "must":
-        with config_path("resume"):
-            return checkpoint.find_checkpoint(resume, **verification), ""
-    if isinstance(load_from, str | os.PathLike):
-        with config_path("load_from"):
-            path = checkpoint.locate_weights(load_from, **verification)
-        manifest = read_manifest(pathlib.Path(path))
-        if manifest is not None and manifest.iteration is not None:  # published weights have none
-            return path, (
-                f"resume={resume!r} continues the run of load_from={os.fspath(load_from)!r}, as in MMEngine, and does "
-                f"so again at each start. resume={os.fspath(load_from)!r} does the same. load_from=dict(path=...) "
-                f"loads only its weights, and continues from the newest checkpoint of {work_dir} when started again."
-            )
-    newest = checkpoint.find_latest(work_dir, **verification)
-    if newest is None and resume == "must":
-        raise ConfigError(f"`resume` must find a checkpoint in {work_dir} with resume='must', got none")
-    start = "from scratch" if load_from is None else "from the weights of load_from"
-    return newest, "" if newest else f"There is nothing to resume in {work_dir}: the run starts {start}."
 
 
 def _new_timestamp(work_dir: str) -> str:

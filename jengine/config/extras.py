@@ -1,0 +1,49 @@
+"""Optional packages that a config requires, found before anything is built."""
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jengine.errors import MissingPackageError
+from jengine.registry import find_registered, is_built_in
+
+# Modules of the extras that have another name
+_MODULES = {"draw": "PIL", "examples": "sklearn", "bleu": "sacrebleu"}
+_SAFETENSORS = (".safetensors", ".safetensors.index.json")
+
+
+def check_extras(cfg: Mapping[str, Any]) -> None:
+    """Raise MissingPackageError, with the command to install them, if types or weights in a config lack packages.
+
+    A class names the extra that installs what it imports: `extra = "wandb"`.
+    """
+    missing: dict[str, str] = {}
+    for path, extra in _list_extras({key: value for key, value in cfg.items() if key != "vars"}, ""):
+        module = _MODULES.get(extra, extra)
+        if importlib.util.find_spec(module) is None:
+            missing.setdefault(extra, f"{module} (for `{path}`)")
+    if missing:
+        raise MissingPackageError(
+            f"the config requires packages that are not installed: {', '.join(missing.values())}; "
+            f"install all of them with: pip install 'jengine[{','.join(sorted(missing))}]'"
+        )
+
+
+def _list_extras(node: object, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the extra of each config part that requires one."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _list_extras(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(node, list | tuple):
+        for index, value in enumerate(node):
+            yield from _list_extras(value, f"{path}[{index}]")
+    elif path in ("load_from", "load_from.path"):
+        if str(node).endswith(_SAFETENSORS):
+            yield path, "safetensors"
+    elif path == "visualizer" or "." in path or "[" in path:  # other values at the top level are no types
+        entries: list[Any] = [node] if isinstance(node, type) else []
+        if isinstance(node, str) and (name := node.rpartition(".")[2])[:1].isupper():  # may be a class
+            entries = find_registered(name, import_all=True)
+        for entry in entries:
+            if is_built_in(entry) and hasattr(entry, "extra"):
+                yield path.removesuffix(".type"), entry.extra
