@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from jengine.checkpoint.array_rules import RuleLike, parse_rules
 from jengine.checkpoint.huggingface import ModelType
 from jengine.checkpoint.layout import find_checkpoint, find_latest
@@ -185,3 +187,18 @@ def default_resume_command(load_from: object, path: str | None, *, guard: bool =
     resume = [] if path == "" else [f"resume={path or True!r}"]
     hooks = ["default_hooks=dict(guard=dict(type='NumericsGuardHook'))"] if guard else []
     return f"Runner({', '.join(['...', *without, *resume, *hooks])})"
+
+
+def choose_seed(randomness: Mapping[str, Any] | None, saved: int | None, policy: ResumePolicy) -> int:
+    """Return the seed of the config or of the checkpoint, as the policy says, or a new one."""
+    configured = (randomness or {}).get("seed")
+    if saved is not None and configured is not None and configured != saved and policy.seed == "error":
+        raise ConfigError(
+            f"`randomness.seed` must be {saved}, the seed of the checkpoint, with resume_policy.seed='error', "
+            f"got {configured}"
+        )
+    if saved is not None and (configured is None or policy.seed == "checkpoint"):
+        return saved
+    if configured is not None:
+        return int(configured)
+    return int(np.random.SeedSequence().generate_state(1)[0]) if randomness else 0

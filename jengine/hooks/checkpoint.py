@@ -1,5 +1,6 @@
 """Checkpoint policy: when to save, under which name, and which checkpoints to keep."""
 
+import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,19 @@ from jengine.checkpoint import infer_rule, pick_metric, publish
 from jengine.checkpoint.layout import INCOMING, OUTGOING
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
 from jengine.data.batch_check import Batch
-from jengine.errors import ArgumentError, ConfigError
+from jengine.errors import ArgumentError, ConfigError, closest
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.local_path import check_local_path
-from jengine.registry import HOOKS
+from jengine.registry import HOOKS, is_built_in
+from jengine.train import TrainState
+
+# Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
+_CHECKPOINT_KEYS = (
+    *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
+    "replicas", "validations", "optimizer", "param_schedulers", "data", "accumulated", "exchanged",
+    "optimizer_settings", "fingerprint",
+)  # fmt: skip
 
 
 @HOOKS.register_module()
@@ -438,3 +447,13 @@ def _check_destination(
 
 def _as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def check_published_keys(hook: CheckpointHook, hooks: Sequence[Hook]) -> None:
+    """Raise ConfigError if a key to publish is that of no checkpoint, and no hook of the user may add it."""
+    users = [h for h in hooks if not is_built_in(type(h)) and "before_save_checkpoint" in h.get_triggered_stages()]
+    for key in hook.published_keys:
+        is_close = difflib.get_close_matches(key, _CHECKPOINT_KEYS, n=1, cutoff=0.75)
+        if key not in _CHECKPOINT_KEYS and (is_close or not users):
+            hint = closest(key, _CHECKPOINT_KEYS)
+            raise ConfigError(f"`{type(hook).__name__}.published_keys` must be keys of a checkpoint, got {key!r}{hint}")

@@ -119,10 +119,12 @@ def build_train_loop(runner: RunnerInternals, cfg: LoopSection, dataloader: Load
         with config_path("train_cfg"):
             loop = LOOPS.build(train_loop_config(cfg), runner=runner, dataloader=dataloader)
     if math.isfinite(loop.max_iters) and loop.max_iters > MAX_STEP:
-        raise ConfigError(
-            f"`train_cfg` must have at most {MAX_STEP} iterations, which the int32 `state.step` can count, got "
-            f"{loop.max_iters}"
-        )
+        limit = f"`train_cfg.max_iters` must be at most {MAX_STEP}"
+        if loop.by_epoch:
+            most = MAX_STEP // loop.epoch_length
+            limit = f"`train_cfg.max_epochs` must be at most {most} with {loop.epoch_length} iterations in an epoch"
+        got = loop.max_epochs if loop.by_epoch else loop.max_iters
+        raise ConfigError(f"{limit}, as the device counts iterations in 32 bits, got {got}")
     return loop
 
 

@@ -1,6 +1,5 @@
 """Config checks before anything is built."""
 
-import difflib
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from jengine.evaluation.sections import (
     split_settings,
 )
 from jengine.hooks import CheckpointHook, Hook
+from jengine.hooks.checkpoint import check_published_keys
 from jengine.hooks.runner_protocol import EvalLoopProtocol, TrainLoopProtocol
 from jengine.optim import check_optim_wrapper
 from jengine.optim.schedules import ParamScheduler, check_param_schedulers
@@ -36,12 +36,6 @@ _TRAINING_OPTIONS = ("param_scheduler", "auto_scale_lr")
 LoopSection = Config | TrainLoopProtocol | EvalLoopProtocol  # `train_cfg`, `val_cfg` or `test_cfg`
 EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 _VAL_LOOPS = ("ValLoop", "MultiValLoop")
-# Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
-_CHECKPOINT_KEYS = (
-    *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
-    "replicas", "validations", "optimizer", "param_schedulers", "data", "accumulated", "exchanged",
-    "optimizer_settings", "fingerprint",
-)  # fmt: skip
 
 
 def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> tuple[dict[str, Any], str]:
@@ -148,7 +142,7 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
     files: set[tuple[str, str]] = set()
     for hook in hooks:
         if isinstance(hook, CheckpointHook):
-            _check_published_keys(hook, hooks)
+            check_published_keys(hook, hooks)
             name = type(hook).__name__
             if files & hook.file_names:
                 raise ConfigError(
@@ -174,15 +168,6 @@ def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[
     if any("after_val_epoch" in h.get_triggered_stages() and not is_built_in(type(h)) for h in hooks):
         return ()
     return tuple(f"{name}/{x}" if name else x for name, evaluator in evaluators.items() for x in evaluator.names)
-
-
-def _check_published_keys(hook: CheckpointHook, hooks: Sequence[Hook]) -> None:
-    users = [h for h in hooks if not is_built_in(type(h)) and "before_save_checkpoint" in h.get_triggered_stages()]
-    for key in hook.published_keys:
-        is_close = difflib.get_close_matches(key, _CHECKPOINT_KEYS, n=1, cutoff=0.75)
-        if key not in _CHECKPOINT_KEYS and (is_close or not users):
-            hint = closest(key, _CHECKPOINT_KEYS)
-            raise ConfigError(f"`{type(hook).__name__}.published_keys` must be keys of a checkpoint, got {key!r}{hint}")
 
 
 def _check_loader(name: str, cfg: Any) -> None:

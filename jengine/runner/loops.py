@@ -354,12 +354,6 @@ class EpochBasedTrainLoop(TrainLoop):
             raise ConfigError(
                 "`train_cfg.epoch_length` must be given for data without a length and several processes, got none"
             )
-        if self.epoch_length and max_epochs * self.epoch_length >= 2**31:
-            most = (2**31 - 1) // self.epoch_length
-            raise ConfigError(
-                f"`train_cfg.max_epochs` must be at most {most} with {self.epoch_length} iterations in an epoch, as "
-                f"the device counts iterations in 32 bits, got {max_epochs}"
-            )
 
     @property
     def epoch_length(self) -> int | None:

@@ -9,12 +9,17 @@ from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jengine.annotations import Range, check_values
 from jengine.checkpoint.directories import check_directory
 from jengine.checkpoint.fingerprint import read_flags
-from jengine.checkpoint.start_from import LoadFrom, ResumePolicy, find_checkpoint_to_resume, parse_load_from
+from jengine.checkpoint.start_from import (
+    LoadFrom,
+    ResumePolicy,
+    choose_seed,
+    find_checkpoint_to_resume,
+    parse_load_from,
+)
 from jengine.config import check_keys
 from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
@@ -84,7 +89,7 @@ def agree_on_identity(
     with config_path("randomness"):
         check_keys(dict(randomness or {}), ["seed"])
         check_values("", _Randomness, dict(randomness or {}))
-        seed = _choose_seed(randomness, earlier.get("seed"), resume_policy or ResumePolicy())
+        seed = choose_seed(randomness, earlier.get("seed"), resume_policy or ResumePolicy())
     timestamp = str(earlier.get("timestamp", ""))  # a resumed run appends to its logs
     if not _TIMESTAMP.fullmatch(timestamp):  # it names a directory: from a checkpoint, any other text is refused
         timestamp = _new_timestamp(work_dir)
@@ -113,17 +118,3 @@ def _new_timestamp(work_dir: str) -> str:
         name, number = f"{timestamp}_{number}", number + 1
     _TAKEN.add(path)
     return name
-
-
-def _choose_seed(randomness: Mapping[str, Any] | None, saved: int | None, policy: ResumePolicy) -> int:
-    configured = (randomness or {}).get("seed")
-    if saved is not None and configured is not None and configured != saved and policy.seed == "error":
-        raise ConfigError(
-            f"`randomness.seed` must be {saved}, the seed of the checkpoint, with resume_policy.seed='error', "
-            f"got {configured}"
-        )
-    if saved is not None and (configured is None or policy.seed == "checkpoint"):
-        return saved
-    if configured is not None:
-        return int(configured)
-    return int(np.random.SeedSequence().generate_state(1)[0]) if randomness else 0
