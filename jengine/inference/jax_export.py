@@ -2,7 +2,7 @@
 
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +85,13 @@ def export_model(
 def _set_batch_size(batch: Batch, size: Any) -> PyTree:
     """Return structs with this batch size, which may be symbolic, in the dtypes that JAX computes with."""
 
-    def struct(leaf: Any) -> jax.ShapeDtypeStruct:
+    def struct(leaf: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
 
     return jax.tree.map(struct, batch)
 
 
-def _drop_unused(predict: Any, batch: Batch) -> PyTree:
+def _drop_unused(predict: Callable[[Batch], PyTree], batch: Batch) -> PyTree:
     """Return the batch without the entries, such as labels, that do not affect the predictions."""
     from jax.interpreters import partial_eval
 

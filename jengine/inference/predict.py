@@ -181,14 +181,14 @@ def _is_config(data: Any) -> bool:
     return hasattr(data, "items") and ("dataset" in data or "type" in data)
 
 
-def _is_arrays(data: Any) -> bool:
+def _is_arrays(data: object) -> bool:
     # A list has batches
     if _is_config(data) or isinstance(data, list) or data is None:
         return False
     return not jax.tree_util.all_leaves([data]) or (hasattr(data, "dtype") and hasattr(data, "shape"))
 
 
-def _is_dataset(data: Any) -> bool:
+def _is_dataset(data: object) -> bool:
     # A map-style dataset that can also be iterated has a method to fetch several examples
     if _is_config(data) or not jax.tree_util.all_leaves([data]) or _is_arrays(data):
         return False
