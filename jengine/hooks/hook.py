@@ -237,7 +237,7 @@ class Hook:
     # --- Host state, saved in every checkpoint. ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the JSON-serializable values that the hook needs after a restart."""
+        """Return what the hook needs after a restart: numbers, strings, bytes, arrays, lists, tuples and dicts."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

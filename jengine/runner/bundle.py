@@ -67,7 +67,7 @@ def save(
 def collect_checkpoint(
     runner: RunnerInternals, *, save_optimizer: bool, save_param_scheduler: bool, meta: Mapping[str, Any]
 ) -> Bundle:
-    """Return everything that an exact resume needs: `state` (arrays) and JSON-serializable entries."""
+    """Return everything that an exact resume needs: `state` (arrays) and further entries, see `Checkpointer.save`."""
     from jengine import __version__
 
     runner.log_writer.flush()  # the visualizer records the sizes of the scalar files
