@@ -215,6 +215,9 @@ def handle_failure(runner: RunnerInternals, error: BaseException) -> None:
     """Name the iteration in the error, show it, save the completed iterations, and call the stage `on_failure`."""
     runner.programs.explain_out_of_memory(error, noticed=step_failed(runner))
     explain_out_of_memory(error, "a program other than the training step")
+    is_guard = isinstance(error, FloatingPointError) and not isinstance(error, NonFiniteLossError)
+    if is_guard and (labels := _find_wrong_labels(runner, runner.iter)) is not None:
+        error.add_note(labels)
     if not any("at iteration" in note for note in getattr(error, "__notes__", ())):
         error.add_note(f"in training, at iteration {runner.iter} (epoch {runner.epoch})")
     if isinstance(error, Exception):

@@ -49,6 +49,19 @@ def test_training_ends_with_the_range_of_the_labels_and_the_advice(make_runner, 
     )
 
 
+def test_the_numerics_guard_names_the_labels_too(make_runner):
+    runner = make_runner(
+        model=classifier(),
+        train_dataloader=labelled(0, 1, 3, 0, 3, 3, 0, 3),
+        train_cfg=dict(max_epochs=1),
+        val_dataloader=None, val_cfg=None, val_evaluator=None,
+        custom_hooks=[dict(type="NumericsGuardHook", max_in_row=2, interval=1)],
+    )  # fmt: skip
+    with pytest.raises(FloatingPointError, match="were dropped") as error:
+        runner.train()
+    assert "`CrossEntropy.label` must be class indices from 0 to 2" in "".join(error.value.__notes__)
+
+
 @pytest.mark.parametrize("labels", [(0, 7, 1, 1), (0, 1, 1, 1, 2, 7)])
 def test_a_validation_names_the_labels(make_runner, tmp_path, labels):
     runner = make_runner(
