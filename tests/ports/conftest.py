@@ -48,11 +48,13 @@ def check_port(request, tmp_path, record_property):
         expected = np.asarray(jax.device_get(own_loop(*data, key=runner.state.key)), np.float64).reshape(-1, len(names))
         runner.train()
         found = np.stack([runner.message_hub.get_scalar(f"train/{name}").data[0] for name in names], axis=1)
-        difference = np.max(np.abs(found - expected) / np.abs(expected))
-        print(f"\nport {request.node.name}: {lines} lines, {difference:.1e}")
         assert found.shape == expected.shape
+        # the cost of a GAN crosses zero: near it, a tenth of the mean magnitude counts
+        magnitude = np.maximum(np.abs(expected), 0.1 * np.abs(expected).mean(axis=0))
+        difference = np.max(np.abs(found - expected) / magnitude)
+        print(f"\nport {request.node.name}: {lines} lines, {difference:.1e}")
         assert expected.std(axis=0).min() > 0
-        np.testing.assert_allclose(found, expected, rtol=TOLERANCE[devices])
+        assert difference <= TOLERANCE[devices]
         return runner
 
     return check
