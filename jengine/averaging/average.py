@@ -5,14 +5,14 @@ this weight. `init` and `update` are array operations, so they run under `jit`, 
 """
 
 import abc
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
 
 from jengine.registry import Registry
-
-PyTree = Any
 
 AVERAGES = Registry("average", "jengine.averaging")
 
@@ -20,7 +20,7 @@ AVERAGES = Registry("average", "jengine.averaging")
 class AverageState(NamedTuple):
     """What an average keeps between updates."""
 
-    params: PyTree  # averages, like the parameters; floating leaves narrower than 32 bits are float32
+    params: optax.Params  # averages, like the parameters; floating leaves narrower than 32 bits are float32
     steps: jax.Array  # int32[], updates so far
 
 
@@ -44,14 +44,14 @@ class Average(abc.ABC):
         """Return the average for a run with `total_steps` updates; `self` unless the weight depends on this number."""
         return self
 
-    def init(self, params: PyTree) -> AverageState:
+    def init(self, params: optax.Params) -> AverageState:
         """Return the state before the first update, with copies: it may be donated together with `params`."""
         return AverageState(
             params=jax.tree.map(lambda leaf: jnp.array(leaf, dtype=_state_dtype(leaf), copy=True), params),
             steps=jnp.zeros((), jnp.int32),
         )
 
-    def update(self, state: AverageState, params: PyTree) -> AverageState:
+    def update(self, state: AverageState, params: optax.Params) -> AverageState:
         """Return the state after one update with new `params`, a pytree with the same structure and shapes."""
         first = state.steps == 0
         is_due = state.steps % self.interval == 0 if self.interval > 1 else None  # None: always
@@ -69,8 +69,8 @@ class Average(abc.ABC):
         return AverageState(params=jax.tree.map(move, state.params, params), steps=state.steps + 1)
 
 
-def _state_dtype(leaf: Any) -> Any:
+def _state_dtype(leaf: ArrayLike) -> jnp.dtype:
     """Return float32 for narrower floats, in which small updates would be rounded away, else the leaf's dtype."""
     dtype = jnp.asarray(leaf).dtype
     narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    return jnp.float32 if narrow else dtype
+    return jnp.dtype(jnp.float32) if narrow else dtype

@@ -1,15 +1,15 @@
 """Top-k accuracy."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jengine.annotations import Count
+from jengine.data.host_entries import Batch
 from jengine.errors import ConfigError
-from jengine.evaluation.metric import PairMetric, example_mask
+from jengine.evaluation.metric import PairMetric, Predictions, example_mask
 from jengine.model.labels import require_class_indices
 from jengine.registry import METRICS
 from jengine.selection import Selector
@@ -65,7 +65,7 @@ class Accuracy(PairMetric):
         correct = jnp.zeros(len(self.topk), jnp.int32)
         return {"correct": correct, "count": jnp.zeros((), jnp.int32), "invalid": jnp.zeros((), jnp.int32)}
 
-    def update(self, state: dict[str, jax.Array], predictions: Any, batch: Any) -> dict[str, jax.Array]:
+    def update(self, state: dict[str, jax.Array], predictions: Predictions, batch: Batch) -> dict[str, jax.Array]:
         """Return the counts with a batch added; KeyError for a missing entry, ValueError for other shapes or dtypes."""
         predictions, labels = self.select(predictions, batch)
         predictions = jnp.asarray(predictions)

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jengine.config.modules import import_attribute
+from jengine.data.host_entries import Batch
 from jengine.data.masking import MASK, get_mask
 from jengine.errors import ConfigError, config_path
-from jengine.evaluation.metric import BaseMetric, HostMetric, example_mask
+from jengine.evaluation.metric import BaseMetric, HostMetric, Predictions, example_mask
 from jengine.registry import METRICS
 from jengine.selection import Selector, describe_tree, select
 
@@ -190,7 +192,7 @@ class MetricAdapter(HostMetric):
         metric = self._kind.empty() if self._shapes is None else jax.tree.map(_zeros, self._shapes)
         return AdapterState(jnp.zeros((), bool), jax.tree.map(lambda leaf: _strong(leaf, _struct(leaf)), metric))
 
-    def update(self, state: Any, predictions: Any, batch: Any) -> Any:
+    def update(self, state: Any, predictions: Predictions, batch: Batch) -> Any:
         """Return the state with a batch added.
 
         If the batch shows that the state has other shapes than `init()` said, later calls to `init` know them.
@@ -208,7 +210,7 @@ class MetricAdapter(HostMetric):
         """Return the results by name."""
         return self._results(jax.tree.map(jnp.asarray, state.metric))
 
-    def process(self, data_batch: Any, data_samples: Any) -> None:
+    def process(self, data_batch: Batch, data_samples: Predictions) -> None:
         """Keep the arguments of a batch without padding, for metrics on the host."""
         self.results.append(jax.tree.map(_to_plain, self._select(data_samples, data_batch)))
 
@@ -231,7 +233,7 @@ class MetricAdapter(HostMetric):
             self._shapes = shapes
             state = AdapterState(jnp.zeros((), bool), jax.tree.map(_zeros, shapes))
 
-        def add(state: AdapterState, summary: Any, counts: Any = True) -> AdapterState:
+        def add(state: AdapterState, summary: Any, counts: ArrayLike = True) -> AdapterState:
             first, later = kind.add(None, summary), kind.add(state.metric, summary)
             new = jax.tree.map(lambda a, b: jnp.where(state.has_examples, a, b), later, first)
             new = jax.tree.map(lambda old, a, s: _strong(jnp.where(counts, a, old), s), state.metric, new, shapes)
@@ -257,7 +259,7 @@ class MetricAdapter(HostMetric):
             return add(state, kind.summarize(arguments), mask.any())
         return jax.lax.cond(mask.all(), lambda state: add(state, kind.summarize(arguments)), add_rows, state)
 
-    def _select(self, predictions: Any, batch: Any) -> Arguments:
+    def _select(self, predictions: Predictions, batch: Batch) -> Arguments:
         if callable(self._inputs):
             return {**self._inputs(predictions, batch), **self._arguments}
         entries: dict[str, Any] = {"batch": batch, "predictions": predictions}
@@ -352,22 +354,22 @@ def _shapes(make: Callable[[], Any]) -> Any:
     return jax.tree.map(_struct, jax.eval_shape(make))
 
 
-def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
+def _struct(leaf: jax.Array | jax.ShapeDtypeStruct | float) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype alone: whether a dtype is weak must not matter."""
-    leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    array = jnp.asarray(leaf) if isinstance(leaf, int | float) else leaf
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
 def _zeros(struct: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.zeros(struct.shape, struct.dtype)
 
 
-def _strong(leaf: Any, struct: jax.ShapeDtypeStruct) -> jax.Array:
+def _strong(leaf: ArrayLike, struct: jax.ShapeDtypeStruct) -> jax.Array:
     """Return a copy whose dtype no later sum changes: a Python number would make each step compile again."""
     return jnp.array(leaf, struct.dtype)  # a copy, as the state is donated
 
 
-def _to_plain(leaf: Any) -> Any:
+def _to_plain(leaf: np.ndarray | str | float) -> Any:
     """Return what can be sent to other processes; strings as a list, which is what metrics of strings take."""
     if not hasattr(leaf, "dtype"):
         return leaf

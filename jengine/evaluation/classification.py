@@ -6,10 +6,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jengine.annotations import Count
+from jengine.data.host_entries import Batch
 from jengine.errors import ConfigError
-from jengine.evaluation.metric import Counts, PairMetric, Sum, example_mask
+from jengine.evaluation.metric import Counts, PairMetric, Predictions, Sum, example_mask
 from jengine.model.autocast import at_least_float32
 from jengine.model.labels import require_class_indices
 from jengine.registry import METRICS
@@ -85,7 +87,7 @@ class ConfusionMatrix(PairMetric):
         """Return empty counts."""
         return Confusion(Counts.zero(self.count_classes(), self.count_classes() + 1), jnp.zeros((), bool))
 
-    def update(self, state: Confusion, predictions: Any, batch: Any) -> Confusion:
+    def update(self, state: Confusion, predictions: Predictions, batch: Batch) -> Confusion:
         """Return the counts with a batch added; ValueError for other shapes or dtypes."""
         predictions, labels = self.select(predictions, batch)
         num_classes = self.count_classes()
@@ -181,7 +183,7 @@ class PrecisionRecallF1(ConfusionMatrix):
             return super().init()
         return Confusion(Counts.zero(self.count_classes(), 2, 2), jnp.zeros((), bool))
 
-    def update(self, state: Confusion, predictions: Any, batch: Any) -> Confusion:
+    def update(self, state: Confusion, predictions: Predictions, batch: Batch) -> Confusion:
         """Return the counts with a batch added."""
         if not self.multilabel:
             return super().update(state, predictions, batch)
@@ -228,7 +230,7 @@ class PrecisionRecallF1(ConfusionMatrix):
         return dict.fromkeys(results, np.nan) if state.has_invalid else results
 
     @staticmethod
-    def _scores(correct: Any, predicted: Any, true: Any, empty: float) -> dict[str, np.ndarray]:
+    def _scores(correct: np.ndarray, predicted: np.ndarray, true: np.ndarray, empty: float) -> dict[str, np.ndarray]:
         return {
             "precision": divide(correct, predicted, empty),
             "recall": divide(correct, true, empty),
@@ -280,22 +282,22 @@ class CalibrationError(PairMetric):
         """Return the counts by bin and correctness, [bins, 2], and the sums of confidences, [bins]."""
         return Counts.zero(self.num_bins, 2), Sum.zero(self.num_bins)
 
-    def update(self, state: tuple[Counts, Sum], predictions: Any, batch: Any) -> tuple[Counts, Sum]:
+    def update(self, state: tuple[Counts, Sum], predictions: Predictions, batch: Batch) -> tuple[Counts, Sum]:
         """Return the state with a batch added."""
-        predictions, labels = self.select(predictions, batch)
-        if predictions.shape[:-1] != labels.shape or not jnp.issubdtype(labels.dtype, jnp.integer):
+        logits, labels = self.select(predictions, batch)
+        if logits.shape[:-1] != labels.shape or not jnp.issubdtype(labels.dtype, jnp.integer):
             raise ValueError(
                 "CalibrationError: predictions must be float[B, ..., C] and labels int[B, ...], got "
-                f"{describe_array(predictions)} and {describe_array(labels)}"
+                f"{describe_array(logits)} and {describe_array(labels)}"
             )
-        num_classes = predictions.shape[-1]
+        num_classes = logits.shape[-1]
         require_class_indices(labels, num_classes, "CalibrationError.label", self.ignore_index)
-        labels, predictions = jnp.asarray(labels), at_least_float32(jnp.asarray(predictions))
+        labels, logits = jnp.asarray(labels), at_least_float32(jnp.asarray(logits))
         mask = _expand(example_mask(batch), labels)
         if self.ignore_index is not None:
             mask &= labels != self.ignore_index
         is_valid = (labels >= 0) & (labels < num_classes)
-        probabilities = jax.nn.softmax(predictions) if self.from_logits else predictions
+        probabilities = jax.nn.softmax(logits) if self.from_logits else logits
         confidence = jnp.where(mask, probabilities.max(axis=-1), 0.0)
         is_correct = (probabilities.argmax(axis=-1) == labels).astype(jnp.int32)
         # bins are (low, high], so that a confidence of 1 is in the last one
@@ -316,10 +318,10 @@ class CalibrationError(PairMetric):
         }
 
 
-def divide(numerator: Any, denominator: Any, otherwise: float) -> np.ndarray:
+def divide(numerator: ArrayLike, denominator: ArrayLike, otherwise: float) -> np.ndarray:
     """Divide on the host, with a value for a denominator of 0."""
-    numerator, denominator = np.broadcast_arrays(numerator, denominator)
-    return np.divide(numerator, denominator, out=np.full(numerator.shape, otherwise), where=denominator > 0)
+    parts, totals = np.broadcast_arrays(numerator, denominator)
+    return np.divide(parts, totals, out=np.full(parts.shape, otherwise), where=totals > 0)
 
 
 def _expand(mask: jax.Array, like: jax.Array) -> jax.Array:

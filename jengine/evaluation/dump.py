@@ -10,8 +10,9 @@ import numpy as np
 from etils import epath
 
 from jengine import paths
+from jengine.data.host_entries import Batch
 from jengine.errors import ConfigError
-from jengine.evaluation.metric import HostMetric
+from jengine.evaluation.metric import HostMetric, Predictions
 from jengine.registry import METRICS
 
 
@@ -39,7 +40,7 @@ class DumpResults(HostMetric):
             raise ConfigError(f"`DumpResults.out_file_path` must end with .pkl, .pickle or .npz, got {out_file_path!r}")
         self.out_file_path = out_file_path
 
-    def process(self, data_batch: Any, data_samples: Any) -> None:
+    def process(self, data_batch: Batch, data_samples: Predictions) -> None:
         """Keep the predictions for a batch."""
         self.results.append(data_samples)
 

@@ -12,11 +12,12 @@ import numpy as np
 from jengine.annotations import Count
 from jengine.data import select_arrays
 from jengine.data.collate import count_examples
+from jengine.data.host_entries import Batch
 from jengine.data.masking import get_mask, without_mask
 from jengine.errors import ConfigError, UnknownNameError, config_path
 from jengine.evaluation.adapter import MetricAdapter, find_kind, get_class
 from jengine.evaluation.dump import DumpResults
-from jengine.evaluation.metric import BaseMetric, Gather, HostMetric, drop_padding, example_mask
+from jengine.evaluation.metric import BaseMetric, Gather, HostMetric, Predictions, drop_padding, example_mask
 from jengine.model.labels import find_wrong_labels
 from jengine.registry import EVALUATOR, METRICS, as_config
 
@@ -86,7 +87,7 @@ class Evaluator:
             jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), tuple(metric.init() for metric in self.metrics)
         )
 
-    def update(self, state: EvaluatorState, predictions: Any, batch: Any) -> EvaluatorState:
+    def update(self, state: EvaluatorState, predictions: Predictions, batch: Batch) -> EvaluatorState:
         """Return the state with a batch added. Pure.
 
         Args:
@@ -99,7 +100,7 @@ class Evaluator:
         examples = state.examples + example_mask(batch).sum(dtype=jnp.int32)
         return EvaluatorState(examples, state.batches + 1, metrics)
 
-    def process_host(self, predictions: Any, batch: Any) -> None:
+    def process_host(self, predictions: Predictions, batch: Batch) -> None:
         """Pass a batch without padding to the host metrics; the arguments have the examples of this process only."""
         if not self.host_metrics:
             return
@@ -109,7 +110,7 @@ class Evaluator:
         for metric in self.host_metrics:
             metric.process(batch, predictions)
 
-    def check_labels(self, predictions: Any, batches: Iterable[Any]) -> None:
+    def check_labels(self, predictions: Predictions, batches: Iterable[Any]) -> None:
         """Name the labels that made a metric NaN.
 
         Args:
@@ -125,7 +126,7 @@ class Evaluator:
         )
         for batch in batches:
 
-            def update(batch: Any) -> Any:
+            def update(batch: Batch) -> Any:
                 return jax.eval_shape(lambda state, predictions: self.update(state, predictions, batch), state, shapes)
 
             message = find_wrong_labels(update, batch)

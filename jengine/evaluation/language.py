@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.data.host_entries import Batch
 from jengine.errors import require_extra
-from jengine.evaluation.metric import HostMetric, Mean, PairMetric, example_mask
+from jengine.evaluation.metric import HostMetric, Mean, PairMetric, Predictions, example_mask
 from jengine.model.autocast import at_least_float32
 from jengine.model.labels import require_class_indices
 from jengine.registry import METRICS
@@ -53,7 +54,7 @@ class Perplexity(PairMetric):
         """Return an empty mean."""
         return Mean.zero()
 
-    def update(self, state: Mean, predictions: Any, batch: Any) -> Mean:
+    def update(self, state: Mean, predictions: Predictions, batch: Batch) -> Mean:
         """Return the mean with a batch added."""
         losses, is_counted = self._token_losses(predictions, batch)
         return state.add(losses.sum(), is_counted.sum())
@@ -63,7 +64,7 @@ class Perplexity(PairMetric):
         loss = state.value()
         return {"perplexity": math.exp(loss) if not loss > 709 else math.inf}
 
-    def _token_losses(self, predictions: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+    def _token_losses(self, predictions: Predictions, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Return the cross-entropy of each token, 0 where it does not count, and where it counts."""
         name = type(self).__name__
         logits, labels = self.select(predictions, batch)
@@ -115,7 +116,7 @@ class BitsPerByte(Perplexity):
         """The name `bits_per_byte`."""
         return ("bits_per_byte",)
 
-    def update(self, state: Mean, predictions: Any, batch: Any) -> Mean:
+    def update(self, state: Mean, predictions: Predictions, batch: Batch) -> Mean:
         """Return the sums with a batch added."""
         losses, is_counted = self._token_losses(predictions, batch)
         num_bytes = jnp.asarray(select_array(batch, self.num_bytes, "BitsPerByte.num_bytes", "batch"))
@@ -174,7 +175,7 @@ class BLEU(PairMetric, HostMetric):
         """The name `bleu`."""
         return ("bleu",)
 
-    def process(self, data_batch: Any, data_samples: Any) -> None:
+    def process(self, data_batch: Batch, data_samples: Predictions) -> None:
         """Keep the texts of a batch."""
         predictions, references = self.select(data_samples, data_batch)
         for prediction, reference in zip(predictions, references, strict=True):

@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jengine.data.host_entries import Batch
 from jengine.data.masking import are_whole
-from jengine.evaluation.metric import BaseMetric, Mean, example_mask
+from jengine.evaluation.metric import BaseMetric, Mean, Predictions, example_mask
 from jengine.model.autocast import at_least_float32
 from jengine.registry import METRICS, MODELS
 
@@ -59,7 +60,7 @@ class MeanLoss(BaseMetric):
         """Return an empty mean for each part, or for `loss`."""
         return {name: Mean.zero() for name in self.parts or ("loss",)}
 
-    def update(self, state: dict[str, Mean], predictions: Any, batch: Any) -> dict[str, Mean]:
+    def update(self, state: dict[str, Mean], predictions: Predictions, batch: Batch) -> dict[str, Mean]:
         """Return the means with a batch added; ValueError if the loss has other keys than `parts`, or another axis."""
         losses = self.loss(predictions, batch)
         if not isinstance(losses, Mapping):
@@ -77,7 +78,7 @@ class MeanLoss(BaseMetric):
         return {"loss": sum(value for name, value in parts.items() if "loss" in name), **parts}
 
 
-def _sum_and_weight(loss: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+def _sum_and_weight(loss: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Return the summed loss of a batch without padding, and the number or the weight of the examples."""
     if isinstance(loss, tuple):
         total, weight = loss  # for example of all tokens

@@ -4,16 +4,19 @@
 depend on the batch size.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.data.host_entries import Batch
 from jengine.data.masking import are_whole, get_mask
 from jengine.selection import Selector, select_array
 
+# Arrays with a leading batch axis, by name or in order, as the model's `predict` returns them
+Predictions: TypeAlias = "jax.Array | np.ndarray | Mapping[str, Predictions] | Sequence[Predictions]"
 Gather = Callable[[list[Any], str], list[Any]]  # (results of a process, metric name) -> results of all processes
 
 
@@ -56,7 +59,7 @@ class BaseMetric:
         """Return the initial state: a pytree of zeros."""
         raise NotImplementedError
 
-    def update(self, state: Any, predictions: Any, batch: Any) -> Any:
+    def update(self, state: Any, predictions: Predictions, batch: Batch) -> Any:
         """Return the state with a batch added; `predictions` and `batch` have a leading axis B."""
         raise NotImplementedError
 
@@ -85,7 +88,7 @@ class PairMetric(BaseMetric):
         self.label = label
         self.prediction = prediction
 
-    def select(self, predictions: Any, batch: Any) -> tuple[Any, Any]:
+    def select(self, predictions: Predictions, batch: Batch) -> tuple[Any, Any]:
         """Return the arrays with predictions and labels, as they are; KeyError for a missing entry."""
         name = type(self).__name__
         return (
@@ -107,7 +110,7 @@ class HostMetric(BaseMetric):
         super().__init__(prefix)
         self.results: list[Any] = []
 
-    def process(self, data_batch: Any, data_samples: Any) -> None:
+    def process(self, data_batch: Batch, data_samples: Predictions) -> None:
         """Append the entries for a batch to `self.results`.
 
         Args:
@@ -124,7 +127,7 @@ class HostMetric(BaseMetric):
         """Return an empty state: nothing is kept on the device."""
         return ()
 
-    def update(self, state: Any, predictions: Any, batch: Any) -> Any:
+    def update(self, state: Any, predictions: Predictions, batch: Batch) -> Any:
         """Return the state unchanged."""
         return state
 
@@ -134,7 +137,7 @@ class HostMetric(BaseMetric):
         return self.compute_metrics(results if gather is None else gather(results, type(self).__name__))
 
 
-def example_mask(batch: Any) -> jax.Array:
+def example_mask(batch: Batch) -> jax.Array:
     """Return the mask of examples that are not padding, bool[B]: that in the batch (see `get_mask`), or all True.
 
     A batch that is passed on whole (`batch_axis=None`) counts as one example: bool[1].

@@ -4,7 +4,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from jengine.evaluation.metric import HostMetric, PairMetric
+from jengine.data.host_entries import Batch
+from jengine.evaluation.metric import HostMetric, PairMetric, Predictions
 from jengine.model.labels import require_class_indices
 from jengine.registry import METRICS
 from jengine.selection import Selector, describe_array
@@ -42,19 +43,19 @@ class RankingMetric(PairMetric, HostMetric):
         """Return the value of one class, from bool[N] and float64[N]."""
         raise NotImplementedError
 
-    def process(self, data_batch: Any, data_samples: Any) -> None:
+    def process(self, data_batch: Batch, data_samples: Predictions) -> None:
         """Keep the scores and labels of a batch."""
         scores, labels = (np.asarray(array) for array in self._select(data_samples, data_batch))
         self.results.append((scores.astype(np.float32), labels.astype(np.int32)))  # bfloat16 is not sent
 
-    def update(self, state: Any, predictions: Any, batch: Any) -> Any:
+    def update(self, state: Any, predictions: Predictions, batch: Batch) -> Any:
         """Return the state unchanged; what does not fit is an error while the step is traced."""
         scores, labels = self._select(predictions, batch)
         if labels.ndim < scores.ndim:
             require_class_indices(labels, scores.shape[1], f"{type(self).__name__}.label", self.ignore_index)
         return state
 
-    def _select(self, predictions: Any, batch: Any) -> tuple[Any, Any]:
+    def _select(self, predictions: Predictions, batch: Batch) -> tuple[Any, Any]:
         scores, labels = self.select(predictions, batch)
         if labels.shape not in (scores.shape, scores.shape[:-1]) or scores.ndim not in (1, 2):
             raise ValueError(

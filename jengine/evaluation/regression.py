@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jengine.evaluation.metric import Mean, PairMetric, Sum, example_mask
+from jengine.data.host_entries import Batch
+from jengine.evaluation.metric import Mean, PairMetric, Predictions, Sum, example_mask
 from jengine.model.autocast import at_least_float32
 from jengine.registry import METRICS
 from jengine.selection import Selector, describe_array
@@ -33,7 +34,7 @@ class RegressionMetric(PairMetric):
         """Return an empty mean."""
         return Mean.zero()
 
-    def update(self, state: Any, predictions: Any, batch: Any) -> Any:
+    def update(self, state: Any, predictions: Predictions, batch: Batch) -> Any:
         """Return the mean with a batch added; ValueError for other shapes."""
         predictions, targets, mask = self._arrays(predictions, batch)
         return state.add(jnp.where(mask, self.error(predictions - targets), 0.0).sum(), mask.sum())
@@ -42,7 +43,7 @@ class RegressionMetric(PairMetric):
         """Return the mean; NaN without examples."""
         return {self.names[0]: state.value()}
 
-    def _arrays(self, predictions: Any, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _arrays(self, predictions: Predictions, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return predictions, targets, and which elements count, all with the shape of the targets."""
         predictions, targets = (jnp.asarray(array) for array in self.select(predictions, batch))
         if predictions.shape != targets.shape:  # [B, 1] and [B] would make [B, B]
@@ -142,7 +143,7 @@ class R2Score(RegressionMetric):
         """Return empty sums."""
         return Deviations(jnp.zeros((), float), *(Sum.zero() for _ in range(4)))
 
-    def update(self, state: Deviations, predictions: Any, batch: Any) -> Deviations:
+    def update(self, state: Deviations, predictions: Predictions, batch: Batch) -> Deviations:
         """Return the sums with a batch added."""
         predictions, targets, mask = self._arrays(predictions, batch)
         first = jnp.ravel(targets)[jnp.argmax(jnp.ravel(mask))].astype(state.pivot.dtype)
