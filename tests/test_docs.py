@@ -26,7 +26,7 @@ def run_page(page):
     return names
 
 
-@pytest.mark.parametrize("page", ["optim_tutorial.md", "finetuning.md", "evaluation.md", "own_step.md"])
+@pytest.mark.parametrize("page", ["optim_tutorial.md", "finetuning.md", "own_step.md"])
 def test_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(page)
