@@ -19,6 +19,7 @@ from jengine.averaging import AVERAGES
 from jengine.cli.main import build_parser
 from jengine.data import ArrayDataset, build_dataloader
 from jengine.evaluation import build_evaluator
+from jengine.evaluation.sections import split_dataloaders
 from jengine.logging import MessageHub
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel, NnxModel, SmallCNN
 from jengine.optim import build_optim_wrapper
@@ -91,7 +92,7 @@ def build_sections(names):
         "optim_wrapper": lambda cfg: build_optim_wrapper({"predictor": {"w": jnp.zeros(2)}}, cfg),
         "param_scheduler": lambda cfg: build_param_schedulers(cfg, wrapper, **length),
         "train_dataloader": lambda cfg: build_dataloader(cfg, train=True),
-        "val_dataloader": lambda cfg: build_dataloader(cfg, train=False),
+        "val_dataloader": build_val_dataloaders,
         "train_cfg": lambda cfg: LOOPS.check(train_loop_config(cfg), runner=None, dataloader=None),
         "val_evaluator": build_evaluator,
         "visualizer": lambda cfg: VISUALIZERS.build({"type": "Visualizer", **cfg}, save_dir="images"),
@@ -99,6 +100,11 @@ def build_sections(names):
         "parallel": STRATEGIES.build,
     }
     return {name: build(names[name]) for name, build in builders.items() if name in names}
+
+
+def build_val_dataloaders(cfg):
+    loaders = {name: build_dataloader(x, train=False) for name, x in split_dataloaders("val_dataloader", cfg).items()}
+    return loaders.get("", loaders)
 
 
 def build_hook(priority=None, **cfg):
@@ -255,10 +261,13 @@ def test_ema_page(run_page):
 
 def test_evaluation_page(run_page):
     names = run_page("evaluation.md")
-    metric = METRICS.build("MeanAbsoluteError")
+    metric = METRICS.build("MeanAbsoluteDeviation")
     batch = {"target": jnp.array([1.0, 5.0, 9.0]), "mask": jnp.array([True, True, False])}
     assert metric.compute(metric.update(metric.init(), jnp.array([2.0, 2.0, 0.0]), batch)) == {"mean": 2.0}
-    assert build_sections(names)["val_evaluator"].names == ("accuracy/top1", "accuracy/top5")
+    loaders = build_val_dataloaders(names["val_dataloader"])
+    assert {name: loader.length for name, loader in loaders.items()} == {"clean": 3, "robust": 1}
+    own = build_evaluator(names["val_evaluator"][:2])  # the third metric is of a library that may not be installed
+    assert own.names == ("accuracy", "average")
 
 
 def test_scale_page(run_page, tmp_path):
