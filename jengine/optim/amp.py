@@ -6,11 +6,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params
 
 from jengine.annotations import check_values
 from jengine.errors import closest, config_path
 from jengine.model.autocast import at_least_float32, autocast, compute_in
-from jengine.optim.optimizers.common import Tree
 from jengine.optim.transforms import (
     AccumulateState,
     GroupHyperparamsState,
@@ -19,7 +19,7 @@ from jengine.optim.transforms import (
     get_field,
     set_fields,
 )
-from jengine.optim.wrapper import OptimWrapper, OptState
+from jengine.optim.wrapper import OptimWrapper
 from jengine.registry import OPTIM_WRAPPERS
 
 _SAVED_SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")  # as PyTorch's GradScaler
@@ -124,7 +124,7 @@ class AmpOptimWrapper(OptimWrapper):
             return loss
         return at_least_float32(loss) * get_field(opt_state, LossScaleState, "loss_scale")
 
-    def _call_loss(self, loss_fn: Callable[..., Any], params: Tree, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _call_loss(self, loss_fn: Callable[..., Any], params: Params, args: Any, kwargs: dict[str, Any]) -> Any:
         return compute_in(self.dtype, lambda params: loss_fn(params, *args, **kwargs), params)
 
 

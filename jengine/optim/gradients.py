@@ -5,20 +5,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from optax import Params, Updates
 
-from jengine.optim.optimizers.common import Tree
 from jengine.optim.param_groups.param_group import GroupLayout
 
 
 def value_and_trainable_grad(
-    loss_fn: Callable[[Tree], Any],
-    params: Tree,
+    loss_fn: Callable[[Params], Any],
+    params: Params,
     layout: GroupLayout,
     *,
     has_aux: bool = False,
     scale_loss: Callable[[jax.Array], jax.Array] = lambda loss: loss,
     axis_name: str | None = None,
-) -> tuple[Any, Tree]:
+) -> tuple[Any, Updates]:
     """Return the unscaled output of `loss_fn`, and the gradients of the scaled loss, zeros for frozen parameters.
 
     Args:
@@ -29,7 +29,7 @@ def value_and_trainable_grad(
       axis_name: mapped axis around the call; gradients are not averaged over it.
     """
 
-    def compute_scaled_loss(trainable: Tree) -> tuple[jax.Array, Any]:
+    def compute_scaled_loss(trainable: Params) -> tuple[jax.Array, Any]:
         outputs = loss_fn(layout.combine(trainable, params))
         return scale_loss(sum_losses(outputs[0] if has_aux else outputs)), outputs
 

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
 from jengine.annotations import Count
 from jengine.optim.gradients import value_and_trainable_grad
-from jengine.optim.optimizers.common import Tree
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.optim.param_groups.grouped import GroupedOptimizer
@@ -24,8 +24,6 @@ from jengine.optim.transforms.clip import ClipByNorm, clipping_parts, parse_clip
 from jengine.registry import OPTIM_WRAPPERS
 
 _get_lr = operator.itemgetter("lr")
-
-OptState = Any  # the state of `OptimWrapper.tx`, a pytree
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -136,7 +134,7 @@ class OptimWrapper:
         """The current parameter settings, by dotted path; {} before `init`, unless built with parameters."""
         return self.grouped.param_settings()
 
-    def learning_rate_multipliers(self, params: Tree) -> Tree:
+    def learning_rate_multipliers(self, params: Params) -> Params:
         """Return each parameter's learning rate divided by the optimizer's; raise ValueError if that is 0 or unknown.
 
         They are float32[] in a tree like `params`, 0 for frozen parameters; for a parameter whose layers are in several
@@ -147,13 +145,13 @@ class OptimWrapper:
             raise ValueError(f"`optimizer.lr` must be above 0 for multipliers of it, got {base}")
         return self.grouped.map_groups(params, lambda group: group["lr"] / base)
 
-    def weight_decays(self, params: Tree) -> Tree:
+    def weight_decays(self, params: Params) -> Params:
         """Return each parameter's weight decay, like `learning_rate_multipliers`; raise ValueError if it is unknown."""
         if "weight_decay" not in self.defaults:
             raise ValueError(f"`optimizer.weight_decay` must be known, got {self.optimizer.name} without one")
         return self.grouped.map_groups(params, lambda group: group["weight_decay"])
 
-    def decay_mask(self, params: Tree) -> Tree:
+    def decay_mask(self, params: Params) -> Params:
         """Return which parameters decay, for the `mask` of `optax.add_decayed_weights`.
 
         Raises:
@@ -163,7 +161,7 @@ class OptimWrapper:
 
     # ------------------------------------------------------------------ pure: runs in the compiled step
 
-    def init(self, params: Tree) -> OptState:
+    def init(self, params: Params) -> OptState:
         """Return the initial state of `tx` for a pytree of floating arrays.
 
         Raises:
@@ -185,7 +183,7 @@ class OptimWrapper:
           scaled and the loss is not. For frozen parameters they are zeros, not computed.
         """
 
-        def value_and_grad(params: Tree, opt_state: OptState, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
+        def value_and_grad(params: Params, opt_state: OptState, *args: Any, **kwargs: Any) -> tuple[Any, Updates]:
             return value_and_trainable_grad(
                 lambda params: self._call_loss(loss_fn, params, args, kwargs),
                 params,
@@ -197,7 +195,7 @@ class OptimWrapper:
 
         return value_and_grad
 
-    def accumulate(self, grads: Tree, opt_state: OptState, weight: jax.Array | None = None) -> OptState:
+    def accumulate(self, grads: Updates, opt_state: OptState, weight: jax.Array | None = None) -> OptState:
         """Add gradients to the window, without an update; the arguments are those of `update`.
 
         Raises:
@@ -209,13 +207,13 @@ class OptimWrapper:
 
     def update(
         self,
-        grads: Tree,
+        grads: Updates,
         opt_state: OptState,
-        params: Tree | None = None,
+        params: Params | None = None,
         hyperparams: Mapping[str, Any] | None = None,
         weight: jax.Array | None = None,
         **extra: Any,
-    ) -> tuple[Tree, OptState]:
+    ) -> tuple[Params, OptState]:
         """Compute the update that ends an accumulation window: add the accumulated gradients, divide, clip and step.
 
         Args:
@@ -241,13 +239,13 @@ class OptimWrapper:
 
     def apply_gradients(
         self,
-        grads: Tree,
+        grads: Updates,
         opt_state: OptState,
-        params: Tree,
+        params: Params,
         hyperparams: Mapping[str, Any] | None = None,
         weight: jax.Array | None = None,
         **extra: Any,
-    ) -> tuple[Tree, OptState]:
+    ) -> tuple[Params, OptState]:
         """Call `update` and `optax.apply_updates`; return the new parameters and the new state."""
         updates, opt_state = self.update(grads, opt_state, params, hyperparams, weight, **extra)
         return optax.apply_updates(params, updates), opt_state
@@ -268,7 +266,7 @@ class OptimWrapper:
     def _scale_loss(self, loss: jax.Array, opt_state: OptState) -> jax.Array:
         return loss
 
-    def _call_loss(self, loss_fn: Callable[..., Any], params: Tree, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _call_loss(self, loss_fn: Callable[..., Any], params: Params, args: Any, kwargs: dict[str, Any]) -> Any:
         return loss_fn(params, *args, **kwargs)
 
     # ------------------------------------------------------------------ host: counting, hyperparameters, checkpoints
@@ -353,12 +351,12 @@ class OptimWrapper:
     def update_params(
         self,
         loss_fn: Callable[..., Any],
-        params: Tree,
+        params: Params,
         opt_state: OptState,
         *args: Any,
         hyperparams: Mapping[str, Any] | None = None,
         has_aux: bool = False,
-    ) -> tuple[Tree, OptState, Any]:
+    ) -> tuple[Params, OptState, Any]:
         """Run one training iteration: compute gradients, then update or, within an accumulation window, add them.
 
         It counts iterations, so you should call it from Python, not inside a compiled function. The computation is
@@ -381,7 +379,9 @@ class OptimWrapper:
         value_and_grad = self.value_and_grad(loss_fn, has_aux)
 
         @jax.jit
-        def run_iteration(params: Tree, opt_state: OptState, hyperparams: Any, args: Any) -> tuple[Tree, OptState, Any]:
+        def run_iteration(
+            params: Params, opt_state: OptState, hyperparams: Any, args: Any
+        ) -> tuple[Params, OptState, Any]:
             outputs, grads = value_and_grad(params, opt_state, *args)
             if not is_update:
                 return params, self.accumulate(grads, opt_state), outputs
@@ -390,7 +390,7 @@ class OptimWrapper:
         return run_iteration
 
     def backward(
-        self, loss_fn: Callable[..., Any], params: Tree, opt_state: OptState, *args: Any, has_aux: bool = False
+        self, loss_fn: Callable[..., Any], params: Params, opt_state: OptState, *args: Any, has_aux: bool = False
     ) -> tuple[OptState, Any]:
         """Accumulate the gradients of `loss_fn(params, *args)`; return the new state and the output of `loss_fn`."""
         self.start_step()
@@ -402,8 +402,8 @@ class OptimWrapper:
         return chain.update(grads, opt_state, None, is_last=False)[1], outputs
 
     def step(
-        self, params: Tree, opt_state: OptState, hyperparams: Mapping[str, Any] | None = None
-    ) -> tuple[Tree, OptState]:
+        self, params: Params, opt_state: OptState, hyperparams: Mapping[str, Any] | None = None
+    ) -> tuple[Params, OptState]:
         """Clip the gradient sum from `backward` and update with it; the sum is not divided and not cleared.
 
         Returns:

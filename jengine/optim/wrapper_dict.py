@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
+from optax import OptState, Params
+
 from jengine.errors import ArgumentError, UnknownNameError, closest
-from jengine.optim.optimizers.common import Tree
 from jengine.optim.param_groups.param_group import ParamGroup
-from jengine.optim.wrapper import OptimWrapper, OptState
+from jengine.optim.wrapper import OptimWrapper
 from jengine.registry import OPTIM_WRAPPERS
 
 
@@ -61,7 +62,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
     def __contains__(self, name: object) -> bool:
         return name in self.optim_wrappers
 
-    def init(self, params: Tree) -> dict[str, OptState]:
+    def init(self, params: Params) -> dict[str, OptState]:
         """Return the wrapper states by name; each wrapper selects parameters from `params`."""
         return {name: wrapper.init(params) for name, wrapper in self.items()}
 

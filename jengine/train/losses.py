@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.data.batch_check import Batch
 from jengine.data.masking import get_mask
 from jengine.model.autocast import at_least_float32
 from jengine.optim.gradients import loss_names
@@ -15,7 +16,7 @@ from jengine.optim.gradients import loss_names
 T = TypeVar("T")
 
 
-def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array, OrderedDict[str, jax.Array]]:
+def total_loss(losses: Mapping[str, Any], batch: Batch = None) -> tuple[jax.Array, OrderedDict[str, jax.Array]]:
     """Reduce each loss to a scalar and add up the losses to minimize.
 
     >>> total, parts = total_loss({"loss_cls": jnp.array([1.0, 3.0]), "loss_box": (6.0, 3.0), "accuracy": 0.5})
@@ -43,7 +44,7 @@ def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array,
     return total, OrderedDict({"loss": total, **parts})
 
 
-def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | None:
+def loss_weight(losses: Mapping[str, Any], batch: Batch = None) -> jax.Array | None:
     """Return the weight, f32[], for averaging mean losses over several batches; None for equal weights.
 
     With it a loss given as `(sum, weight)` is divided once, by the weight of all batches. Other losses get the same

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from optax import Params, Updates
 
 from jengine import paths
+from jengine.data.batch_check import Batch
 from jengine.model import Model
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.gradients import loss_names
@@ -28,7 +30,7 @@ _APPLY = "apply_update"
 class LossGradients(NamedTuple):
     """Result of `UpdateContext.gradients`."""
 
-    grads: PyTree  # like the parameters, of this replica's examples; zeros for frozen parameters
+    grads: Updates  # like the parameters, of this replica's examples; zeros for frozen parameters
     metrics: Metrics  # the losses, f32[] by name, with the total as 'loss' (or 'loss_<optimizer>')
     model_state: PyTree  # the new one
     weight: jax.Array | None  # f32[], the weight in a mean over replicas; None for equal weights
@@ -63,7 +65,7 @@ class UpdateContext:
       axis_name: the replicas' mapped axis, None without one; see `mean`.
     """
 
-    batch: PyTree
+    batch: Batch
     rng: jax.Array
     hyperparams: Mapping[str, Any]
     optimizers: Mapping[str, OptimWrapper]
@@ -95,7 +97,7 @@ class UpdateContext:
     def apply(
         self,
         state: TrainState,
-        grads: PyTree,
+        grads: Updates,
         metrics: Mapping[str, jax.Array] | None = None,
         optimizer: str = "",
         weight: jax.Array | None = None,
@@ -139,7 +141,7 @@ class UpdateContext:
         return self.optimizers[optimizer]
 
     def _phase(self, state: TrainState, loss_fn: LossFn, optimizer: str) -> Phase:
-        def loss(params: PyTree, model_state: PyTree, batch: PyTree, **_: Any) -> tuple[Mapping[str, Any], PyTree]:
+        def loss(params: Params, model_state: PyTree, batch: Batch, **_: Any) -> tuple[Mapping[str, Any], PyTree]:
             losses, new_state = outputs if isinstance(outputs := loss_fn(params), tuple) else (outputs, model_state)
             return losses if isinstance(losses, Mapping) else {"loss": losses}, new_state
 

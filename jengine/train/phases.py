@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from optax import OptState, Params
 
 from jengine.annotations import Count, check_values
 from jengine.errors import ConfigError, closest, config_path
@@ -156,7 +157,7 @@ def differentiate(
     wrapper = phase.optim_wrapper
     is_averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None
 
-    def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree, jax.Array | None]]:
+    def loss_fn(params: Params) -> tuple[jax.Array, tuple[Metrics, PyTree, jax.Array | None]]:
         params = gather_tables(params)
         losses, state = phase.loss(params, ctx.model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
         total, metrics = total_loss(losses, ctx.batch)
@@ -186,21 +187,21 @@ def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bo
         shared = {key: value for key, value in hyperparams.items() if not isinstance(value, Mapping)}
         opt_state, hyperparams = opt_state[name], {**hyperparams[name], **shared}
 
-    def local_value(params: PyTree) -> tuple[jax.Array, jax.Array | None]:
+    def local_value(params: Params) -> tuple[jax.Array, jax.Array | None]:
         losses, _ = phase.loss(params, old_model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
         return total_loss(losses, ctx.batch)[0], None if wrapper.axis_name is None else loss_weight(losses, ctx.batch)
 
     def mean(tree: PyTree, weight: jax.Array | None) -> PyTree:
         return tree if wrapper.axis_name is None else mean_over_replicas(tree, weight, wrapper.axis_name)
 
-    def value_fn(params: PyTree, grad_fn: object = None) -> jax.Array:
+    def value_fn(params: Params, grad_fn: object = None) -> jax.Array:
         """Return the total loss as a function of the parameters alone, for line searches.
 
         They refuse extra arguments that this function does not take, such as `grad_fn`.
         """
         return mean(*local_value(params))
 
-    def grad_fn(params: PyTree, _: int = 0) -> PyTree:
+    def grad_fn(params: Params, _: int = 0) -> PyTree:
         """Return the gradients at other parameters, for `optax.contrib.sam` in its opaque mode."""
         if (axis := wrapper.axis_name) is not None:  # as in `value_and_trainable_grad`
             params = jax.tree.map(lambda p: jax.lax.pcast(p, axis, to="varying"), params)
@@ -249,7 +250,7 @@ def accumulate(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepC
     return ctx.replace(opt_state=opt_state, model_state=model_state)
 
 
-def is_updated(optim_wrapper: OptimWrapper | OptimWrapperDict, opt_state: PyTree) -> jax.Array | None:
+def is_updated(optim_wrapper: OptimWrapper | OptimWrapperDict, opt_state: OptState) -> jax.Array | None:
     """Return whether the last update of some optimizer was applied, bool[]; None where none is ever skipped."""
     if isinstance(optim_wrapper, OptimWrapper):
         return optim_wrapper.is_finite(opt_state)

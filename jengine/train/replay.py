@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.data.batch_check import Batch
 from jengine.paths import flatten
 from jengine.train.phases import PhaseConfig
 from jengine.train.state import TrainState
@@ -83,7 +84,7 @@ def replay_step(
     optim_wrapper: Any,
     hooks: Sequence[Any],
     state: TrainState,
-    batch: PyTree,
+    batch: Batch,
     hyperparams: Mapping[str, Any],
     *,
     update: bool = True,

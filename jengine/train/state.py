@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from optax import OptState, Params
 
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.optimizers.common import strip_weak_types
@@ -30,9 +31,9 @@ class TrainState(struct.PyTreeNode):
     """
 
     step: jax.Array
-    params: PyTree
+    params: Params
     model_state: PyTree
-    opt_state: PyTree
+    opt_state: OptState
     hook_state: dict[str, PyTree]
     rng: jax.Array
 
@@ -48,7 +49,7 @@ class TrainState(struct.PyTreeNode):
 
 
 def create_train_state(
-    params: PyTree,
+    params: Params,
     model_state: PyTree,
     optim_wrapper: OptimWrapper | OptimWrapperDict,
     hooks: Sequence[Any] = (),

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from optax import Params
 
+from jengine.data.batch_check import Batch
 from jengine.model import Model, predict_with_key, prediction_key
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.optimizers.common import strip_weak_types
@@ -56,12 +58,12 @@ class TrainStep:
     gather_tables: Gather
     intervals: dict[str, int] = dataclasses.field(default_factory=dict)
 
-    def __call__(self, state: TrainState, batch: PyTree, hyperparams: Hyperparams) -> tuple[TrainState, Metrics]:
+    def __call__(self, state: TrainState, batch: Batch, hyperparams: Hyperparams) -> tuple[TrainState, Metrics]:
         """Run one iteration."""
         return self.finish(state, self.differentiate(state, batch, hyperparams, self.update))
 
     def differentiate(
-        self, state: TrainState, batch: PyTree, hyperparams: Hyperparams, is_update: bool | jax.Array
+        self, state: TrainState, batch: Batch, hyperparams: Hyperparams, is_update: bool | jax.Array
     ) -> Gradients:
         """Compute the gradients; for several optimizers or the model's own step, the updates too.
 
@@ -146,7 +148,7 @@ class TrainStep:
     # --- Several optimizers ---
 
     def _run_phases(
-        self, ctx: StepContext, hook_state: HookStates, batches: Sequence[PyTree]
+        self, ctx: StepContext, hook_state: HookStates, batches: Sequence[Batch]
     ) -> tuple[StepContext, HookStates]:
         """Run all phases, each with a key and maybe a batch of its own, and add the total loss."""
         rng, hyperparams, batch = ctx.rng, ctx.hyperparams, 0
@@ -266,7 +268,7 @@ def build_eval_step(
       seed: for a model whose `predict` takes a key; the metrics count the batches then, see `prediction_key`.
     """
 
-    def step(params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+    def step(params: Params, model_state: PyTree, metrics: PyTree, batch: Batch) -> tuple[PyTree, PyTree]:
         rng = prediction_key(seed, metrics.batches) if model.predicts_with_rng else None
         predictions = predict_with_key(model, params, model_state, batch, rng)
         return update_metrics(metrics, predictions, batch), predictions

@@ -6,7 +6,9 @@ from typing import Any
 
 import jax
 from flax import struct
+from optax import OptState, Params, Updates
 
+from jengine.data.batch_check import Batch
 from jengine.train.traced_reads import check_reads, record_reads
 
 PyTree = Any
@@ -39,18 +41,18 @@ class StepContext(struct.PyTreeNode):
 
     step: jax.Array
     rng: jax.Array
-    batch: PyTree
+    batch: Batch
     hyperparams: Mapping[str, Any]
-    params: PyTree
+    params: Params
     model_state: PyTree
-    opt_state: PyTree
-    grads: PyTree = None
+    opt_state: OptState
+    grads: Updates = None
     loss_weight: jax.Array | None = None
     metrics: dict[str, jax.Array] = struct.field(default_factory=dict)
     hook_state: PyTree = None
     apply_update: jax.Array | None = None
     is_updated: jax.Array | None = None
-    old_params: PyTree = None
+    old_params: Params = None
     axis_name: str | None = struct.field(pytree_node=False, default=None)
 
 
@@ -64,7 +66,7 @@ class TracedHooks:
         self._hooks = hook_names([hook for hook in hooks if hook.get_traced_points() or _has_state(hook)])
         self._reads: dict[str, dict[str, Any]] = {name: {} for name in self._hooks}  # attributes read while tracing
 
-    def init(self, params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
+    def init(self, params: Params, model_state: PyTree) -> dict[str, PyTree]:
         """Return the initial hook states by name, for hooks that have one."""
         states = {name: hook.init_traced_state(params, model_state) for name, hook in self._hooks.items()}
         return {name: state for name, state in states.items() if state is not None}

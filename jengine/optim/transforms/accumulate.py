@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-
-PyTree = Any
+from jax.typing import ArrayLike
+from optax import OptState, Params, Updates
 
 _MIN_WEIGHT = 1e-12  # weights sum to 0 only if no example counts, and then the gradients are 0 too
 
@@ -18,10 +18,10 @@ class AccumulateState(NamedTuple):
     Replicas have different sums: added up over the replicas, they are what one device would have.
     """
 
-    accumulated_grads: PyTree  # float32, like the parameters: the weighted sum
+    accumulated_grads: Updates  # float32, like the parameters: the weighted sum
     num_accumulated: jax.Array  # int32[], iterations in accumulated_grads, which is invalid at 0
     weight_sum: jax.Array  # float32[] (float64[] for such gradients), sum of the weights; equal ones are 1 / replicas
-    inner_state: Any
+    inner_state: OptState
 
 
 def accumulate_gradients(
@@ -59,13 +59,20 @@ def accumulate_gradients(
     if every == 1:
         return optax.GradientTransformationExtraArgs(inner.init, functools.partial(_update_at_once, inner, axis_name))
 
-    def init(params: PyTree) -> AccumulateState:
+    def init(params: Params) -> AccumulateState:
         return init_accumulation(params, inner.init(params))
 
     def update(
-        grads: PyTree, state: AccumulateState, params: PyTree = None, *, weight: Any = None, is_last: Any = None,
-        divisor: Any = None, is_added: bool = False, **extra: Any,
-    ) -> tuple[PyTree, AccumulateState]:  # fmt: skip
+        grads: Updates,
+        state: AccumulateState,
+        params: Params | None = None,
+        *,
+        weight: ArrayLike | None = None,
+        is_last: bool | None = None,
+        divisor: ArrayLike | None = None,
+        is_added: bool = False,
+        **extra: Any,
+    ) -> tuple[Updates, AccumulateState]:
         total, count, weight_sum, _ = state
         if not is_added:
             share = _share(weight, axis_name)
@@ -74,11 +81,11 @@ def accumulate_gradients(
             weight_sum = jnp.where(count == 0, 0, weight_sum) + added
             count = count + 1
 
-        def accumulate() -> tuple[PyTree, AccumulateState]:
+        def accumulate() -> tuple[Updates, AccumulateState]:
             zeros = jax.tree.map(jnp.zeros_like, grads)
             return zeros, AccumulateState(total, count, weight_sum, state.inner_state)
 
-        def finish() -> tuple[PyTree, AccumulateState]:
+        def finish() -> tuple[Updates, AccumulateState]:
             if weight is None:
                 mean_divisor = count if divisor is None else divisor
             else:
@@ -96,33 +103,45 @@ def accumulate_gradients(
 
 
 def _update_at_once(
-    inner: optax.GradientTransformationExtraArgs, axis_name: str | None, grads: PyTree, state: Any,
-    params: PyTree = None, *, weight: Any = None, is_last: Any = None, divisor: Any = None, is_added: bool = False,
+    inner: optax.GradientTransformationExtraArgs,
+    axis_name: str | None,
+    grads: Updates,
+    state: OptState,
+    params: Params | None = None,
+    *,
+    weight: ArrayLike | None = None,
+    is_last: bool | None = None,
+    divisor: ArrayLike | None = None,
+    is_added: bool = False,
     **extra: Any,
-) -> tuple[PyTree, Any]:  # fmt: skip
+) -> tuple[Updates, OptState]:
     """Call `inner` with the mean over replicas; in a window of one iteration there is nothing to accumulate."""
     grads = _sum_over_replicas(_scale(grads, _share(weight, axis_name)), axis_name)
     divisor = None if weight is None else _sum_over_replicas(weight, axis_name)
     return _update_inner(inner, grads, divisor, state, params, extra)
 
 
-def init_accumulation(params: PyTree, inner_state: Any) -> AccumulateState:
+def init_accumulation(params: Params, inner_state: OptState) -> AccumulateState:
     """Return the state of an empty window."""
     zeros = jax.tree.map(jnp.zeros_like, params)
     dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(params))
     return AccumulateState(zeros, jnp.zeros((), jnp.int32), jnp.zeros((), dtype), inner_state)
 
 
-def sum_gradients(state: AccumulateState, axis_name: str | None = None) -> PyTree:
+def sum_gradients(state: AccumulateState, axis_name: str | None = None) -> Updates:
     """Return the sum of the gradients accumulated so far, on this replica."""
     total = _add(state, jax.tree.map(jnp.zeros_like, state.accumulated_grads))
     return total if axis_name is None else _scale(total, jax.lax.axis_size(axis_name))
 
 
 def _update_inner(
-    inner: optax.GradientTransformationExtraArgs, grads: PyTree, divisor: Any, state: Any, params: PyTree,
+    inner: optax.GradientTransformationExtraArgs,
+    grads: Updates,
+    divisor: ArrayLike | None,
+    state: OptState,
+    params: Params,
     extra: dict[str, Any],
-) -> tuple[PyTree, Any]:  # fmt: skip
+) -> tuple[Updates, OptState]:
     """Call `inner` with the mean gradients: the sum `grads` divided by `divisor`, None for 1."""
     if divisor is not None:
         divisor = jnp.maximum(divisor, _MIN_WEIGHT)
@@ -132,19 +151,19 @@ def _update_inner(
     return inner.update(grads, state, params, **extra)
 
 
-def _share(weight: Any, axis_name: str | None) -> Any:
+def _share(weight: ArrayLike | None, axis_name: str | None) -> ArrayLike | None:
     """Return the weight of a replica's gradients in a sum over replicas; None for 1."""
     return 1 / jax.lax.axis_size(axis_name) if weight is None and axis_name is not None else weight
 
 
-def _sum_over_replicas(tree: PyTree, axis_name: str | None) -> PyTree:
+def _sum_over_replicas(tree: Updates, axis_name: str | None) -> Updates:
     return tree if axis_name is None else jax.lax.psum(tree, axis_name)
 
 
-def _add(state: AccumulateState, grads: PyTree) -> PyTree:
+def _add(state: AccumulateState, grads: Updates) -> Updates:
     is_first = state.num_accumulated == 0
     return jax.tree.map(lambda a, g: jnp.where(is_first, 0, a) + g.astype(a.dtype), state.accumulated_grads, grads)
 
 
-def _scale(grads: PyTree, weight: Any) -> PyTree:
+def _scale(grads: Updates, weight: ArrayLike | None) -> Updates:
     return grads if weight is None else jax.tree.map(lambda g: g * jnp.asarray(weight, g.dtype), grads)

@@ -7,11 +7,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax import Params, Updates
 
 from jengine.annotations import Range, check_values
 from jengine.errors import ArgumentError, closest, config_path
-
-PyTree = Any
 
 _ARGUMENTS = {"norm": ("max_norm", "norm_type"), "value": ("clip_value",)}
 
@@ -28,10 +27,10 @@ def clip_by_norm(max_norm: float, norm_type: float = 2.0) -> optax.GradientTrans
     `optax.clip_by_global_norm` supports only the 2-norm and divides by the norm; PyTorch divides by the norm plus 1e-6.
     """
 
-    def init(params: PyTree) -> ClipByNormState:
+    def init(params: Params) -> ClipByNormState:
         return ClipByNormState(jnp.zeros((), jnp.result_type(jnp.float32, *jax.tree.leaves(params))))
 
-    def update(grads: PyTree, state: ClipByNormState, params: PyTree = None) -> tuple[PyTree, ClipByNormState]:
+    def update(grads: Updates, state: ClipByNormState, params: Params | None = None) -> tuple[Updates, ClipByNormState]:
         norm = global_norm(grads, norm_type)
         factor = jnp.minimum(max_norm / (norm + 1e-6), 1.0)
         clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
@@ -40,7 +39,7 @@ def clip_by_norm(max_norm: float, norm_type: float = 2.0) -> optax.GradientTrans
     return optax.GradientTransformation(init, update)
 
 
-def global_norm(grads: PyTree, norm_type: float = 2.0) -> jax.Array:
+def global_norm(grads: Updates, norm_type: float = 2.0) -> jax.Array:
     """Return the p-norm over all elements, float32[], where p is `norm_type`, `math.inf` for the maximum.
 
     >>> global_norm({"a": jnp.array([3.0]), "b": jnp.array([-4.0])}).item()

@@ -1,13 +1,13 @@
 """Learning rates and weight decays that differ between parameters."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
+from optax import OptState, Params, Updates
 
-PyTree = Any
 # a number for all parameters, or a tree like the parameters (or a prefix of it) of numbers and broadcastable arrays, or
 # a function from the parameters to such a tree
 PerParameter: TypeAlias = optax.Params | Callable[[optax.Params], optax.Params]
@@ -17,7 +17,7 @@ class GroupHyperparamsState(NamedTuple):
     """Group hyperparameters, which may be set between two updates, and a chain's state."""
 
     hyperparams: dict[str, jax.Array]  # float32[] by name; float32[G] for G groups
-    inner_state: Any
+    inner_state: OptState
 
 
 def add_decayed_weights_by_rule(weight_decay: PerParameter) -> optax.GradientTransformation:
@@ -37,7 +37,9 @@ def add_decayed_weights_by_rule(weight_decay: PerParameter) -> optax.GradientTra
         `wrapper.weight_decays(params)`; or a function that returns such a tree for the parameters.
     """
 
-    def update(updates: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple[PyTree, optax.EmptyState]:
+    def update(
+        updates: Updates, state: optax.EmptyState, params: Params | None = None
+    ) -> tuple[Updates, optax.EmptyState]:
         if params is None:
             raise ValueError("`params` must be given for weight decay, got None; call update(grads, state, params)")
         decays = broadcast_to_params(weight_decay, params)
@@ -58,14 +60,16 @@ def scale_by_group_learning_rate(
     """
     sign = -1 if flip_sign else 1
 
-    def update(updates: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple[PyTree, optax.EmptyState]:
+    def update(
+        updates: Updates, state: optax.EmptyState, params: Params | None = None
+    ) -> tuple[Updates, optax.EmptyState]:
         rates = broadcast_to_params(learning_rate, updates if params is None else params)
         return jax.tree.map(lambda u, lr: sign * jnp.asarray(lr, u.dtype) * u, updates, rates), state
 
     return optax.GradientTransformation(optax.init_empty_state, update)
 
 
-def broadcast_to_params(value: PerParameter, tree: PyTree) -> PyTree:
+def broadcast_to_params(value: PerParameter, tree: Params) -> Params:
     """Return numbers in a tree like `tree` from a number, a prefix tree, or a function from trees to numbers."""
     if callable(value) and jax.tree_util.all_leaves([value]):  # a module of Equinox is a tree, and has a `__call__`
         value = value(tree)

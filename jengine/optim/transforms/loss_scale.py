@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-
-PyTree = Any
+from optax import OptState, Params, Updates
 
 
 class LossScaleState(NamedTuple):
@@ -17,7 +16,7 @@ class LossScaleState(NamedTuple):
     growth_tracker: jax.Array  # int32[], finite updates since the scale last changed
     skipped_steps: jax.Array  # int32[], updates skipped so far
     is_finite: jax.Array  # bool[], whether the gradients of the last update were finite
-    inner_state: Any
+    inner_state: OptState
 
 
 def dynamic_loss_scale(
@@ -52,7 +51,7 @@ def dynamic_loss_scale(
     _check_ranges(init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale)
     inner = optax.with_extra_args_support(inner)
 
-    def init(params: PyTree) -> LossScaleState:
+    def init(params: Params) -> LossScaleState:
         return LossScaleState(  # each array occurs once, because states are donated
             loss_scale=jnp.asarray(init_scale, jnp.float32),
             growth_tracker=jnp.zeros((), jnp.int32),
@@ -61,16 +60,18 @@ def dynamic_loss_scale(
             inner_state=inner.init(params),
         )
 
-    def update(grads: PyTree, state: LossScaleState, params: PyTree = None, **extra: Any) -> tuple[PyTree, Any]:
+    def update(
+        grads: Updates, state: LossScaleState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         finite = all_finite(grads)
 
         # unscaling inside the branch can be fused with the update; operands of a branch are written to memory
-        def apply() -> tuple[PyTree, Any]:
+        def apply() -> tuple[Updates, OptState]:
             unscaled = jax.tree.map(lambda g: g * (1 / state.loss_scale.astype(g.dtype)), grads)
             inner_extra = {**extra, "grad": unscaled} if "grad" in extra else extra
             return inner.update(unscaled, state.inner_state, params, **inner_extra)
 
-        def skip() -> tuple[PyTree, Any]:
+        def skip() -> tuple[Updates, OptState]:
             updates, _ = jax.eval_shape(apply)
             return jax.tree.map(lambda u: jnp.zeros(u.shape, u.dtype), updates), state.inner_state
 
@@ -90,7 +91,7 @@ def dynamic_loss_scale(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def all_finite(tree: PyTree) -> jax.Array:
+def all_finite(tree: Updates) -> jax.Array:
     """Return whether all elements in all leaves are finite, bool[]."""
     # zero times an infinity or a NaN is NaN, and a sum of floats is twice as fast as a logical and of booleans
     return jnp.isfinite(sum((jnp.sum(leaf * 0) for leaf in jax.tree.leaves(tree)), start=jnp.zeros((), jnp.float32)))
