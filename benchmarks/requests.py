@@ -143,7 +143,7 @@ class Process:
         # as with `tensor` over pairs of processes, so that first batches are compared too
         self._shard = DataShard(index // 2, count // 2, (index // 2 * 2, index // 2 * 2 + 1))
         data = dict(batch_size=2, dataset=ArrayDataset(dict(x=np.arange(4 * count, dtype=np.float32))))
-        sections = dict(train_dataloader=data, val_dataloader=data)
+        sections = dict(train_dataloader=data, val_dataloader={"": data}, test_dataloader=None)
         self._loaders = DataLoaders(sections, 0, self._processes, self._shard)
         self._checkpointer = Checkpointer(work_dir, "run")
 
@@ -151,7 +151,7 @@ class Process:
         """Compare the configs, the loaders and their first batches."""
         agree_on_identity(self._processes, self._cfg, self._work_dir)
         for mode in ("train", "val"):
-            self._loaders.call_with_example(mode, lambda batch: None)
+            self._loaders.call_with_example(f"{mode}_dataloader", lambda batch: None)
 
     def find_difference(self):
         """Compare configs of which one differs."""
@@ -180,7 +180,7 @@ class Process:
 
     def save(self):
         """Save a state that is divided over all processes."""
-        loader = self._loaders.get("train")
+        loader = self._loaders.get("train_dataloader")
         runner = SimpleNamespace(
             train_loop=SimpleNamespace(position=loader.state_dict(), by_epoch=False, epoch_start=0, epoch_length=2),
             train_dataloader=loader,
