@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jengine.errors import config_path
-from jengine.model.model import Losses, PyTree
+from jengine.model.model import ArrayTree, Batch, Losses
 from jengine.registry import MODELS, check_arguments
 from jengine.selection import Selector, select
 
@@ -23,7 +23,7 @@ def accepts(fn: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
-def select_inputs(batch: PyTree, inputs: Selector | Sequence[Selector] | None) -> tuple[Any, ...]:
+def select_inputs(batch: Batch, inputs: Selector | Sequence[Selector] | None) -> tuple[Any, ...]:
     """Return the positional arguments for a module: the batch entries in `inputs`, or the batch itself for None."""
     if inputs is None:
         return (batch,)
@@ -61,8 +61,8 @@ def build_module(module: Any, **extra: Any) -> Any:
 
 def call_loss(
     fn: Callable[..., Any],
-    outputs: PyTree,
-    batch: PyTree,
+    outputs: ArrayTree,
+    batch: Batch,
     hyperparams: Mapping[str, Any],
     sown: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Losses:

@@ -11,7 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.typing import ArrayLike, DTypeLike
+
+from jengine.model.model import Params
 
 PyTree = Any
 
@@ -60,7 +63,7 @@ def current_dtype() -> str | None:
     return _DTYPE.get()
 
 
-def compute_in(dtype: str, fn: Callable[[PyTree], Any], params: PyTree) -> Any:
+def compute_in(dtype: str, fn: Callable[[Params], Any], params: Params) -> Any:
     """Return `fn(params)`, a traceable function such as a loss, where each `autocast` computes in `dtype`.
 
     An inner `compute_in` takes precedence.
@@ -83,26 +86,26 @@ def compute_in(dtype: str, fn: Callable[[PyTree], Any], params: PyTree) -> Any:
     return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
 
-def cast_floating(tree: PyTree, dtype: Any) -> PyTree:
+def cast_floating(tree: PyTree, dtype: DTypeLike) -> PyTree:
     """Return `tree` with floating-point arrays cast to `dtype`; other leaves, including Python numbers, stay."""
     return jax.tree.map(lambda x: jnp.asarray(x).astype(dtype) if _is_floating(x) else x, tree)
 
 
-def at_least_float32(value: Any) -> jax.Array:
+def at_least_float32(value: ArrayLike) -> jax.Array:
     """Return an array or a number in float32, or in float64 if it has that dtype, for sums and means."""
     array = jnp.asarray(value)
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
-def _is_floating(leaf: Any) -> bool:
+def _is_floating(leaf: object) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
-def _is_low(dtype: Any) -> bool:
+def _is_low(dtype: DTypeLike) -> bool:
     return jnp.dtype(dtype).itemsize < 4
 
 
-def _check_products(jaxpr: Any, dtype: str) -> None:
+def _check_products(jaxpr: ClosedJaxpr, dtype: str) -> None:
     """Raise ValueError if there are matrix products or convolutions, but none with low-precision operands."""
     product_dtypes = list(_product_dtypes(jaxpr.jaxpr))
     if not product_dtypes or any(_is_low(product_dtype) for product_dtype in product_dtypes):
@@ -116,13 +119,14 @@ def _check_products(jaxpr: Any, dtype: str) -> None:
     )
 
 
-def _product_dtypes(jaxpr: Any) -> Iterator[Any]:
+def _product_dtypes(jaxpr: Jaxpr) -> Iterator[Any]:
     """Yield the wider operand dtype for each matrix product and convolution, including inner jaxprs."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _PRODUCTS:
-            yield max((var.aval.dtype for var in eqn.invars[:2]), key=lambda dtype: dtype.itemsize)
+            avals: list[Any] = [var.aval for var in eqn.invars[:2]]
+            yield max((aval.dtype for aval in avals), key=lambda dtype: dtype.itemsize)
         for value in eqn.params.values():
             for item in value if isinstance(value, tuple | list) else [value]:
-                inner = getattr(item, "jaxpr", item)
+                inner: Any = getattr(item, "jaxpr", item)
                 if hasattr(inner, "eqns"):
                     yield from _product_dtypes(inner)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jengine import paths
-from jengine.model.model import FROZEN, PyTree
+from jengine.model.model import FROZEN, ModelState, Params, PyTree
 
 
 def is_used(tree: PyTree) -> bool:
@@ -44,13 +44,13 @@ class Partition(NamedTuple):
     state: "_Static"
     has_frozen: bool  # whether there are arrays of integers or keys, which are not trained
 
-    def combine(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+    def combine(self, params: Params, model_state: ModelState) -> tuple[PyTree, PyTree]:
         """Return the module and the state, an `eqx.nn.State` or {}, with the arrays of `split_module`."""
         frozen, state = (model_state[FROZEN], model_state["state"]) if self.has_frozen else ({}, model_state)
         module = self.module.build({**paths.flatten(params), **paths.flatten(frozen)})
         return module, self.state.build(paths.flatten(state))
 
-    def update(self, model_state: PyTree, state: PyTree) -> PyTree:
+    def update(self, model_state: ModelState, state: PyTree) -> PyTree:
         """Return the model state with the arrays of a new `eqx.nn.State`."""
         arrays = paths.nest(_state_leaves(state))
         return {**model_state, "state": arrays} if self.has_frozen else arrays
@@ -96,12 +96,12 @@ def split_module(module: PyTree, state: PyTree) -> tuple[Partition, PyTree, PyTr
     return partition, paths.nest(params), {FROZEN: paths.nest(frozen), "state": model_state} if frozen else model_state
 
 
-def _is_module(node: Any) -> bool:
+def _is_module(node: object) -> bool:
     equinox = sys.modules.get("equinox")  # if it is not loaded, no tree can contain its modules
     return equinox is not None and isinstance(node, equinox.Module)
 
 
-def _is_state(node: Any) -> bool:
+def _is_state(node: object) -> bool:
     return isinstance(node, sys.modules["equinox"].nn.State)
 
 

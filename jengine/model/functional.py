@@ -9,7 +9,7 @@ import jax
 from jengine.errors import ConfigError
 from jengine.model import equinox_modules
 from jengine.model.adapters import explain_static_modes, to_loss_dict, train_arguments
-from jengine.model.model import Losses, Model, PyTree
+from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree
 from jengine.paths import closest_paths, flatten
 from jengine.registry import MODELS
 
@@ -80,7 +80,7 @@ class FunctionalModel(Model):
         self._partition: equinox_modules.Partition | None = None  # what `init` found beside arrays
         self._has_state = any(fn.accepts("model_state") for fn in self._losses.values())
 
-    def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
+    def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)`; the state is {} if `loss` has no argument `model_state`."""
         variables = self._init(rng=rng, batch=batch)
         has_state = self._has_state or (self._train_step is not None and isinstance(variables, tuple))
@@ -98,12 +98,12 @@ class FunctionalModel(Model):
                 )
         return params, model_state
 
-    def loss(self, params: PyTree, model_state: PyTree, batch: PyTree, **kwargs: Any) -> tuple[Losses, PyTree]:
+    def loss(self, params: Params, model_state: ModelState, batch: Batch, **kwargs: Any) -> tuple[Losses, PyTree]:
         """Return the losses and the new model state."""
         return self.phase_loss("", params, model_state, batch, **kwargs)
 
     def phase_loss(
-        self, phase: str, params: PyTree, model_state: PyTree, batch: PyTree, **kwargs: Any
+        self, phase: str, params: Params, model_state: ModelState, batch: Batch, **kwargs: Any
     ) -> tuple[Losses, PyTree]:
         """Return the losses for `phase` and the new model state."""
         if phase not in self._losses:
@@ -124,7 +124,7 @@ class FunctionalModel(Model):
         """Whether there is a `train_step`."""
         return self._train_step is not None or type(self).train_step is not FunctionalModel.train_step
 
-    def train_step(self, state: Any, batch: PyTree, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
+    def train_step(self, state: Any, batch: Batch, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
         """Run the training step that was given; see `Model.train_step`."""
         if self._train_step is None:
             return super().train_step(state, batch, ctx)
@@ -143,14 +143,14 @@ class FunctionalModel(Model):
         rng = jax.random.key(0) if rng is None and self.predicts_with_rng else rng
         return self._predict(params=module, model_state=state, batch=batch, rng=rng)
 
-    def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
+    def merge(self, params: Params, model_state: ModelState, *, train: bool = False) -> Any:
         """Return the module of Equinox, or the pair of it and its state, in training or in inference mode."""
         if self._partition is None:
             return super().merge(params, model_state, train=train)
         module, state = self._combine(params, model_state, train=train)
         return (module, state) if self._has_state else module
 
-    def _combine(self, params: PyTree, model_state: PyTree, *, train: bool = True) -> tuple[PyTree, PyTree]:
+    def _combine(self, params: Params, model_state: ModelState, *, train: bool = True) -> tuple[PyTree, PyTree]:
         """Return the variables as the user's functions take them: modules of Equinox where `init` returned some."""
         if self._partition is None:
             return params, model_state

@@ -16,13 +16,16 @@ from jengine.model.adapters import (
     train_arguments,
 )
 from jengine.model.autocast import autocast
-from jengine.model.model import Losses, Model, PyTree
+from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree
 from jengine.model.padding import exclude_padding
 from jengine.model.sown import Sown, SownValues, flatten_sown
 from jengine.paths import dotted
 from jengine.registry import MODELS
 from jengine.selection import Selector
 
+Next = Callable[..., Any]  # with `Args` and `Kwargs`, what an interceptor of Linen gets
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 _INTERMEDIATES = "intermediates"  # the collection that `init` never returns
 
 
@@ -77,11 +80,11 @@ class LinenModel(Model):
         self.module_types: dict[str, str] = {}
         self.logical_axes: dict[str, tuple[str | None, ...]] = {}
 
-    def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
+    def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Initialize the module in inference mode, and record the submodule types and the logical axes."""
         types: dict[str, str] = {}
 
-        def record_type(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        def record_type(next_fun: Next, args: Args, kwargs: Kwargs, context: nn.module.InterceptorContext) -> Any:
             types[".".join(context.module.path)] = type(context.module).__name__
             return next_fun(*args, **kwargs)
 
@@ -101,7 +104,7 @@ class LinenModel(Model):
         return variables.pop("params", {}), {name: x for name, x in variables.items() if name not in sown}
 
     def loss(
-        self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
+        self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
         """Return the losses in training mode, and the new model state."""
         with exclude_padding(batch):
@@ -136,7 +139,7 @@ class LinenModel(Model):
         outputs, sown = outputs
         return self._sown.add_predictions(outputs, _flatten(sown))
 
-    def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
+    def merge(self, params: Params, model_state: ModelState, *, train: bool = False) -> Any:
         """Return the bound module: call it like a function, or `unbind()` it to `(module, variables)`.
 
         Args:
@@ -179,7 +182,7 @@ def _dense_general_without_mesh() -> Any:
     names from `nn.with_partitioning` constrain that matrix, although they name the axes after reshaping.
     """
 
-    def call(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    def call(next_fun: Next, args: Args, kwargs: Kwargs, context: nn.module.InterceptorContext) -> Any:
         if not isinstance(context.module, nn.DenseGeneral):
             return next_fun(*args, **kwargs)
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):

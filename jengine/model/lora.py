@@ -81,7 +81,7 @@ class LoRA(ModelWrapper):
         self._treedef: Any = None
         self._paths: list[str] = []
 
-    def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
+    def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Initialize the model and split the parameters into trained and fixed ones.
 
         Returns:
@@ -104,17 +104,17 @@ class LoRA(ModelWrapper):
                 scales[path] = jnp.float32((target.alpha or target.rank) / target.rank)
         return paths.nest(trained), {FROZEN: paths.nest(frozen), "scale": paths.nest(scales), "state": model_state}
 
-    def merge_weights(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+    def merge_weights(self, params: Params, model_state: ModelState) -> tuple[PyTree, PyTree]:
         """Return the inner model's parameters, with the updates added to the kernels, and the state."""
         frozen, scales = (paths.flatten(model_state[name]) for name in (FROZEN, "scale"))
         return self._unflatten(add_updates(paths.flatten(params), frozen, scales)), model_state["state"]
 
-    def base_variables(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+    def base_variables(self, params: Params, model_state: ModelState) -> tuple[PyTree, PyTree]:
         """Return the inner model's parameters and state without the updates."""
         return self._unflatten({**paths.flatten(model_state[FROZEN]), **paths.flatten(params)}), model_state["state"]
 
     def replace_base(
-        self, params: PyTree, model_state: PyTree, base_params: PyTree, base_state: PyTree
+        self, params: Params, model_state: ModelState, base_params: Params, base_state: PyTree
     ) -> tuple[PyTree, PyTree]:
         """Return the variables with the inner model's replaced; the updates stay."""
         base = paths.flatten(base_params)
@@ -122,7 +122,7 @@ class LoRA(ModelWrapper):
         frozen = paths.map_with_path(lambda path, leaf: base[path], model_state[FROZEN])
         return new_params, {**model_state, FROZEN: frozen, "state": base_state}
 
-    def train_step(self, state: Any, batch: PyTree, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
+    def train_step(self, state: Any, batch: Batch, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
         """Refuse: the inner model's step would update parameters that LoRA keeps fixed."""
         raise ConfigError(
             f"LoRA must be around a model without its own `train_step`, got {type(self.model).__name__}: its step "
@@ -130,7 +130,7 @@ class LoRA(ModelWrapper):
         )
 
     def _wrap_loss(
-        self, loss: Callable[..., Any], params: PyTree, model_state: PyTree, batch: PyTree, **kwargs: Any
+        self, loss: Callable[..., Any], params: Params, model_state: ModelState, batch: Batch, **kwargs: Any
     ) -> tuple[Losses, PyTree]:
         """Return the losses with the updates added to the kernels, and the new model state."""
         losses, state = loss(*self.merge_weights(params, model_state), batch, **kwargs)
@@ -140,7 +140,7 @@ class LoRA(ModelWrapper):
         """Return the updated model's predictions."""
         return predict_with_key(self.model, *self.merge_weights(params, model_state), batch, rng)
 
-    def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
+    def merge(self, params: Params, model_state: ModelState, *, train: bool = False) -> Any:
         """Return the inner model's module, with the updates added to the kernels."""
         return self.model.merge(*self.merge_weights(params, model_state), train=train)
 
@@ -197,12 +197,12 @@ def _matches(rule: re.Pattern[str], path: str) -> bool:
     return any(rule.search(alias) for alias in paths.path_aliases(path))
 
 
-def _is_kernel(path: str, leaf: Any, target: Target) -> bool:
+def _is_kernel(path: str, leaf: jax.Array, target: Target) -> bool:
     """Return whether a parameter has inputs and outputs; attention biases have two axes too."""
     return leaf.ndim - target.stacked >= 2 and path.rpartition(".")[2] != "bias"
 
 
-def _is_updated(path: str, leaf: Any, rule: re.Pattern[str], target: Target) -> bool:
+def _is_updated(path: str, leaf: jax.Array, rule: re.Pattern[str], target: Target) -> bool:
     return _is_kernel(path, leaf, target) and _matches(rule, path)
 
 

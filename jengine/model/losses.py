@@ -13,7 +13,7 @@ from jengine.data.masking import get_mask
 from jengine.model.adapters import build_loss, call_loss
 from jengine.model.autocast import at_least_float32
 from jengine.model.labels import require_class_indices
-from jengine.model.model import Losses, PyTree
+from jengine.model.model import ArrayTree, Batch, Losses
 from jengine.registry import MODELS
 from jengine.selection import Selector, describe_array, select_array
 
@@ -46,7 +46,7 @@ class CrossEntropy:
     output: Selector | None = None
     ignore_index: int | None = None
 
-    def __call__(self, outputs: PyTree, batch: PyTree) -> Losses:
+    def __call__(self, outputs: ArrayTree, batch: Batch) -> Losses:
         """Return the losses for logits f[B, ..., C]: f32[B, ...].
 
         With `ignore_index` it is the pair (sum, weight) over the labels that count, f32[] each.
@@ -95,7 +95,7 @@ class MeanSquaredError:
     name: str = "loss"
     output: Selector | None = None
 
-    def __call__(self, outputs: PyTree, batch: PyTree) -> Losses:
+    def __call__(self, outputs: ArrayTree, batch: Batch) -> Losses:
         """Return the losses f32[B] for `outputs` f[B, ...]; ValueError if the targets have another shape."""
         outputs = select_array(outputs, self.output, "MeanSquaredError.output", "outputs")
         targets = select_array(batch, self.target, "MeanSquaredError.target", "batch")
@@ -121,7 +121,7 @@ class SwitchedLoss:
             raise ValueError(f"SwitchedLoss: `losses` must be two or more losses, got {len(losses)}")
         self._losses = [build_loss(loss) for loss in losses]
 
-    def __call__(self, outputs: PyTree, batch: PyTree, hyperparams: Mapping[str, Any]) -> Losses:
+    def __call__(self, outputs: ArrayTree, batch: Batch, hyperparams: Mapping[str, Any]) -> Losses:
         """Return the selected loss; KeyError if `hyperparams` does not have `loss_index`."""
         if "loss_index" not in hyperparams:
             raise KeyError(

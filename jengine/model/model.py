@@ -3,11 +3,16 @@
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
+import optax
 
 PyTree = Any
+ArrayTree: TypeAlias = optax.Params  # any pytree of arrays
+Params: TypeAlias = ArrayTree  # nested dicts in the adapters
+ModelState: TypeAlias = Mapping[str, Any]  # nested dicts of arrays
+Batch: TypeAlias = ArrayTree  # a dict or a tuple, mostly
 Losses = dict[str, Any]  # name -> array of any shape (averaged), (sum, weight), or a list of these
 Scalars = Mapping[str, Any]  # hyperparameters by name; traced, so the host can change them between steps
 FROZEN = "frozen"  # item of the model state with parameters that are not trained, see `Model`
@@ -43,7 +48,7 @@ class Model:
     logical_axes: Mapping[str, tuple[str | None, ...]] = {}
     adapter_paths: Collection[str] = frozenset()
 
-    def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
+    def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)`, nested dicts with arrays.
 
         Args:
@@ -53,7 +58,7 @@ class Model:
         raise NotImplementedError(f"{type(self).__name__} must define `init(rng, batch)`")
 
     def loss(
-        self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Scalars
+        self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array, hyperparams: Scalars
     ) -> tuple[Losses, PyTree]:
         """Return the losses for a training batch and the new model state.
 
@@ -71,7 +76,7 @@ class Model:
         raise NotImplementedError(f"{type(self).__name__} must define `loss(params, model_state, batch, ...)`")
 
     def phase_loss(
-        self, phase: str, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Scalars
+        self, phase: str, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array, hyperparams: Scalars
     ) -> tuple[Losses, PyTree]:
         """Return the losses for one phase in a training step with several optimizers, and the new model state.
 
@@ -87,7 +92,7 @@ class Model:
         """Whether the model has its own `train_step`."""
         return type(self).train_step is not Model.train_step
 
-    def train_step(self, state: Any, batch: PyTree, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
+    def train_step(self, state: Any, batch: Batch, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
         """Run a whole training step in the place of the built-in one; a model need not define it.
 
         It is compiled, so it must be pure. `Model.loss` is not called then, unless you call it.
@@ -116,14 +121,14 @@ class Model:
         """
         raise NotImplementedError(f"{type(self).__name__} must define `predict(params, model_state, batch)`")
 
-    def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
+    def merge(self, params: Params, model_state: ModelState, *, train: bool = False) -> Any:
         """Return a module with the given variables that works on its own, in training or in inference mode."""
         raise TypeError(
             f"a model must be a LinenModel or an NnxModel to be returned as a module, got {type(self).__name__}, whose "
             "variables are `runner.state.params` and `runner.state.model_state`"
         )
 
-    def base_variables(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+    def base_variables(self, params: Params, model_state: ModelState) -> tuple[PyTree, PyTree]:
         """Return the variables under the paths that pretrained weights and sharding rules use.
 
         These are the arguments, unless the model is an adapter around another, such as `LoRA`.
@@ -131,7 +136,7 @@ class Model:
         return params, model_state
 
     def replace_base(
-        self, params: PyTree, model_state: PyTree, base_params: PyTree, base_state: PyTree
+        self, params: Params, model_state: ModelState, base_params: Params, base_state: PyTree
     ) -> tuple[PyTree, PyTree]:
         """Return the variables with those that `base_variables` returns replaced by `base_params` and `base_state`."""
         return base_params, base_state
@@ -179,12 +184,12 @@ class ModelWrapper(Model):
         """Whether the inner model has its own `train_step`."""
         return self.model.has_train_step
 
-    def train_step(self, state: Any, batch: PyTree, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
+    def train_step(self, state: Any, batch: Batch, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
         """Run the inner model's training step."""
         return self.model.train_step(state, batch, ctx)
 
     def _wrap_loss(
-        self, loss: Callable[..., Any], params: PyTree, model_state: PyTree, batch: PyTree, **kwargs: Any
+        self, loss: Callable[..., Any], params: Params, model_state: ModelState, batch: Batch, **kwargs: Any
     ) -> tuple[Losses, PyTree]:
         """Call one of the inner model's losses; subclasses change the variables or the result."""
         return loss(params, model_state, batch, **kwargs)

@@ -8,7 +8,7 @@ part of the model state: they are reseeded from each iteration's key, so that re
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from jengine.model.adapters import (
     train_arguments,
 )
 from jengine.model.autocast import autocast, current_dtype
-from jengine.model.model import FROZEN, Losses, Model, PyTree
+from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, Params, PyTree
 from jengine.model.nnx_filters import NnxFilter, announce_training, build_filter, is_adapter, select_trained
 from jengine.model.nnx_state import (
     Path,
@@ -40,6 +40,9 @@ from jengine.model.padding import exclude_padding, mask_batch_norms
 from jengine.model.sown import Sown, SownValues
 from jengine.registry import MODELS
 from jengine.selection import Selector
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 
 class _Structure(NamedTuple):
@@ -115,7 +118,7 @@ class NnxModel(Model):
         self.module_types: dict[str, str] = {}
         self.logical_axes: dict[str, tuple[Any, ...]] = {}
 
-    def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
+    def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Create and split the module, and record the submodule types and the logical axes."""
         module = self._build(rng)
         self.module_types = list_module_types(module)
@@ -136,14 +139,14 @@ class NnxModel(Model):
         self.adapter_paths = frozenset(map(".".join, adapters))
         return params, {FROZEN: to_dict(frozen), "state": rest}
 
-    def base_variables(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+    def base_variables(self, params: Params, model_state: ModelState) -> tuple[PyTree, PyTree]:
         """Return all parameters under the module's paths, and the model state without frozen ones."""
         if not self._get_structure().has_frozen:
             return params, model_state
         return merge(model_state[FROZEN], params), model_state["state"]
 
     def replace_base(
-        self, params: PyTree, model_state: PyTree, base_params: PyTree, base_state: PyTree
+        self, params: Params, model_state: ModelState, base_params: Params, base_state: PyTree
     ) -> tuple[PyTree, PyTree]:
         """Return the variables with the parameters that `base_params` has replaced; others, as adapters, stay."""
         base = paths.flatten(base_params)
@@ -155,13 +158,13 @@ class NnxModel(Model):
         return params, {FROZEN: frozen, "state": base_state}
 
     def loss(
-        self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
+        self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
         """Return the losses in training mode, and the new model state."""
 
         params, state = self.base_variables(params, model_state)
 
-        def apply(inputs: tuple[PyTree, ...], params: PyTree) -> tuple[PyTree, PyTree, Sown]:
+        def apply(inputs: tuple[PyTree, ...], params: Params) -> tuple[PyTree, PyTree, Sown]:
             return self._call(params, state, inputs, rng, train=True)
 
         with exclude_padding(batch):
@@ -183,7 +186,7 @@ class NnxModel(Model):
 
         return autocast(apply)(select_inputs(batch, self._inputs), params)
 
-    def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
+    def merge(self, params: Params, model_state: ModelState, *, train: bool = False) -> Any:
         """Return the module with the given variables, in training or inference mode.
 
         The random streams start from a fixed key; `nnx.reseed` sets another.
@@ -208,7 +211,7 @@ class NnxModel(Model):
                 return build_module(self._module, rngs=nnx.Rngs(rng))
             return self._module(rngs=nnx.Rngs(rng))
 
-    def _merge(self, params: PyTree, model_state: PyTree, rng: jax.Array, *, train: bool) -> tuple[Any, _Structure]:
+    def _merge(self, params: Params, model_state: ModelState, rng: jax.Array, *, train: bool) -> tuple[Any, _Structure]:
         """Return the module, in a mode, and the structure; `rng` seeds the random streams."""
         from flax import nnx
 
@@ -226,7 +229,7 @@ class NnxModel(Model):
         return module, structure
 
     def _call(
-        self, params: PyTree, model_state: PyTree, inputs: tuple[PyTree, ...], rng: jax.Array, *, train: bool
+        self, params: Params, model_state: ModelState, inputs: tuple[PyTree, ...], rng: jax.Array, *, train: bool
     ) -> tuple[PyTree, PyTree, Sown]:
         """Return the module's outputs, the new model state and the sown values."""
         from flax import nnx
@@ -244,7 +247,7 @@ class NnxModel(Model):
         return outputs, *_read_variables(module, structure, self._sown.names)
 
 
-def _read_variables(module: Any, structure: _Structure, sown_names: Sequence[str]) -> tuple[PyTree, Sown]:
+def _read_variables(module: "nnx.Module", structure: _Structure, sown_names: Sequence[str]) -> tuple[PyTree, Sown]:
     """Return a module's model state after a call, and the values that it has sown.
 
     Those are the variables that the call created, and the constructor's variables whose type or name is in
@@ -269,12 +272,12 @@ def _read_variables(module: Any, structure: _Structure, sown_names: Sequence[str
     return to_dict({path: variables[path] for path in initial}), sown
 
 
-def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+def _shape(leaf: jax.typing.ArrayLike) -> jax.ShapeDtypeStruct:
     array = jnp.asarray(leaf)  # a variable may hold a Python number
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
-def _preserve_dtype_in_batch_norms(module: Any) -> None:
+def _preserve_dtype_in_batch_norms(module: "nnx.Module") -> None:
     """Make batch norms return the input dtype, as in Linen; statistics stay in float32.
 
     By default, the float32 statistics promote the outputs, so all later layers would compute in float32.
@@ -292,18 +295,18 @@ def _preserve_dtype_in_batch_norms(module: Any) -> None:
             node.promote_dtype = promote
 
 
-def _split(module: Any, selected: Collection[Path]) -> tuple[Any, Any, Any, Any]:
+def _split(module: "nnx.Module", selected: Collection[Path]) -> tuple[Any, Any, Any, Any]:
     """Split a module into structure, parameters (each `nnx.Param`, and `selected`), random streams and the rest."""
     from flax import nnx
 
-    def is_parameter(path: Sequence[Any], variable: Any) -> bool:
+    def is_parameter(path: Sequence[Any], variable: object) -> bool:
         return isinstance(variable, nnx.Param) or tuple(map(str, path)) in selected
 
     parts: Any = nnx.split(module, is_parameter, nnx.RngState, ...)
     return parts
 
 
-def _logical_axes(params: Any) -> dict[str, tuple[Any, ...]]:
+def _logical_axes(params: "nnx.State") -> dict[str, tuple[Any, ...]]:
     """Return the parameters' axis names by dotted path, renamed by the variable's `sharding_rules`, if any."""
     from flax import nnx
 
@@ -317,14 +320,14 @@ def _logical_axes(params: Any) -> dict[str, tuple[Any, ...]]:
     return logical_axes
 
 
-def _reseed(like: Any, rng: jax.Array) -> Any:
+def _reseed(like: "nnx.State", rng: jax.Array) -> Any:
     """Return random streams like `like`, each seeded with a different key derived from `rng`.
 
     The streams in stacked layers have an array with one key for each layer.
     """
     leaves, structure = jax.tree.flatten(like)
 
-    def reseed(i: int, leaf: Any) -> jax.Array:
+    def reseed(i: int, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jnp.zeros(leaf.shape, leaf.dtype)  # the count of keys that a stream has given out
         key = jax.random.fold_in(rng, i)

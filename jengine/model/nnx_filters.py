@@ -72,7 +72,7 @@ def select_trained(module: "nnx.Module", wrt: NnxFilter) -> list[Path]:
     return [path for path, _ in selected]
 
 
-def is_adapter(variable: Any) -> bool:
+def is_adapter(variable: object) -> bool:
     """Return whether a variable belongs to an adapter, which pretrained weights of the network do not have."""
     from flax import nnx
 

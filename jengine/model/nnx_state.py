@@ -1,7 +1,7 @@
 """Conversion between an NNX state and nested dicts with arrays, as in checkpoints."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,13 @@ import jax.numpy as jnp
 from jengine.model.model import PyTree
 from jengine.paths import dotted
 
+if TYPE_CHECKING:
+    from flax import nnx
+
 Path = tuple[str, ...]
 
 
-def list_module_types(module: Any) -> dict[str, str]:
+def list_module_types(module: "nnx.Module") -> dict[str, str]:
     """Return the class names in an `nnx.Module` by dotted path, in definition order."""
     from flax import nnx
 
@@ -27,7 +30,7 @@ def list_module_types(module: Any) -> dict[str, str]:
     return {".".join(path): type(modules[path]).__name__ for path in sorted(modules, key=position)}
 
 
-def list_variables(state: Any) -> dict[Path, Any]:
+def list_variables(state: "nnx.State") -> dict[Path, Any]:
     """Return the variables in an NNX state by path, and arrays that are not in a variable."""
     nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)
     return {_keys(path): node for path, node in nodes}
@@ -49,7 +52,7 @@ def to_dict(variables: Mapping[Path, Any]) -> PyTree:
     return nested
 
 
-def from_dict(values: PyTree, like: Any) -> Any:
+def from_dict(values: PyTree, like: "nnx.State") -> Any:
     """Return an NNX state with the structure of `like` and the arrays in `values`, nested dicts as from `to_dict`."""
     leaves = []
     for path, variable in list_variables(like).items():
@@ -82,14 +85,14 @@ def named_leaves(variable: Any) -> dict[Path, Any]:
     return {_keys(path[is_variable(variable) :]): leaf for path, leaf in leaves}
 
 
-def is_variable(node: Any) -> bool:
+def is_variable(node: object) -> bool:
     """Return whether a node is an `nnx.Variable`."""
     from flax import nnx
 
     return isinstance(node, nnx.Variable)
 
 
-def _keys(path: Any) -> Path:
+def _keys(path: Sequence[Any]) -> Path:
     return tuple(dotted((key,)) for key in path)
 
 

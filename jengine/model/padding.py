@@ -6,20 +6,23 @@ The batch's mask is read while tracing, as the dtype in `autocast` is: modules n
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import jax
 from flax import linen as nn
 
 from jengine.data.masking import get_mask
-from jengine.model.model import PyTree
+from jengine.model.model import Batch
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 _MASK: contextvars.ContextVar[Any] = contextvars.ContextVar("jengine_padding_mask", default=None)
 
 
 @contextlib.contextmanager
-def exclude_padding(batch: PyTree) -> Iterator[None]:
+def exclude_padding(batch: Batch) -> Iterator[None]:
     """Compute the statistics in each BatchNorm that is called in the body from the real examples in `batch`.
 
     It applies to `flax.linen.BatchNorm`, and to the modules passed to `mask_batch_norms`, if the first input axis is
@@ -35,7 +38,7 @@ def exclude_padding(batch: PyTree) -> Iterator[None]:
         _MASK.reset(token)
 
 
-def mask_batch_norms(module: Any) -> None:
+def mask_batch_norms(module: "nnx.Module") -> None:
     """Make the BatchNorms in an NNX module read the mask from `exclude_padding`, in place."""
     if _MASK.get() is None:
         return
@@ -46,7 +49,9 @@ def mask_batch_norms(module: Any) -> None:
             object.__setattr__(node, "__class__", _masked_batch_norm())  # past the checks of NNX modules
 
 
-def _pass_mask(next_fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
+def _pass_mask(
+    next_fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], context: nn.module.InterceptorContext
+) -> Any:
     """Intercept a call to a Linen module."""
     if isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__" and kwargs.get("mask") is None:
         kwargs = {**kwargs, "mask": _mask_for(args[0])}

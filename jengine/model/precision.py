@@ -78,7 +78,7 @@ class CastModel(ModelWrapper):
         super().__init__(model)
         self.precision = precision
 
-    def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
+    def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Initialize the model and cast the parameters, trained and frozen, to `precision.params`."""
         params, model_state = self.model.init(rng, batch)
         if FROZEN in model_state:
@@ -93,7 +93,7 @@ class CastModel(ModelWrapper):
 
         return cast_floating(compute_in(self.precision.compute, predict, params), self.precision.output)
 
-    def train_step(self, state: Any, batch: PyTree, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
+    def train_step(self, state: Any, batch: Batch, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
         """Run the inner model's training step with its networks in `precision.compute`."""
         new_state, metrics = compute_in(
             self.precision.compute,
@@ -105,7 +105,7 @@ class CastModel(ModelWrapper):
         return new_state.replace(model_state=cast), metrics
 
     def _wrap_loss(
-        self, loss: Callable[..., Any], params: PyTree, model_state: PyTree, batch: PyTree, **kwargs: Any
+        self, loss: Callable[..., Any], params: Params, model_state: ModelState, batch: Batch, **kwargs: Any
     ) -> tuple[Losses, PyTree]:
         """Return the losses in at least float32, and the new model state in the original dtypes."""
         losses, new_state = compute_in(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jengine.model.adapters import accepts
-from jengine.model.model import Losses, PyTree
+from jengine.model.model import ArrayTree, Losses, PyTree
 
 Sown = dict[str, dict[str, Any]]  # collection (Linen) or name of the variable type (NNX) -> dotted path -> value
 
@@ -59,7 +59,7 @@ class SownValues:
             losses = {"main_loss" if name == "loss" else name: value for name, value in losses.items()}
         return {**losses, **entries}
 
-    def add_predictions(self, outputs: PyTree, sown: Sown) -> PyTree:
+    def add_predictions(self, outputs: ArrayTree, sown: Sown) -> PyTree:
         """Return the outputs, or a dict with them as 'outputs' and the selected sown values by name.
 
         A value that one module sows once is the array itself; several are a dict from dotted path to value.

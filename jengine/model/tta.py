@@ -29,7 +29,7 @@ class BaseTTAModel(ModelWrapper):
         super().__init__(module)
         self.module = module
 
-    def augment(self, batch: PyTree) -> Sequence[PyTree]:
+    def augment(self, batch: Batch) -> Sequence[PyTree]:
         """Return the views to predict. Pure; part of the compiled step."""
         raise NotImplementedError(
             f"{type(self).__name__} must define `augment(batch)`, which returns the views of a batch"

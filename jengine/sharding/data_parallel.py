@@ -133,7 +133,7 @@ class DataParallel(MeshStrategy):
                 "same batch; use Pjit"
             )
 
-        def replica(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
+        def replica(state: PyTree, batch: Batch, hyperparams: PyTree) -> Any:
             with replicas_along(self.axis_name):
                 new_state, metrics = step(state.replace(rng=self._replica_key(state.rng)), batch, hyperparams)
             return new_state.replace(rng=state.rng), metrics
@@ -153,7 +153,7 @@ class DataParallel(MeshStrategy):
 
         return paths.map_with_path(constrain_leaf, tree)
 
-    def gather_tables(self, params: PyTree) -> PyTree:
+    def gather_tables(self, params: Params) -> PyTree:
         """Return the parameters with lookup tables replicated within a replica that has two device axes.
 
         XLA's partitioner may end the process at a lookup in a shard, if the program is mapped over `data` and
@@ -166,7 +166,7 @@ class DataParallel(MeshStrategy):
             lambda path, leaf: set_sharding(leaf, mesh, PartitionSpec()) if is_table(path) else leaf, params
         )
 
-    def adapt_for_eval(self, model: Any, rules: Rules | None = None) -> Any:
+    def adapt_for_eval(self, model: Model, rules: Rules | None = None) -> Any:
         """Return a model that predicts on each replica with the replica's model state."""
         if rules is not None:
             raise ConfigError(
@@ -194,7 +194,7 @@ class DataParallel(MeshStrategy):
 
         return types.SimpleNamespace(predict=predict, predicts_with_rng=model.predicts_with_rng)
 
-    def mean_over_replicas(self, model_state: PyTree) -> PyTree:
+    def mean_over_replicas(self, model_state: ModelState) -> PyTree:
         """Return the model state with the mean over replicas in each floating leaf."""
         if self.replicas == 1 or not jax.tree.leaves(model_state):
             return model_state
@@ -204,11 +204,11 @@ class DataParallel(MeshStrategy):
         return averaged
 
     def _shard_map(self, replica: Callable[..., Any], chunked: bool, rules: Rules | None) -> Callable[..., Any]:
-        def run_replica(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
+        def run_replica(state: PyTree, batch: Batch, hyperparams: PyTree) -> Any:
             new_state, metrics = replica(map_per_replica(lambda x: x[0], state), batch, hyperparams)
             return map_per_replica(lambda x: x[None], new_state), metrics
 
-        def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
+        def run(state: PyTree, batch: Batch, hyperparams: PyTree) -> Any:
             specs = self._replica_specs(state)
             batch_specs: Any = PartitionSpec(None, self.axis_name) if chunked else self._per_replica
             if rules is not None:
@@ -243,12 +243,12 @@ class DataParallel(MeshStrategy):
         parts, axis = self.mesh.size, 1 if chunked else 0
 
         @jax.jit
-        def split(batch: PyTree) -> PyTree:
+        def split(batch: Batch) -> PyTree:
             return jax.tree.map(
                 lambda x: x.reshape(*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :]), batch
             )
 
-        def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
+        def run(state: PyTree, batch: Batch, hyperparams: PyTree) -> Any:
             if not compiled:
                 axes = paths.map_with_path(lambda path, _: 0 if is_per_replica(path) else None, state)
                 compiled.append(

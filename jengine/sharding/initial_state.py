@@ -9,6 +9,7 @@ import numpy as np
 
 from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model
+from jengine.model.model import Batch, Params
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.sharding.strategy import Strategy
 from jengine.train import TrainState, create_train_state
@@ -25,14 +26,14 @@ class StateInitializer:
         self._strategy = strategy
         self._seed = np.int64(seed)  # seeds reach 2**32 - 1
 
-    def param_shapes(self, batch: PyTree) -> PyTree:
+    def param_shapes(self, batch: Batch) -> PyTree:
         """Return the parameters for a batch like `batch` as `jax.ShapeDtypeStruct`s."""
         params, _ = self._init_model.eval_shape(self._seed, batch)
         return params
 
     def trace(
         self,
-        batch: PyTree,
+        batch: Batch,
         optim_wrapper: OptimWrapper | OptimWrapperDict | None = None,
         hooks: Sequence[Any] = (),
     ) -> tuple[jax.stages.Traced, Callable[[], TrainState]]:
@@ -42,7 +43,7 @@ class StateInitializer:
         """
         wrapper: Any = _NoOptimizer() if optim_wrapper is None else optim_wrapper
 
-        def init_state(seed: jax.Array, batch: PyTree) -> TrainState:
+        def init_state(seed: jax.Array, batch: Batch) -> TrainState:
             params, model_state = self._init_model(seed, batch)
             return create_train_state(params, model_state, wrapper, hooks, rng=_make_key(seed, 1))
 
@@ -67,7 +68,7 @@ class StateInitializer:
 
 
 class _NoOptimizer:
-    def init(self, params: Any) -> None:
+    def init(self, params: Params) -> None:
         return None
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jengine.errors import ConfigError, closest
+from jengine.model.model import Batch
 from jengine.sharding.slices import arrange_devices
 
 AXES = ("data", "fsdp", "tensor")
@@ -74,6 +75,7 @@ def build_mesh(
         choose_batch_axes(tuple(sizes), batch_axes)
     sizes = _complete_sizes(sizes, len(selected), any_names=batch_axes is not None)
     arranged = arrange_devices(sizes, slices, selected)
+    # Explicit axes, the default of `jax.make_mesh`, would be part of the types of all arrays in the model.
     return Mesh(arranged, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
@@ -117,7 +119,7 @@ def context_mesh() -> Mesh:
     return mesh
 
 
-def check_context(devices: Sequence[Any]) -> None:
+def check_context(devices: Sequence[jax.Device]) -> None:
     """Raise ConfigError unless these are the devices of `jax.set_mesh`, on which JAX runs programs in that context."""
     context = context_mesh()
     if not context.empty and set(context.devices.flat) != set(devices):
@@ -193,7 +195,7 @@ def find_data_shard(
     return DataShard(shards.index(own), len(shards), tuple(readers))
 
 
-def check_batch(batch: Any, parts: int) -> None:
+def check_batch(batch: Batch, parts: int) -> None:
     """Raise ValueError if an array in a process's batch cannot be divided into equal parts along the first axis."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
         shape = np.shape(leaf)

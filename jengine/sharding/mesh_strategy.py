@@ -17,6 +17,7 @@ from jengine.data.masking import are_whole
 from jengine.errors import config_path
 from jengine.logging import format_table
 from jengine.model import get_model
+from jengine.model.model import Batch, Model
 from jengine.sharding.mesh import (
     DataShard,
     check_batch,
@@ -73,7 +74,7 @@ class MeshStrategy(Strategy):
         """Return the sharding for each array in a batch, or in the stacked batches of a chunk."""
         return self.sharding(None, self.batch_axes) if chunked else self.sharding(self.batch_axes)
 
-    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
+    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Model | None = None) -> Any:
         """Compile `make`, called once, so each device creates one shard and none ever holds the whole state.
 
         Args:
@@ -113,7 +114,7 @@ class MeshStrategy(Strategy):
         """
         return paths.map_with_path(lambda path, leaf: self.sharding(*self._spec(under + path, leaf.shape)), tree)
 
-    def put_batch(self, batch: PyTree, chunked: bool = False, rules: Rules | None = None) -> PyTree:
+    def put_batch(self, batch: Batch, chunked: bool = False, rules: Rules | None = None) -> PyTree:
         """Start the transfer of a host batch to the devices; see `Strategy`."""
         if rules is not None:
             shardings = self.whole_batch_shardings(batch, rules, chunked)
@@ -128,7 +129,7 @@ class MeshStrategy(Strategy):
             return jax.device_put(batch, sharding)
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
-    def whole_batch_shardings(self, batch: PyTree, rules: Rules, chunked: bool = False) -> PyTree:
+    def whole_batch_shardings(self, batch: Batch, rules: Rules, chunked: bool = False) -> PyTree:
         """Return the shardings by `rules` for a batch without an axis of examples, or for a stack of such batches."""
         form = jax.tree.structure(batch), tuple(map(np.shape, jax.tree.leaves(batch))), chunked, str(rules)
         if form not in self._whole_shardings:
@@ -141,7 +142,7 @@ class MeshStrategy(Strategy):
             )
         return self._whole_shardings[form]
 
-    def check_batch(self, batch: PyTree) -> None:
+    def check_batch(self, batch: Batch) -> None:
         """Raise ValueError if this process's batch cannot be divided over the local devices."""
         check_batch(batch, self.batch_multiple)
 
@@ -192,6 +193,8 @@ class MeshStrategy(Strategy):
         return state
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+        # Moments, averages and frozen parameters have the parameter's path at the end of their own. The shape tells
+        # them from factored moments of the same name.
         parts = path.split(".")
         for start in range(len(parts)):  # from the whole path to its last segment
             param_shape, spec = self._specs.get(".".join(parts[start:]), (None, None))
@@ -199,6 +202,6 @@ class MeshStrategy(Strategy):
                 return spec
         return PartitionSpec()
 
-    def sharding(self, *axes: Any) -> NamedSharding:
+    def sharding(self, *axes: Axis) -> NamedSharding:
         """Return the sharding over these mesh axes, one entry per array axis; without arguments, replicated."""
         return NamedSharding(self.mesh, PartitionSpec(*axes))

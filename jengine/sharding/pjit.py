@@ -66,6 +66,7 @@ class Pjit(MeshStrategy):
         self, step: Callable[..., Any], chunked: bool = False, rules: Rules | None = None
     ) -> Callable[..., Any]:
         """Compile a training step or a chunk; the state is donated and keeps the same shardings."""
+        # Set, or XLA might choose other shardings for the new state, and the next call would compile again.
         shardings = None if self._state is None else (self._state, self.sharding())
         return jax.jit(
             self._with_mesh(bind_axis_names(step, self.axis_names)), donate_argnums=0, out_shardings=shardings

@@ -9,6 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jengine import paths
 from jengine.errors import ConfigError, closest, config_path
+from jengine.model.model import Params
 
 logger = logging.getLogger("jengine")
 
@@ -77,7 +78,7 @@ class Placement:
         self._fsdp_min_size = fsdp_min_size
         self._strict = strict
 
-    def place(self, params: Any, logical_axes: Mapping[str, Sequence[Axis]] | None = None) -> dict[str, Placed]:
+    def place(self, params: Params, logical_axes: Mapping[str, Sequence[Axis]] | None = None) -> dict[str, Placed]:
         """Return the sharding for every parameter by dotted path.
 
         Args:
@@ -172,7 +173,7 @@ class Placement:
                 raise ConfigError(f"parameters must not be sharded over {name!r}, whose parts are replicas{advice}")
 
 
-def placement_table(placed: Mapping[str, Placed], params: Any, mesh: Mesh) -> list[list[str]]:
+def placement_table(placed: Mapping[str, Placed], params: Params, mesh: Mesh) -> list[list[str]]:
     """Return rows with COLUMNS: one for each sharded parameter, and one for all replicated parameters."""
     leaves = paths.flatten(params)
     rows, replicated_size = [], 0

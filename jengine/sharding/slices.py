@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.experimental import mesh_utils
 
@@ -14,7 +15,7 @@ from jengine.errors import ConfigError, closest
 logger = logging.getLogger("jengine")
 
 
-def arrange_devices(sizes: Mapping[str, int], slices: Any, devices: Sequence[Any]) -> np.ndarray:
+def arrange_devices(sizes: Mapping[str, int], slices: Any, devices: Sequence[jax.Device]) -> np.ndarray:
     """Return a device array in the shape of a mesh, in which neighbours are close.
 
     Physical axes of a TPU slice are split where necessary, for instance 4 x 4 x 4 chips for an 8 x 8 mesh.
@@ -48,7 +49,7 @@ def arrange_devices(sizes: Mapping[str, int], slices: Any, devices: Sequence[Any
         ) from error
 
 
-def _group(devices: Sequence[Any], name: str) -> collections.Counter[int]:
+def _group(devices: Sequence[jax.Device], name: str) -> collections.Counter[int]:
     """Return the number of devices by slice or process; devices in a single slice may have no index."""
     return collections.Counter(getattr(device, name, 0) for device in devices)
 

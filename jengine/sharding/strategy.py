@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import jax
 
 from jengine.annotations import Index
+from jengine.model.model import Batch, Model, ModelState, Params
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import DataShard, check_context
 from jengine.sharding.placement import Rules
@@ -47,7 +48,7 @@ class Strategy(Protocol):
     def data_shard(self) -> DataShard:
         """Rows of each global batch that this process supplies."""
 
-    def put_batch(self, batch: PyTree, chunked: bool = False, rules: Rules | None = None) -> PyTree:
+    def put_batch(self, batch: Batch, chunked: bool = False, rules: Rules | None = None) -> PyTree:
         """Start the transfer of a host batch to the devices.
 
         Args:
@@ -67,7 +68,7 @@ class Strategy(Protocol):
         """Return `call`, which calls a model outside a step, with the mesh as context if it has explicit axes."""
         return call
 
-    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
+    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Model | None = None) -> Any:
         """Compile `make`, called once with `args`, which returns the training state or hook states.
 
         `model` may have logical axes for the parameters.
@@ -93,18 +94,18 @@ class Strategy(Protocol):
         """
         return tree
 
-    def gather_tables(self, params: PyTree) -> PyTree:
+    def gather_tables(self, params: Params) -> PyTree:
         """Return the parameters for use in a model, with lookup tables replicated where XLA requires this."""
         return params
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile `step(params, model_state, metrics, batch) -> (metrics, predictions)`; the metrics are donated."""
 
-    def adapt_for_eval(self, model: Any, rules: Rules | None = None) -> Any:
+    def adapt_for_eval(self, model: Model, rules: Rules | None = None) -> Any:
         """Return the model for use in an evaluation step; `rules` as for `put_batch`."""
         return model
 
-    def mean_over_replicas(self, model_state: PyTree) -> PyTree:
+    def mean_over_replicas(self, model_state: ModelState) -> PyTree:
         """Return the model state with the mean over replicas in each floating leaf."""
         return model_state
 
@@ -139,7 +140,7 @@ class SingleDevice(Strategy):
         self._takes_host_batches = self.platform == "cpu"
         self.max_in_flight = 8 if self.platform == "cpu" else 2  # on an accelerator each holds a batch in device memory
 
-    def put_batch(self, batch: PyTree, chunked: bool = False, rules: Rules | None = None) -> PyTree:
+    def put_batch(self, batch: Batch, chunked: bool = False, rules: Rules | None = None) -> PyTree:
         """Start the transfer of a host batch to the device; see `Strategy`."""
         return batch if self._takes_host_batches else jax.device_put(batch, self.device)
 
@@ -147,7 +148,7 @@ class SingleDevice(Strategy):
         """Copy values to the device."""
         return jax.device_put(tree, self.device)
 
-    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
+    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Model | None = None) -> Any:
         """Compile a function that is called once with `args`; `model` is not used."""
         return jit_init(make, self.platform, jax.sharding.SingleDeviceSharding(self.device))
 
