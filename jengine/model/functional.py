@@ -135,7 +135,7 @@ class FunctionalModel(Model):
         """Whether the prediction function has the argument `rng`."""
         return self._predict is not None and self._predict.accepts("rng")
 
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
+    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
         """Return the predictions; TypeError if the model has no prediction function."""
         if self._predict is None:
             raise TypeError("FunctionalModel: `predict` must be a function for validation and test, got None")

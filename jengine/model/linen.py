@@ -125,7 +125,7 @@ class LinenModel(Model):
         """Whether prediction requires random streams."""
         return bool(self._predict_rngs)
 
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
+    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
         """Return the module's outputs in inference mode."""
         outputs = self._apply(
             {"params": params, **model_state},

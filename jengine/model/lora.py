@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jengine import paths
 from jengine.annotations import ConfigOf, Count, Index, Positive
 from jengine.errors import ConfigError, config_path
-from jengine.model.model import FROZEN, Losses, ModelWrapper, PyTree
+from jengine.model.model import FROZEN, Batch, Losses, ModelState, ModelWrapper, Params, PyTree
 from jengine.model.prediction import predict_with_key
 from jengine.registry import MODELS, as_config, check_arguments
 
@@ -136,7 +136,7 @@ class LoRA(ModelWrapper):
         losses, state = loss(*self.merge_weights(params, model_state), batch, **kwargs)
         return losses, {**model_state, "state": state}
 
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
+    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
         """Return the updated model's predictions."""
         return predict_with_key(self.model, *self.merge_weights(params, model_state), batch, rng)
 

@@ -114,7 +114,7 @@ class Model:
         """Whether `predict` takes the argument `rng`."""
         return "rng" in inspect.signature(type(self).predict).parameters
 
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
+    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
         """Return the predictions for an evaluation batch: arrays with a leading batch axis.
 
         A model that does not sample need not have the argument `rng`, the batch's key; see `prediction_key`.
@@ -167,7 +167,7 @@ class ModelWrapper(Model):
         """Whether the inner model's `predict` takes the argument `rng`, and that of the wrapper passes it on."""
         return super().predicts_with_rng and self.model.predicts_with_rng
 
-    def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
+    def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Initialize the inner model."""
         return self.model.init(rng, batch)
 

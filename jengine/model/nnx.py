@@ -174,13 +174,13 @@ class NnxModel(Model):
             new_state = {FROZEN: model_state[FROZEN], "state": new_state}
         return self._sown.add_losses(losses, sown, self._loss), new_state
 
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
+    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
         """Return the module's outputs in inference mode."""
         params, model_state = self.base_variables(params, model_state)
 
         key = jax.random.key(0) if rng is None else rng
 
-        def apply(inputs: tuple[PyTree, ...], params: PyTree) -> PyTree:
+        def apply(inputs: tuple[PyTree, ...], params: Params) -> PyTree:
             outputs, _, sown = self._call(params, model_state, inputs, key, train=False)
             return self._sown.add_predictions(outputs, sown)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jengine.errors import closest
 from jengine.model.autocast import cast_floating, compute_in
-from jengine.model.model import FROZEN, Losses, Model, ModelWrapper, PyTree
+from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, ModelWrapper, Params, PyTree
 from jengine.model.prediction import predict_with_key
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -85,10 +85,10 @@ class CastModel(ModelWrapper):
             model_state = {**model_state, FROZEN: cast_floating(model_state[FROZEN], self.precision.params)}
         return cast_floating(params, self.precision.params), model_state
 
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
+    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
         """Return the predictions in `precision.output`."""
 
-        def predict(params: PyTree) -> PyTree:
+        def predict(params: Params) -> PyTree:
             return predict_with_key(self.model, params, model_state, batch, rng)
 
         return cast_floating(compute_in(self.precision.compute, predict, params), self.precision.output)

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from jengine.model.model import Model, PyTree
+from jengine.model.model import Batch, Model, ModelState, Params
 
 _STREAM = 0x70726564  # apart from the keys of training steps, which fold a small number into the same seed
 
@@ -24,7 +24,7 @@ def prediction_key(seed: int | jax.Array, batch_index: int | jax.Array) -> jax.A
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _STREAM), batch_index)
 
 
-def predict_with_key(model: Model, params: PyTree, model_state: PyTree, batch: PyTree, rng: jax.Array | None) -> Any:
+def predict_with_key(model: Model, params: Params, model_state: ModelState, batch: Batch, rng: jax.Array | None) -> Any:
     """Return a model's predictions, with the key if its `predict` takes one."""
     if model.predicts_with_rng:
         return model.predict(params, model_state, batch, rng=rng)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jengine.model.model import Model, ModelWrapper, PyTree
+from jengine.model.model import Batch, Model, ModelState, ModelWrapper, Params, PyTree
 from jengine.model.precision import CastModel
 from jengine.model.prediction import predict_with_key
 from jengine.registry import MODELS
@@ -39,7 +39,7 @@ class BaseTTAModel(ModelWrapper):
         """Return one prediction for those of all views, in order. Pure; part of the compiled step."""
         raise NotImplementedError(f"{type(self).__name__} must define `merge_preds(predictions)`")
 
-    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
+    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
         """Return the merged predictions."""
         views = self.augment(batch)
         keys = [None if rng is None else jax.random.fold_in(rng, i) for i in range(len(views))]

@@ -21,6 +21,7 @@ from jengine import paths
 from jengine.annotations import Count, Index
 from jengine.errors import ConfigError
 from jengine.model.constrain import set_sharding
+from jengine.model.model import Batch, Model, ModelState, Params
 from jengine.model.prediction import predict_with_key
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import MeshSizes, axes_of_type, build_mesh, choose_batch_axes
@@ -174,13 +175,13 @@ class DataParallel(MeshStrategy):
                 "examples of its own, got None; use Pjit"
             )
 
-        def predict_replica(params: PyTree, state: PyTree, batch: PyTree, rng: jax.Array | None) -> PyTree:
+        def predict_replica(params: Params, state: PyTree, batch: Batch, rng: jax.Array | None) -> PyTree:
             model_state = map_per_replica(lambda x: x[0], state)["model_state"]
             if rng is not None and (self.replicas or 1) > 1:  # replicas must not sample the same
                 rng = jax.random.fold_in(rng, jax.lax.axis_index(self.axis_name))
             return predict_with_key(model, self.gather_tables(params), model_state, batch, rng)
 
-        def predict(params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array | None = None) -> PyTree:
+        def predict(params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
             state = {"model_state": model_state}
             mapped = jax.shard_map(
                 predict_replica,

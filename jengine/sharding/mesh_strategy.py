@@ -27,7 +27,7 @@ from jengine.sharding.mesh import (
     describe_mesh,
     find_data_shard,
 )
-from jengine.sharding.placement import COLUMNS, Placement, Rules, placement_table
+from jengine.sharding.placement import COLUMNS, Axis, Placement, Rules, placement_table
 from jengine.sharding.strategy import Strategy, bind_axis_names, jit_init
 
 PyTree = Any
