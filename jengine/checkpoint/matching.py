@@ -142,9 +142,9 @@ def match(
     check_patterns("exclude", exclude, [*(p.path for p in parameters), *(path for _, path in pieces)])
     check_patterns("interpolate", interpolate, [p.path for p in parameters])
     found = _find_pieces(parameters, pieces)
-    excluded = [p.shown for p in parameters if matches(p.path, *exclude)]
+    excluded = dict.fromkeys(p.shown for p in parameters if matches(p.path, *exclude))
     fits = [fit for fit in _find_fits(found, stored, target) if fit.parameter.shown not in excluded]
-    are_torch = _are_torch(fits)
+    are_torch = _are_torch(fits)  # of all weights together: a square one does not tell on its own
 
     assignments, matched, mismatched, reshaped, cast = [], {}, {}, {}, {}
     notes, ambiguous = {}, list[str]()
@@ -167,12 +167,10 @@ def match(
             cast[shown] = describe(source), describe(expected)
     used = {key for _, key, _ in found}  # also those of excluded parameters: they are not unexpected
     rest = [(path, piece) for (item, path), piece in pieces.items() if (item, path) not in used]
-    found_paths = {(parameter.item, parameter.path) for parameter, _, _ in found}
+    known = {*excluded, *(parameter.shown for parameter, _, _ in found)}
     return assignments, LoadReport(
         matched=matched,
-        missing=tuple(
-            p.shown for p in parameters if (p.item, p.path) not in found_paths and not matches(p.path, *exclude)
-        ),
+        missing=tuple(p.shown for p in parameters if p.shown not in known),
         unexpected=tuple(path for path, _ in rest if not _is_counter(path) and not matches(path, *exclude)),
         mismatched=mismatched,
         cast=cast,
@@ -220,6 +218,7 @@ def _find_fits(
 ) -> Iterator[_Fit]:
     shapes = {item: {path: tuple(leaf.shape) for path, leaf in target[item].items()} for item in ITEMS}
     slices: dict[str, dict[str, tuple[int, ...] | None]] = {item: {**shapes[item]} for item in ITEMS}
+    # Layouts are those of one layer of a stack, and an attention is recognized by the shapes of all its parameters.
     for parameter, _, piece in found:
         axis, shape = piece.options.stack, parameter.struct.shape
         if axis is None:
@@ -253,11 +252,12 @@ def _find_order(
     """Return in which order of the axes an array fits a parameter."""
     squeezed = _squeeze(element)
     as_torch, as_stored = squeezed == _squeeze(layout.shape), squeezed in (_squeeze(layout.merged), _squeeze(shape))
-    if piece.options.says_axes:  # heads may still be divided from their size
+    if piece.options.says_axes:
+        # Heads may still be divided from their size, as (in, heads * size) into (in, heads, size): there is one way.
         return "stored" if _divides(element, shape) else "none"
     if not layout.is_permuted:
         return "stored" if as_torch or as_stored else "none"
-    if not piece.names[0][0].endswith("weight"):
+    if not piece.names[0][0].endswith("weight"):  # the name in the file: a rule may have changed it to `kernel`
         return "stored" if squeezed == _squeeze(shape) else "none"
     if as_torch and as_stored:  # parts along the first axis are parts of the outputs, so these come first
         return "torch" if len(squeezed) < 2 or piece.options.split == 0 else "either"
@@ -266,6 +266,7 @@ def _find_order(
 
 def _are_torch(fits: Iterable[_Fit]) -> bool:
     """Return whether the weights of a source that fit in one order only have PyTorch's."""
+    # A rule that says 'none' for one weight shows that the file has layers in (in, out), as GPT-2 beside Linear ones
     weights = [fit for fit in fits if fit.layout.is_permuted and fit.piece.names[0][0].endswith("weight")]
     orders = {fit.order for fit in weights if not fit.piece.options.says_axes and len(_squeeze(fit.element)) > 1}
     are_named = any(fit.piece.options.says_axes and fit.piece.options.transform != "transpose" for fit in weights)

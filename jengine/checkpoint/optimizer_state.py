@@ -20,7 +20,7 @@ from jengine.checkpoint.sources import WeightSource
 from jengine.logging import format_table
 from jengine.paths import flatten
 
-Fields = dict[str, dict[str, str]]  # path of a field -> path of a parameter -> path of the array
+Fields = dict[str, dict[str, str]]  # path of a field -> path of a parameter -> name of the array
 
 _STEPS = ("step", "iter", "iteration", "global_step")
 _FRESH = ("accumulated_grads",)  # a window of accumulation starts anew
@@ -72,6 +72,10 @@ def load_optimizer(
     Returns:
       The state in the same structure, dtypes and placement, and the report.
 
+    Raises:
+      ValueError: two states of the same field are stored for a parameter, or a rule has a function of its own, which
+        may not hold for a state.
+
     >>> import optax
     >>> from jengine.checkpoint import open_weights
     >>> params = {"w": np.ones(2, np.float32)}
@@ -79,23 +83,20 @@ def load_optimizer(
     >>> state, report = load_optimizer(open_weights(saved), optax.adamw(0.1).init(params), ["w"])
     >>> report.step, report.matched["0.mu"]
     (7, 'opt_state.0.mu')
-
-    Raises:
-      ValueError: two states of the same field are stored for a parameter, or a rule has a function of its own, which
-        may not hold for a state.
     """
-    if not isinstance(rename, str):
+    if not isinstance(rename, str):  # `v` of Adam is squared: what holds for a parameter need not hold for it
         own = [rule.shown for rule in parse_rules(rename) if rule.options.transform not in (None, "none", "transpose")]
         if own:
             raise ValueError(f"`optimizer` must be False with a function on the arrays, got the rule {own[0]}")
-    weights, others = _divide(source.structs, item)
-    stored = _find_fields(others, weights.values())
+    params, others = _divide(source.structs, item)
+    stored = _find_fields(others, params)
     leaves = flatten(opt_state)
-    own_fields = _find_fields(leaves, loaded)
+    own_fields = _find_fields({path: path for path in leaves}, loaded)
     matched: dict[str, str] = {}
     missing, used = [], set[str]()
     for field, targets in own_fields.items():
         name = field.rpartition(".")[2]
+        # `multi_transform` has one `mu` for each of its parts, with the parameters of that part
         sources = {path: entries for path, entries in stored.items() if path.rpartition(".")[2] == name}
         names = _join(name, sources)
         values = {param: leaves[path] for param, path in targets.items()}
@@ -109,34 +110,44 @@ def load_optimizer(
         if found < set(values):
             missing.append(field if not found else f"{field} of {', '.join(sorted(set(values) - found)[:3])}")
     scalars = dict(_match_scalars(leaves, others, matched))
-    for name, array in source.read({name: source.structs[name] for name in scalars.values()}):
-        for path in (path for path, stored_name in scalars.items() if stored_name == name):
-            leaves[path] = arrays.put_like(np.asarray(array), leaves[path])
+    parents = tuple(_prefix(field.split(".")[:-1]) for field in matched)
+    numbers = [path for path, leaf in leaves.items() if np.ndim(leaf) == 0 and path.startswith(parents)]
+    missing += [path for path in numbers if path not in scalars]  # without its count, Adam corrects the bias again
+    wanted = {others[shown] for shown in scalars.values()}
+    read = dict(source.read({name: source.structs[name] for name in wanted}))
+    leaves |= {path: arrays.put_like(np.asarray(read[others[x]]), leaves[path]) for path, x in scalars.items()}
     step, step_from = _find_step(source, others, [*scalars.values()])
     in_fields = {name for field in used for name in stored[field].values()}
-    unused = [name for name in others if name not in in_fields and name not in scalars.values() and name != step_from]
+    unused = [
+        next((field for field in stored if shown.startswith(f"{field}.")), shown)
+        for shown, name in others.items()
+        if name not in in_fields and name not in wanted and shown != step_from
+    ]
     restored = jax.tree.unflatten(jax.tree.structure(opt_state), list(leaves.values()))
-    unused = list(dict.fromkeys(_shorten(name, stored) for name in unused))
-    return restored, OptimizerReport({**matched, **scalars}, tuple(missing), tuple(unused), step, step_from)
+    rest = tuple(dict.fromkeys(unused))
+    return restored, OptimizerReport({**matched, **scalars}, tuple(missing), rest, step, step_from)
 
 
-def _divide(structs: Mapping[str, Any], item: str | None) -> tuple[dict[str, str], list[str]]:
-    """Return the names of the weights with their paths as parameters, and all other names."""
+def _divide(structs: Mapping[str, jax.ShapeDtypeStruct], item: str | None) -> tuple[list[str], dict[str, str]]:
+    """Return the paths of the parameters, and the names of all other arrays by path.
+
+    The last segment `value` is that of Flax's wrappers in Orbax, and belongs to none of these paths.
+    """
     prefix = "" if item is None else f"{item}."
     below = {name: name.removeprefix(prefix) for name in structs if name.startswith(prefix)}
-    tops = {path.partition(".")[0] for path in below.values()}
-    if "params" in tops:
+    if any(path.startswith("params.") for path in below.values()):
         below = {name: path.removeprefix("params.") for name, path in below.items() if path.startswith("params.")}
-    return below, [name for name in structs if name not in below]
+    others = {name.removesuffix(".value"): name for name in structs if name not in below}
+    return [path.removesuffix(".value") for path in below.values()], others
 
 
-def _find_fields(names: Iterable[str], params: Collection[str]) -> Fields:
+def _find_fields(names: Mapping[str, str], params: Collection[str]) -> Fields:
     """Return the paths that have arrays with the names of parameters below them."""
     known, fields = set(params), Fields()
-    for name in names:
-        for i, char in enumerate(name):
-            if char == "." and name[i + 1 :] in known:
-                fields.setdefault(name[:i], {})[name[i + 1 :]] = name
+    for path, name in names.items():
+        for i, char in enumerate(path):
+            if char == "." and path[i + 1 :] in known:  # the longest one: `kernel` may be a parameter too
+                fields.setdefault(path[:i], {})[path[i + 1 :]] = name
                 break
     return fields
 
@@ -182,31 +193,33 @@ def _match_scalars(
 ) -> Iterator[tuple[str, str]]:
     """Yield the numbers next to matched fields, and those in chains that have the same parts."""
     known = set(others)
-    roots = set[tuple[str, str]]()
+    roots = list[tuple[str, str]]()
     for field, stored in matched.items():
         own, other = field.split(".")[:-1], stored.partition(", ")[0].split(".")[:-1]
-        roots.add((".".join(own), ".".join(other)))
+        roots.append((_prefix(own), _prefix(other)))
         while own and other and own[-1] == other[-1]:  # the same place in the same chain
             own, other = own[:-1], other[:-1]
-            roots.add((".".join(own), ".".join(other)))
+            roots.append((_prefix(own), _prefix(other)))
     for path, leaf in leaves.items():
         for own_root, root in roots:
-            name = f"{root}.{path.removeprefix(f'{own_root}.')}"
-            if path.startswith(f"{own_root}.") and name in known and np.ndim(leaf) == 0:
+            name = root + path.removeprefix(own_root)
+            if path.startswith(own_root) and name in known and np.ndim(leaf) == 0:
                 yield path, name
                 break
 
 
-def _find_step(source: WeightSource, others: Sequence[str], counts: Sequence[str]) -> tuple[int | None, str]:
+def _prefix(segments: Sequence[str]) -> str:
+    return "".join(f"{segment}." for segment in segments)
+
+
+def _find_step(source: WeightSource, others: Mapping[str, str], counts: Sequence[str]) -> tuple[int | None, str]:
     """Return the number of completed iterations and its path: that of a step, or of the optimizer's count."""
-    steps = [name for name in others if name.rpartition(".")[2] in _STEPS]
-    names = sorted(steps, key=lambda name: name.count(".")) + [n for n in counts if n.endswith(".count")]
-    for name in names:
+    steps = [path for path in others if path.rpartition(".")[2] in _STEPS]
+    # The shortest path: a step of the loop rather than one inside of the optimizer
+    paths = sorted(steps, key=lambda path: path.count(".")) + [n for n in counts if n.endswith(".count")]
+    for path in paths:
+        name = others[path]
         if source.structs[name].shape == ():
             array = dict(source.read({name: source.structs[name]}))[name]
-            return int(np.asarray(array)), name
+            return int(np.asarray(array)), path
     return None, ""
-
-
-def _shorten(name: str, fields: Fields) -> str:
-    return next((field for field in fields if name.startswith(f"{field}.")), name)

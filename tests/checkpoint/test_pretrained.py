@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import linen as nn
@@ -15,7 +16,8 @@ from flax import nnx
 from flax.core import freeze
 from safetensors.numpy import load_file, save_file
 
-from jengine.checkpoint import CheckpointMismatchError, load_pretrained, locate_weights
+from jengine.checkpoint import CheckpointMismatchError, load_pretrained, locate_weights, open_weights
+from jengine.checkpoint.optimizer_state import load_optimizer
 
 from .conftest import make_meta
 from .pretrained_models import NnxBlock, NnxViT, ResNet, ViT
@@ -331,6 +333,23 @@ def test_variables_of_linen_are_loaded_from_memory():
         jax.tree.map(np.testing.assert_array_equal, {"params": params, **state}, variables)
     params, _, _ = load_pretrained(variables["params"], other["params"])  # the parameters alone
     jax.tree.map(np.testing.assert_array_equal, params, variables["params"])
+
+
+def test_optimizers_of_nnx_are_loaded_with_their_counts(tmp_path):
+    module = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(module, optax.adamw(0.1), wrt=nnx.Param)
+    optimizer.update(module, nnx.grad(lambda module: jnp.square(module(jnp.ones((4, 3)))).sum())(module))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "nnx", {"model": nnx.state(module), "optimizer": nnx.state(optimizer)})
+    fresh = nnx.state(nnx.Linear(3, 2, rngs=nnx.Rngs(1)), nnx.Param)
+    source = open_weights(tmp_path / "nnx")
+    _, _, report = load_pretrained(source, fresh, item="model")
+    state, found = load_optimizer(source, optax.adam(0.1).init(fresh), list(report.matched), item="model")
+    kernel = optimizer.opt_state[0].mu["kernel"][...]
+    np.testing.assert_array_equal(state[0].mu["kernel"][...], kernel)
+    assert int(state[0].count) == found.step == 1
+    assert found.step_from == "optimizer.step"
+    assert not found.missing
 
 
 # --- Rules and errors. ---
