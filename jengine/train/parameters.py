@@ -2,13 +2,15 @@
 
 import math
 
+from optax import Params
+
 from jengine.paths import flatten
-from jengine.train.state import PyTree
 
 
-def parameter_size(params: PyTree) -> str:
+def parameter_size(params: Params) -> str:
     """Return the numbers of tensors and parameters, and the memory.
 
+    >>> import jax
     >>> parameter_size({"w": jax.ShapeDtypeStruct((1024, 256), "float32")})
     '1 tensors, 262,144 parameters, 1.00 MiB'
     """
@@ -16,7 +18,7 @@ def parameter_size(params: PyTree) -> str:
     return f"{tensors} tensors, {parameters:,} parameters, {size / 2**20:,.2f} MiB"
 
 
-def count_parameters(params: PyTree) -> tuple[int, int, int]:
+def count_parameters(params: Params) -> tuple[int, int, int]:
     """Return the numbers of tensors, parameters and bytes."""
     leaves = flatten(params).values()
     sizes = [math.prod(leaf.shape) for leaf in leaves]

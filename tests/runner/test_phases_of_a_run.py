@@ -115,6 +115,18 @@ def test_each_update_takes_its_own_batch_and_a_phase_acts_every_other_iteration(
     assert_equal(runner.state.params, params, rtol=1e-5)
 
 
+@pytest.mark.parametrize("parallel", ["Pjit", "DataParallel"])
+def test_phases_on_several_devices_equal_those_on_one(train, parallel):
+    def loss(params, batch):  # without random numbers, which each replica draws for itself
+        return (jnp.tanh(batch["x"] @ params["critic"]["w"]) - batch["x"][:, :2] @ params["gen"]["w"][:, 0]) ** 2
+
+    model = FunctionalModel(init, dict(critic=loss, gen=lambda params, batch: -loss(params, batch)))
+    one = train("one", model=model)
+    cfg = dict(max_epochs=3, phases=PHASES, steps_per_call=2)
+    several = train("several", model=model, train_cfg=cfg, parallel=dict(type=parallel, devices=2))
+    assert_equal(jax.device_get(several.state.params), one.state.params, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.full_optimization
 def test_chunks_and_a_run_resumed_within_an_epoch_are_equal_to_the_last_bit(train, tmp_path):
     records = Record(), Record()
