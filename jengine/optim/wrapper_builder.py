@@ -53,9 +53,9 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
     A config whose values are all wrappers or wrapper configs describes several optimizers by name.
     """
     reject_trailing_comma(cfg, "an optimizer wrapper")
-    if isinstance(cfg, OptimWrapper | OptimWrapperDict):
+    if isinstance(cfg, OptimWrapper) or (isinstance(cfg, OptimWrapperDict) and len(cfg) == 1):
         return cfg
-    constructor = _build_constructor(cfg)
+    constructor = _build_constructor(dict(cfg) if isinstance(cfg, OptimWrapperDict) else cfg)
     # custom constructors only have to accept the model
     if "module_types" in inspect.signature(constructor.__call__).parameters:
         return constructor(params_or_model, module_types=module_types)

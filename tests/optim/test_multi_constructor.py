@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from jengine.optim import OptimWrapperDict, build_optim_wrapper
+from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 
 PARAMS = {"gen": {"w": jnp.ones((2,)), "b": jnp.ones(())}, "disc": {"w": jnp.ones((3,))}, "shared": {"e": jnp.ones(())}}
 
@@ -24,6 +24,17 @@ def test_each_optimizer_updates_its_own_part():
     np.testing.assert_array_equal(updates["gen"]["w"], [0, 0])
     np.testing.assert_array_equal(updates["disc"]["w"], [-0.5] * 3)
     np.testing.assert_array_equal(updates["shared"]["e"], -0.5)
+
+
+@pytest.mark.parametrize("form", [dict, OptimWrapperDict])
+def test_a_built_wrapper_trains_only_the_module_of_its_name(form):
+    wrappers = build_optim_wrapper(PARAMS, form(gen=OptimWrapper(optax.sgd(0.1)), disc=OptimWrapper(optax.sgd(0.5))))
+    updates, _ = wrappers["disc"].update(optax.tree.ones_like(PARAMS), wrappers.init(PARAMS)["disc"], PARAMS)
+    np.testing.assert_array_equal(updates["gen"]["w"], [0, 0])
+    np.testing.assert_array_equal(updates["disc"]["w"], [-0.5] * 3)
+    np.testing.assert_array_equal(updates["shared"]["e"], 0)
+    with pytest.raises(ValueError, match="must have parameters, got 'critic'"):
+        build_optim_wrapper(PARAMS, form(gen=OptimWrapper(optax.sgd(0.1)), critic=OptimWrapper(optax.sgd(0.5))))
 
 
 def test_each_optimizer_may_have_its_own_rules():

@@ -28,7 +28,7 @@ class MultiOptimWrapperConstructor:
     Args:
       optim_wrapper_cfg: name -> a built wrapper, a bare optax transformation, or a config as for a single optimizer
         (`optimizer`, `clip_grad`, `paramwise_cfg`, `constructor`, …). It trains the parameters in the module called
-        `name`, or in the modules listed in its entry `modules`.
+        `name`, or in the modules listed in its entry `modules`. A built wrapper with groups of its own trains those.
       paramwise_cfg: rules for every wrapper without rules.
 
     Raises:
@@ -81,10 +81,11 @@ class MultiOptimWrapperConstructor:
         wrappers: dict[str, Any] = {}
         owners: dict[str, str] = {}
         for name, wrapper_cfg in self.configs().items():
-            if isinstance(wrapper_cfg, OptimWrapper):
+            is_built = isinstance(wrapper_cfg, OptimWrapper)
+            if is_built and wrapper_cfg.optimizer.groups is not None:
                 wrappers[name] = wrapper_cfg
                 continue
-            modules = self.optim_wrapper_cfg[name].get("modules", [name])
+            modules = [name] if is_built else self.optim_wrapper_cfg[name].get("modules", [name])
             with config_path(name):
                 selected = _select_modules(params, [modules] if isinstance(modules, str) else modules)
                 for path in paths.flatten(selected):
@@ -93,7 +94,7 @@ class MultiOptimWrapperConstructor:
                             f"parameter {path!r} must be in one optimizer wrapper, got {owners[path]!r} and {name!r}"
                         )
                     owners[path] = name
-                wrappers[name] = construct(selected, wrapper_cfg, types)
+                wrappers[name] = construct(selected, wrapper_cfg, types)  # returns a built one
                 wrappers[name].grouped.restrict(selected)  # it receives all parameters, and must not train the others
         return OptimWrapperDict(**wrappers)
 
