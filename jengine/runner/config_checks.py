@@ -7,6 +7,7 @@ from typing import Any
 
 from jengine.checkpoint import check_storable
 from jengine.config import check_keys, drop_without_effect
+from jengine.config.extras import check_extras
 from jengine.data import DataLoader, IterableLoader, check_dataloader
 from jengine.data.find_source import as_source, is_stream
 from jengine.errors import ConfigError, closest, config_path, current_config_path
@@ -41,6 +42,8 @@ _VAL_LOOPS = ("ValLoop", "MultiValLoop")
 def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> tuple[dict[str, Any], str]:
     """Check that a resolved config has `model`, `work_dir`, other arguments of `constructor`, and `vars` as keys.
 
+    The packages that it requires must be installed, see `check_extras`.
+
     Returns:
       The config without MMEngine keys that mean nothing here, and one line that names those, or "".
     """
@@ -50,6 +53,7 @@ def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> tup
     for name in ("model", "work_dir"):
         if cfg.get(name) is None:
             raise ConfigError(f"the config must have the key {name!r}, got none")
+    check_extras(cfg)
     return cfg, dropped
 
 

@@ -13,7 +13,6 @@ from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.fingerprint import describe_settings
 from jengine.checkpoint.start_from import default_resume_command, parse_resume_policy, remove_in_memory
 from jengine.config import format_config, resolve
-from jengine.config.extras import check_extras
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
 from jengine.distributed import get_processes
@@ -195,7 +194,6 @@ class Runner:
           ConfigError: unknown or missing keys. MissingPackageError: the config requires an optional package.
         """
         plain, dropped = config_checks.check_top_level(resolve(cfg), cls.__init__)
-        check_extras(plain)
         runner = cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
         if dropped:
             runner.logger.info(dropped)
