@@ -3,6 +3,7 @@
 import pathlib
 import re
 import shlex
+import shutil
 import tomllib
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from flax import nnx
 
 from jengine import Runner, checkpoint, config, paths
 from jengine.averaging import AVERAGES
+from jengine.checkpoint.array_rules import parse_rules
 from jengine.cli.main import build_parser
 from jengine.data import ArrayDataset, build_dataloader
 from jengine.evaluation import build_evaluator
@@ -54,6 +56,9 @@ ELSEWHERE = (
 )
 
 
+PRETRAINED = pathlib.Path(__file__).parent.parent / "data" / "pretrained"
+
+
 def blocks_of(page, language):
     return [m[1] for m in re.finditer(rf"^```{language}\n(.*?)^```", PAGES[page], flags=re.DOTALL | re.MULTILINE)]
 
@@ -79,6 +84,12 @@ def run_page(tmp_path, monkeypatch):
         return names
 
     return run
+
+
+def execute(block):
+    names = {}
+    exec(block, names)
+    return names
 
 
 def build_sections(names):
@@ -333,10 +344,13 @@ def test_more_hooks_page(run_page):
 def test_pretrained_page(run_page, trained, tmp_path):
     params = dict(trained.state.params)
     checkpoint.export_params(params, tmp_path / "vit.safetensors")
-    rename = blocks_of("pretrained.md", "python")[1]
+    shutil.copytree(PRETRAINED / "llama", tmp_path / "weights" / "Llama-3.2-1B")
     names = run_page("pretrained.md", dict(params=params), {"from jengine import checkpoint": dict(rename=[])})
-    assert set(names["load_from"]) == {"path", "rename", "exclude"}
-    assert re.sub(*re.findall(r'r"(.*?)"', rename), "blocks.3.mlp.fc1.weight") == "layers_3.fc1.weight"
+    assert names["load_from"] == dict(path="old_run/state", item="model", optimizer=True)
+    assert class_names([MODELS.build(names["model"])]) == ["LinenModel"]
+    rules, timm = blocks_of("pretrained.md", "python")[1:3]
+    assert [rule.options.stack for rule in parse_rules(execute(rules)["rename"])] == [0, None, None, None, None]
+    assert re.sub(*execute(timm)["rename"][1], "blocks.3.mlp.fc1.weight") == "layers_3.fc1.weight"
     np.testing.assert_array_equal(names["params"]["conv0_0"]["kernel"], params["conv0_0"]["kernel"])
 
 
