@@ -153,6 +153,7 @@ class TrainStep:
         """Run all phases, each with a key and maybe a batch of its own, and add the total loss."""
         rng, hyperparams, batch = ctx.rng, ctx.hyperparams, 0
         totals: dict[str, jax.Array] = {}
+        rare: dict[str, jax.Array] = {}  # metrics of phases that act every n-th iteration
         for i, phase in enumerate(self.phases):
             if phase.batch != batch:
                 batch = phase.batch
@@ -162,11 +163,16 @@ class TrainStep:
                 ctx, hook_state = self.hooks.run("traced_batch", batch_ctx, hook_state)
             ctx = ctx.replace(rng=jax.random.fold_in(rng, i))  # phases must not share dropout masks
             is_due = True if phase.every == 1 else (ctx.step + 1) % phase.every == 0
+            before = ctx.metrics
             ctx, hook_state = self._run_phase(phase, ctx, hook_state, is_due)
             loss = ctx.metrics[f"loss_{phase.name}"]
             totals[phase.name] = loss if is_due is True else jnp.where(is_due, loss, totals.get(phase.name, 0.0))
+            if is_due is not True:  # hooks would take the NaN of a phase that does not act for a failure
+                added = {name: value for name, value in ctx.metrics.items() if name not in before}
+                rare |= added
+                ctx = ctx.replace(metrics={name: value for name, value in ctx.metrics.items() if name in before})
         first, *others = totals.values()
-        return ctx.replace(metrics={**ctx.metrics, "loss": sum(others, start=first)}), hook_state
+        return ctx.replace(metrics={**rare, **ctx.metrics, "loss": sum(others, start=first)}), hook_state
 
     def _run_phase(
         self, phase: Phase, ctx: StepContext, hook_state: HookStates, is_due: bool | jax.Array

@@ -127,6 +127,15 @@ def test_phases_on_several_devices_equal_those_on_one(train, parallel):
     assert_equal(jax.device_get(several.state.params), one.state.params, rtol=1e-5, atol=1e-7)
 
 
+def test_a_phase_that_does_not_act_is_no_failure_for_the_numerics_guard(train):
+    phases = [("critic", 1), dict(optimizer="gen", every=2), ("critic", 1)]
+    record, cfg = Record(), dict(max_epochs=1, phases=phases)
+    runner = train("guarded", [dict(type="NumericsGuardHook"), record], train_cfg=cfg)
+    assert [metrics["dropped_steps"] for metrics in record.metrics] == [0] * 8
+    assert ["loss_gen" in metrics for metrics in record.metrics] == [False, True] * 4
+    assert_equal(runner.state.params, train("plain", train_cfg=cfg).state.params)
+
+
 @pytest.mark.full_optimization
 def test_chunks_and_a_run_resumed_within_an_epoch_are_equal_to_the_last_bit(train, tmp_path):
     records = Record(), Record()
