@@ -155,8 +155,10 @@ class TransformerLM(nn.Module):
       max_length: the most tokens with learned positions.
       rotary_base: ratio of the longest to the shortest wavelength.
       rotary_scaling: fields of `RotaryScaling`.
-      norm, norm_epsilon: 'rms' or 'layer', and the number added to the variance.
-      mlp, activation: 'gated' or 'plain', and the nonlinearity.
+      norm: 'rms' for RMSNorm, 'layer' for LayerNorm.
+      norm_epsilon: number added to the variance in norms.
+      mlp: 'gated' for `down(act(gate(x)) * up(x))`, 'plain' for `down(act(up(x)))`.
+      activation: nonlinearity in the MLP; 'gelu_tanh' is the approximate GELU.
       bias: whether projections have a bias.
       tied: whether the embedding is also the output layer.
 
