@@ -167,6 +167,8 @@ _ARGUMENTS = {
     "metric": {
         "Accuracy": "topk=(1, 5)",
         "MeanLoss": 'loss=dict(type="CrossEntropy")',
+        "DumpResults": 'out_file_path="predictions.npz"',
+        "MetricAdapter": 'metric="flax.nnx.metrics.Accuracy", inputs=dict(logits="logits", labels="label")',
     },
     "evaluator": {"Evaluator": 'metrics=[dict(type="Accuracy")]'},
     "visualizer": {"Visualizer": 'vis_backends=[dict(type="LocalVisBackend")]'},

@@ -16,6 +16,15 @@ class RankingMetric(PairMetric, HostMetric):
 
     Scores and labels of all examples are kept on the host, because a ranking is not a sum; the results are exact, with
     ties.
+
+    Args:
+      average: mean over classes: 'macro', 'weighted' by their numbers of examples, or 'none' for an array by class.
+      label: the batch entry with labels, int[B]; or int[B, C] for several labels, 1 for each that is present.
+      prediction: the prediction entry with scores, float[B] for class 1 of two, or float[B, C]; None if the predictions
+        are an array.
+      from_logits: apply a softmax to the scores if there are several classes, of which one is true.
+      ignore_index: label that does not count; None for no such label.
+      prefix: prefix of the result name, none by default.
     """
 
     name: ClassVar[str]
@@ -143,21 +152,13 @@ def average_precision(is_positive: np.ndarray, scores: np.ndarray) -> float:
 class AUROC(RankingMetric):
     """Area under the ROC curve, `auroc`: binary, or the mean over classes, one against the rest.
 
-    Classes of which there are no examples, or no others, have no value and do not count in the mean.
+    Classes of which there are no examples, or no others, have no value and do not count in the mean. The arguments are
+    those of `RankingMetric`.
 
     >>> metric = AUROC()
     >>> metric.process({"label": np.array([0, 0, 1, 1])}, np.array([0.1, 0.4, 0.35, 0.8]))
     >>> metric.collect(None)
     {'auroc': 0.75}
-
-    Args:
-      average: mean over classes: 'macro', 'weighted' by their numbers of examples, or 'none' for an array by class.
-      label: the batch entry with labels, int[B]; or int[B, C] for several labels, 1 for each that is present.
-      prediction: the prediction entry with scores, float[B] for class 1 of two, or float[B, C]; None if the predictions
-        are an array.
-      from_logits: apply a softmax to the scores if there are several classes, of which one is true.
-      ignore_index: label that does not count; None for no such label.
-      prefix: prefix of the result name, none by default.
     """
 
     name = "auroc"
@@ -172,7 +173,7 @@ class AveragePrecision(RankingMetric):
     """Average precision, `average_precision`: binary, or the mean over classes (mAP), one against the rest.
 
     As in scikit-learn, the precision is not interpolated. Classes without examples do not count in the mean. The
-    arguments are those of `AUROC`.
+    arguments are those of `RankingMetric`.
 
     >>> metric = AveragePrecision()
     >>> metric.process({"label": np.array([0, 0, 1, 1])}, np.array([0.1, 0.4, 0.3, 0.8]))
