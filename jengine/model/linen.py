@@ -16,7 +16,7 @@ from jengine.model.adapters import (
     train_arguments,
 )
 from jengine.model.autocast import autocast
-from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree
+from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
 from jengine.model.padding import exclude_padding
 from jengine.model.sown import Sown, SownValues, flatten_sown
 from jengine.paths import dotted
@@ -99,6 +99,7 @@ class LinenModel(Model):
         )[0]
         self.logical_axes = {dotted(path): tuple(x.names) for path, x in leaves if isinstance(x, nn.Partitioned)}
         variables = dict(nn.meta.unbox(variables))  # the axis names are in `logical_axes` now
+        check_state_names("a collection", variables)
         sown = [name for name in variables if self._is_sown(name, variables, inputs)]
         self._sown_collections = tuple(dict.fromkeys((_INTERMEDIATES, *self._sown.names, *sown)))
         return variables.pop("params", {}), {name: x for name, x in variables.items() if name not in sown}

@@ -2,11 +2,13 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import jax
 import optax
+
+from jengine.errors import ConfigError
 
 PyTree = Any
 ArrayTree: TypeAlias = optax.Params  # any pytree of arrays
@@ -16,6 +18,15 @@ Batch: TypeAlias = ArrayTree  # a dict or a tuple, mostly
 Losses = dict[str, Any]  # name -> array of any shape (averaged), (sum, weight), or a list of these
 Scalars = Mapping[str, Any]  # hyperparameters by name; traced, so the host can change them between steps
 FROZEN = "frozen"  # item of the model state with parameters that are not trained, see `Model`
+
+
+def check_state_names(kind: str, names: Iterable[str]) -> None:
+    """Raise ConfigError if a variable of the module has the name of the item with frozen parameters."""
+    if FROZEN in names:
+        raise ConfigError(
+            f"{kind} of the module must not be called {FROZEN!r}, as the item of the model state with parameters that "
+            "are not trained; give it another name"
+        )
 
 
 class Model:

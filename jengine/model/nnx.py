@@ -24,7 +24,7 @@ from jengine.model.adapters import (
     train_arguments,
 )
 from jengine.model.autocast import autocast, current_dtype
-from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, Params, PyTree
+from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
 from jengine.model.nnx_filters import NnxFilter, announce_training, build_filter, is_adapter, select_trained
 from jengine.model.nnx_state import (
     Path,
@@ -134,6 +134,7 @@ class NnxModel(Model):
         self._structure = _Structure(graphdef, all_params, streams, others, accepts_rngs, bool(frozen))
         params, rest = to_dict({path: variables[path] for path in trained}), to_dict(list_variables(states[2]))
         if not frozen:
+            check_state_names("an attribute", rest)
             return params, rest
         adapters = [path for path in trained if is_adapter(variables[path])]
         self.adapter_paths = frozenset(map(".".join, adapters))

@@ -112,12 +112,22 @@ def require_drawing(visualizer: Visualizer, hook: Hook) -> None:
 # --- Loops and schedules ---
 
 
+def has_own_step(runner: RunnerInternals) -> bool:
+    """Return whether a subclass of the Runner overrides `train_step`."""
+    return type(runner).train_step.__module__ != "jengine.runner.runner"
+
+
 def build_train_loop(runner: RunnerInternals, cfg: LoopSection, dataloader: Loader) -> Any:
     """Return the training loop, selected by `type`, or by `by_epoch` (default True)."""
     loop = as_config(cfg)
     if hasattr(loop, "items"):
         with config_path("train_cfg"):
             loop = LOOPS.build(train_loop_config(cfg), runner=runner, dataloader=dataloader)
+    if has_own_step(runner) and loop.steps_per_call > 1:
+        raise ConfigError(
+            f"`train_cfg.steps_per_call` must be 1 for a Runner with a `train_step` of its own, which chunks would not "
+            f"call, got {loop.steps_per_call}; for chunks write the step as a `train_step` of the model"
+        )
     if math.isfinite(loop.max_iters) and loop.max_iters > MAX_STEP:
         limit = f"`train_cfg.max_iters` must be at most {MAX_STEP}"
         if loop.by_epoch:

@@ -21,7 +21,7 @@ from jengine.hooks.hook_list import HookList
 from jengine.inference.predict import Predictor, open_batches
 from jengine.inference.trained_module import trained_module
 from jengine.logging import PhaseTimer
-from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
+from jengine.optim import OptimWrapper, build_optim_wrapper
 from jengine.optim.batch_size import list_wrappers, read_auto_scale_lr, scale_lr, warn_of_accumulation
 from jengine.optim.compared_settings import AnyWrapper, optimizer_settings
 from jengine.optim.schedules import Schedulers
@@ -247,7 +247,7 @@ class Runner:
         """Return the optimizer wrapper, built for the parameters' shapes."""
         if self.optim_wrapper is None:
             optim_wrapper = self._sections["optim_wrapper"]
-            if not isinstance(optim_wrapper, OptimWrapper | OptimWrapperDict):
+            if not isinstance(optim_wrapper, OptimWrapper):
                 params = self._loaders.call_with_example("train_dataloader", self._initializer.param_shapes)
                 optim_wrapper = build_optim_wrapper(params, optim_wrapper, module_types=self.model.module_types)
             self.optim_wrapper = optim_wrapper

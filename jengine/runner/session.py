@@ -18,6 +18,7 @@ from jengine.errors import ConfigError
 from jengine.json_codec import decode, encode
 from jengine.logging import format_table, open_log_file, shorten_rows
 from jengine.paths import flatten
+from jengine.runner.components import has_own_step
 from jengine.runner.end_report import log_interruption, log_summary
 from jengine.runner.failures import check_losses, handle_failure
 from jengine.runner.resume_data import warn_if_inexact
@@ -137,6 +138,12 @@ def log_start(runner: RunnerInternals, groups: GroupTable) -> None:
         runner.logger.warning(
             f"steps_per_call={steps_per_call} has no effect: {names} may act at each step; "
             "iterations run one by one. To allow chunks, define `next_step`, `runs_ahead` or `after_train_chunk`."
+        )
+    traced = [type(hook).__name__ for hook in runner.hooks if hook.get_traced_points()]
+    if has_own_step(runner) and traced:
+        runner.logger.warning(
+            f"{type(runner).__name__}.train_step takes the place of the built-in step: the traced points of "
+            f"{', '.join(traced)} have no effect unless it calls that step. A `train_step` of the model has them."
         )
     warn_if_inexact(runner)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from jengine.errors import ConfigError
 from jengine.model import CastModel, LinenModel, Precision
 from jengine.paths import flatten
 
@@ -189,3 +190,13 @@ def test_merge_returns_a_bound_module(experts):
     trained = model.merge(params, state, train=True)
     trained(BATCH["image"], train=True)
     assert float(trained.variables["carry"]["a"]["pair"][0]) == 1.0
+
+
+def test_a_collection_with_the_name_of_the_frozen_parameters_is_refused():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return x * self.variable("frozen", "scale", jnp.ones, ()).value * self.param("w", nn.initializers.ones, ())
+
+    with pytest.raises(ConfigError, match="a collection of the module must not be called 'frozen'"):
+        LinenModel(Net(), lambda outputs, batch: outputs.sum()).init(jax.random.key(0), {"image": jnp.ones(3)})

@@ -8,6 +8,7 @@ import pytest
 from flax import linen as nn
 
 from jengine.data import ArrayDataset
+from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel
 from jengine.runner import Runner
@@ -130,3 +131,24 @@ def test_the_networks_of_the_step_compute_in_the_precision_of_the_run(train):
     difference = np.abs(np.asarray(state.params["Dense_1"]["kernel"] - expected.params["Dense_1"]["kernel"])).max()
     assert 1e-5 < difference < 0.1
     assert {str(leaf.dtype) for leaf in jax.tree.leaves((state.params, state.model_state))} == {"float32"}
+
+
+def test_a_step_of_the_runner_refuses_chunks_and_names_the_hooks_without_effect(tmp_path, caplog):
+    class Own(Runner):
+        def train_step(self, batch):
+            return {"loss": jnp.zeros(())}
+
+    def run(**cfg):
+        Own(
+            FunctionalModel(lambda: {"w": jnp.zeros(2)}, lambda params, batch: params["w"].sum()), tmp_path / "own",
+            train_dataloader=[np.zeros(2, np.float32)], train_cfg=dict(max_epochs=1, **cfg),
+            optim_wrapper=optax.sgd(0.1), custom_hooks=[dict(type="EMAHook")],
+        ).train()  # fmt: skip
+
+    with pytest.raises(ConfigError, match=r"steps_per_call` must be 1 for a Runner with a `train_step` .* got 2"):
+        run(steps_per_call=2)
+    assert not (tmp_path / "own").exists()
+    run()
+    assert "Own.train_step takes the place of the built-in step: the traced points of EMAHook have no effect" in (
+        caplog.text
+    )
