@@ -277,6 +277,8 @@ def test_evaluation_page(run_page):
     assert metric.compute(metric.update(metric.init(), jnp.array([2.0, 2.0, 0.0]), batch)) == {"mean": 2.0}
     loaders = build_val_dataloaders(names["val_dataloader"])
     assert {name: loader.length for name, loader in loaders.items()} == {"clean": 3, "robust": 1}
+    first, *_, last = (metrics["frechet_distance"] for _, _, metrics in names["runner"].validations)
+    assert last < first  # the samples of the VAE approach the data
     own = build_evaluator(names["val_evaluator"][:2])  # the third metric is of a library that may not be installed
     assert own.names == ("accuracy", "average")
 
