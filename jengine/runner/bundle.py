@@ -9,7 +9,11 @@ import jax
 import numpy as np
 import optax
 
+from jengine.checkpoint import list_arrays, load_pretrained, open_weights, read_meta
 from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
+from jengine.checkpoint.huggingface import find_differences
+from jengine.checkpoint.optimizer_state import load_optimizer
+from jengine.checkpoint.restore import restore_verified
 from jengine.checkpoint.start_from import LoadFrom
 from jengine.errors import ConfigError
 from jengine.model import FROZEN, get_model
@@ -71,7 +75,7 @@ def collect_checkpoint(
     from jengine import __version__
 
     runner.log_writer.flush()  # the visualizer records the sizes of the scalar files
-    arrays = _arrays(runner)
+    arrays = dict(vars(runner.state))
     if not save_optimizer:
         del arrays["opt_state"]
     bundle: Bundle = dict(
@@ -111,10 +115,6 @@ def collect_checkpoint(
     return bundle
 
 
-def _arrays(runner: RunnerInternals) -> dict[str, PyTree]:
-    return {name: getattr(runner.state, name) for name in TrainState.__dataclass_fields__}
-
-
 # --- Resuming ---
 
 
@@ -132,8 +132,6 @@ def load_or_resume(runner: RunnerInternals, load_from: LoadFrom | None, resume_f
 
 def resume(runner: RunnerInternals, path: str) -> None:
     """Restore the run from the checkpoint at `path`, at the iteration at which it was written."""
-    from jengine.checkpoint import read_meta
-
     saved_meta = read_meta(path)
     bundle, match = _restore_arrays(runner, path, saved_meta)
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
@@ -148,8 +146,7 @@ def resume(runner: RunnerInternals, path: str) -> None:
     runner.message_hub.load_state_dict(bundle["message_hub"])
     runner.visualizer.load_state_dict(bundle["visualizer"], meta["iter"])  # drops scalars written after it
     runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
-    for name, value in bundle["hyperparams"].items():
-        runner.hyperparams[name] = value
+    runner.hyperparams.update(bundle["hyperparams"])
     restore_position(runner, bundle["data"])
     restore_hyperparams(runner, bundle)  # after the position, which may move `epoch_start`
     for name, hook in hook_names(runner.hooks).items():
@@ -160,10 +157,7 @@ def resume(runner: RunnerInternals, path: str) -> None:
 
 def _restore_arrays(runner: RunnerInternals, path: str, saved_meta: Mapping[str, Any]) -> tuple[Bundle, HookStateMatch]:
     """Return the checkpoint with arrays on the devices, and how the hook states match."""
-    from jengine.checkpoint import list_arrays
-    from jengine.checkpoint.restore import restore_verified
-
-    target, fresh = _arrays(runner), {}
+    target, fresh = dict(vars(runner.state)), {}
     if "optimizer" not in saved_meta:
         runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
         fresh["opt_state"] = target.pop("opt_state")
@@ -243,9 +237,6 @@ def _add_missing_hook_states(
 
 def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
     """Load the parameters and the model state from a checkpoint or other weights, and what `LoadFrom` asks for."""
-    from jengine.checkpoint import load_pretrained, open_weights
-    from jengine.checkpoint.huggingface import find_differences
-
     is_evaluated = runner.train_loop is None  # then use the weights that the checkpoint's run has validated
     structure = source.make_structure(runner.state.params)
     opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated, verified=True, structure=structure)
@@ -278,8 +269,6 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
 
 def _continue_other_loop(runner: RunnerInternals, source: LoadFrom, opened: Any, loaded: Iterable[str]) -> None:
     """Load the optimizer state and the step of another training loop, and set the schedules and the data to it."""
-    from jengine.checkpoint.optimizer_state import load_optimizer
-
     state = runner.state
     opt_state, report = load_optimizer(opened, state.opt_state, list(loaded), rename=source.rename, item=source.item)
     if not report.matched or (source.strict and report.missing):

@@ -12,13 +12,7 @@ from jengine.data import DataLoader, IterableLoader, check_dataloader
 from jengine.data.find_source import as_source, is_stream
 from jengine.errors import ConfigError, closest, config_path, current_config_path
 from jengine.evaluation import Evaluator
-from jengine.evaluation.sections import (
-    EvalSettings,
-    build_evaluators,
-    loader_path,
-    split_dataloaders,
-    split_settings,
-)
+from jengine.evaluation.sections import EvalSettings, build_evaluators, loader_path, split_dataloaders, split_settings
 from jengine.hooks import CheckpointHook, Hook
 from jengine.hooks.checkpoint import check_published_keys
 from jengine.hooks.runner_protocol import EvalLoopProtocol, TrainLoopProtocol
@@ -159,7 +153,7 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
 def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:
     """Raise ConfigError if a hook saves the state, given as `jax.ShapeDtypeStruct`s, and it cannot be stored."""
     if any(isinstance(hook, CheckpointHook) for hook in hooks):
-        check_storable({name: getattr(shapes, name) for name in TrainState.__dataclass_fields__})
+        check_storable(dict(vars(shapes)))
 
 
 def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[str, ...]:

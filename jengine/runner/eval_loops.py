@@ -12,12 +12,7 @@ import jax
 import optax
 
 from jengine.annotations import Count
-from jengine.data import (
-    BatchCheck,
-    prefetch_to_device,
-    put_arrays,
-    select_arrays,
-)
+from jengine.data import BatchCheck, prefetch_to_device, put_arrays, select_arrays
 from jengine.data.batch_check import Batch
 from jengine.data.masking import on_whole_batches, whole_batches
 from jengine.distributed import all_gather_objects, process_local_batch

@@ -76,8 +76,9 @@ class Interrupts:
         self.signum, self.agreed = None, False
         if threading.current_thread() is threading.main_thread():
             of_jax = signal.SIGTERM if self._processes.count > 1 else None
-            own = [signum for signum in self._signals if signum != of_jax and _is_free(signum)]
-            self._previous_handlers = {signum: signal.signal(signum, self._record) for signum in own}
+            # An ignored signal, or one with a custom handler, stays as it is
+            free = {x for x in self._signals if x in _ALWAYS_REPLACED or signal.getsignal(x) is signal.SIG_DFL}
+            self._previous_handlers = {signum: signal.signal(signum, self._record) for signum in free - {of_jax}}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -119,11 +120,6 @@ class Interrupts:
         self.wait = (data, time.monotonic(), threading.get_ident())
         if self.signum is not None and self._processes.count == 1:
             self.check()
-
-
-def _is_free(signum: int) -> bool:
-    # An ignored signal, or one with a custom handler, stays as it is
-    return signum in _ALWAYS_REPLACED or signal.getsignal(signum) is signal.SIG_DFL
 
 
 def iterate(batches: Iterable[Any], data: WaitedLoader, interrupts: Interrupts) -> Iterator[Any]:

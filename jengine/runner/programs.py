@@ -1,4 +1,4 @@
-"""Compiled training programs (update, accumulation, and chunks of both) and hyperparameters."""
+"""Compiled training programs: update, accumulation, and chunks of both."""
 
 import contextlib
 import dataclasses
@@ -42,39 +42,6 @@ PyTree = Any
 logger = logging.getLogger("jengine")
 _NO_REPORT = contextlib.nullcontext()
 _SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
-
-
-class Hyperparams(dict[str, np.float32]):
-    """Scalars by name, each stored as np.float32, so that a new value never causes a trace.
-
-    >>> hyperparams = Hyperparams()
-    >>> hyperparams["temperature"] = 1
-    >>> hyperparams
-    {'temperature': np.float32(1.0)}
-    """
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        """Set a scalar; raise TypeError for anything else."""
-        array = np.asarray(value)
-        if array.size != 1 or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
-            raise TypeError(f"the hyperparameter {name!r} must be a number, got {value!r}")
-        # A scalar, not an array, which `hyperparams["x"] += 1` would modify while a dispatched step still reads it
-        super().__setitem__(name, np.float32(array.item()))
-
-    def update(self, *values: Any, **named: Any) -> None:
-        """Set several scalars; the method of dict would store them as they are."""
-        for name, value in dict(*values, **named).items():
-            self[name] = value
-
-    def __ior__(self, values: Any) -> "Hyperparams":  # type: ignore[override, misc]
-        self.update(values)
-        return self
-
-    def setdefault(self, name: str, value: Any) -> np.float32:
-        """Set a scalar unless it is present, and return it."""
-        if name not in self:
-            self[name] = value
-        return self[name]
 
 
 class TrainPrograms:
@@ -140,7 +107,6 @@ class TrainPrograms:
         self._timer = timer
         self._on_traced = on_traced
         self._raveler = HyperparamsRaveler()
-        self._accumulates = optim_wrapper.accumulates
         self._traced_hooks = [step.hooks for step in steps]
         self._intervals = update.intervals  # of phases that act every n-th iteration
         self._last: RecompilationGuard | None = None  # the suspect if the device runs out of memory
@@ -153,16 +119,9 @@ class TrainPrograms:
     def run_step(
         self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool, iteration: int = 0
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Dispatch one step, which updates or only accumulates gradients; the state is donated.
+        """Dispatch one step, which updates or only accumulates gradients, and return the pending state and metrics.
 
-        Args:
-          state, batch: on the device; batch entries that stay on the host are left out.
-          hyperparams: host arrays.
-          is_update: whether the step updates.
-          iteration: the index of the iteration, `state.step`.
-
-        Returns:
-          The new state and the metrics, both pending on the device.
+        The state is donated. `iteration` is the value of `state.step`, which the host must not wait for.
         """
         step = self.update if is_update else self.accumulate
         new_state, metrics = self._call(step, state, select_arrays(batch), self._raveler.ravel(hyperparams))
@@ -235,18 +194,16 @@ class TrainPrograms:
         """Return what is wrong with the labels in a batch of NumPy arrays, whose loss is NaN; None if nothing is."""
         # A loss alone has no collectives, so the first replica is enough
         state = state if self._strategy.replicas is None else map_per_replica(lambda leaf: leaf[0], state)
-        names = self._optim_wrapper if isinstance(self._optim_wrapper, OptimWrapperDict) else [None]
-        rng = jax.random.key(0)
+        wrapper, common = self._optim_wrapper, dict(rng=jax.random.key(0), hyperparams=hyperparams)
+        losses = [self._model.loss]
+        if isinstance(wrapper, OptimWrapperDict):
+            losses = [functools.partial(self._model.phase_loss, name) for name in wrapper]
 
         def compute_losses(batch: PyTree) -> None:
-            for name in names:
-                loss = self._model.loss if name is None else functools.partial(self._model.phase_loss, name)
+            # The batch is no argument of `eval_shape`: the labels must keep their values
+            for loss in losses:
                 jax.eval_shape(
-                    lambda params, model_state, loss=loss: loss(
-                        params, model_state, batch, rng=rng, hyperparams=hyperparams
-                    ),
-                    state.params,
-                    state.model_state,
+                    lambda *variables, loss=loss: loss(*variables, batch, **common), state.params, state.model_state
                 )
 
         with whole_batches(self._batch_rules is not None):
@@ -294,7 +251,7 @@ class TrainPrograms:
         """
         vector = self._raveler.ravel(hyperparams)
         programs = {"update": self._compiled[self.update].trace(state, batch, vector)}
-        if self._accumulates:
+        if self._optim_wrapper.accumulates:
             programs["accumulate"] = self._compiled[self.accumulate].trace(state, batch, vector)
         if batches is not None:
             num_steps = len(jax.tree.leaves(batches)[0])

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from jengine.checkpoint import read_meta
 from jengine.checkpoint.fingerprint import PYTHON, compare_settings
 from jengine.errors import ConfigError
 from jengine.optim.compared_settings import Setting, compare_optimizers
@@ -35,8 +36,6 @@ def check_resume(runner: RunnerInternals, path: str) -> None:
       ConfigError: the checkpoint is past the end; the policy refuses a difference; or the policy wants the
         checkpoint's value for a setting that is part of the compiled optimizer chain.
     """
-    from jengine.checkpoint import read_meta
-
     saved = read_meta(path)
     check_length(runner, path, saved["meta"])
     policy, messages = runner.resume_policy, list[str]()
@@ -126,8 +125,6 @@ def collect_fingerprint(runner: RunnerInternals) -> dict[str, Any]:
 
 def saved_hashes(path: str) -> dict[str, str]:
     """Return the hashes of the programs in a checkpoint's fingerprint, see `TrainPrograms.hash_jaxprs`."""
-    from jengine.checkpoint import read_meta
-
     return dict(read_meta(path).get("fingerprint", {}).get("programs", {}))
 
 

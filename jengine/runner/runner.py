@@ -31,7 +31,7 @@ from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_consistent, close, closing
 from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
-from jengine.runner.programs import Hyperparams, TrainPrograms
+from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume, saved_hashes
 from jengine.runner.session import GroupTable, RunFiles, record_session
 from jengine.runner.workdir import agree_on_identity
@@ -39,6 +39,7 @@ from jengine.sharding import DispatchLimiter
 from jengine.sharding.initial_state import StateInitializer
 from jengine.train import TrainState
 from jengine.train.compilation_cache import use_compilation_cache
+from jengine.train.hyperparams import Hyperparams
 from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 
 from jengine.annotations import Range, check_values
+from jengine.checkpoint import read_meta
 from jengine.checkpoint.directories import check_directory
 from jengine.checkpoint.fingerprint import read_flags
 from jengine.checkpoint.start_from import (
@@ -71,8 +72,6 @@ def agree_on_identity(
       ConfigError: an unknown key in `randomness`, a work dir that cannot be written, a seed that `resume_policy`
         refuses, or nothing to resume with 'must'.
     """
-    from jengine import checkpoint
-
     # A loader that is not a config has data for its process
     same = {name: value for name, value in cfg.items() if not name.endswith("_dataloader") or hasattr(value, "items")}
     values = {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "jax.config": read_flags(), "config": same}
@@ -84,7 +83,7 @@ def agree_on_identity(
     if experiment_name is not None and not experiment_name.isprintable():
         raise ConfigError(f"experiment_name must be one line of printable characters, got {experiment_name!r}")
     resume_path, note = find_checkpoint_to_resume(processes, work_dir, load_from, resume)
-    earlier = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
+    earlier = read_meta(resume_path)["meta"] if resume_path is not None else {}
 
     with config_path("randomness"):
         check_keys(dict(randomness or {}), ["seed"])

@@ -1,4 +1,4 @@
-"""Hyperparameters of a step as one array, which is one transfer per call."""
+"""Hyperparameters by name, and as one array, which is one transfer per call."""
 
 import dataclasses
 import math
@@ -10,6 +10,39 @@ import jax
 import numpy as np
 
 _NO_VALUES = np.empty(0, np.float32)  # an optax transformation may have no hyperparameters on the host
+
+
+class Hyperparams(dict[str, np.float32]):
+    """Scalars by name, each stored as np.float32, so that a new value never causes a trace.
+
+    >>> hyperparams = Hyperparams()
+    >>> hyperparams["temperature"] = 1
+    >>> hyperparams
+    {'temperature': np.float32(1.0)}
+    """
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set a scalar; raise TypeError for anything else."""
+        array = np.asarray(value)
+        if array.size != 1 or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
+            raise TypeError(f"the hyperparameter {name!r} must be a number, got {value!r}")
+        # A scalar, not an array, which `hyperparams["x"] += 1` would modify while a dispatched step still reads it
+        super().__setitem__(name, np.float32(array.item()))
+
+    def update(self, *values: Any, **named: Any) -> None:
+        """Set several scalars; the method of dict would store them as they are."""
+        for name, value in dict(*values, **named).items():
+            self[name] = value
+
+    def __ior__(self, values: Any) -> "Hyperparams":  # type: ignore[override, misc]
+        self.update(values)
+        return self
+
+    def setdefault(self, name: str, value: Any) -> np.float32:
+        """Set a scalar unless it is present, and return it."""
+        if name not in self:
+            self[name] = value
+        return self[name]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
 
 PyTree = Any
-Hyperparams = Mapping[str, Any] | HyperparamsVector
+StepHyperparams = Mapping[str, Any] | HyperparamsVector
 HookStates = Mapping[str, PyTree]
 EvalStep = Callable[[PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 
@@ -58,12 +58,12 @@ class TrainStep:
     gather_tables: Gather
     intervals: dict[str, int] = dataclasses.field(default_factory=dict)
 
-    def __call__(self, state: TrainState, batch: Batch, hyperparams: Hyperparams) -> tuple[TrainState, Metrics]:
+    def __call__(self, state: TrainState, batch: Batch, hyperparams: StepHyperparams) -> tuple[TrainState, Metrics]:
         """Run one iteration."""
         return self.finish(state, self.differentiate(state, batch, hyperparams, self.update))
 
     def differentiate(
-        self, state: TrainState, batch: Batch, hyperparams: Hyperparams, is_update: bool | jax.Array
+        self, state: TrainState, batch: Batch, hyperparams: StepHyperparams, is_update: bool | jax.Array
     ) -> Gradients:
         """Compute the gradients; for several optimizers or the model's own step, the updates too.
 
