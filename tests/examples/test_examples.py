@@ -1,8 +1,10 @@
 """Every config and example trains for a few iterations."""
 
+import functools
 import importlib.util
 import pathlib
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -28,6 +30,7 @@ EXAMPLES = {
     "imix_debug": dict(total_epochs=2),
     "shard_map_loop": dict(steps=60),
     "pmap_loop": dict(steps=60),
+    "ppo": dict(max_iters=20, envs=8, length=32, save_every=10),
 }
 
 
@@ -100,6 +103,18 @@ def test_the_gan_example_trains_both_networks_in_one_program(tmp_path):
     assert runner.optim_wrapper.get_lr() == {"disc.lr": [4e-4], "gen.lr": [1e-3]}  # after the warm-up
     text = next(tmp_path.glob("*/*.log")).read_text()
     assert "disc.lr: 4.0000e-04 gen.lr:" in text or "Saving checkpoint" in text
+
+
+@pytest.mark.parametrize("env", ["jax", "host"])
+def test_the_ppo_example_learns_and_resumes_with_the_same_bits(tmp_path, env):
+    train = functools.partial(load_example("ppo").main, env, **EXAMPLES["ppo"])
+    runner = train(work_dir=tmp_path / "whole")
+    returns = runner.message_hub.get_scalar("train/return").data[0]
+    assert returns[-5:].mean() > 3 * returns[:3].mean()
+    again = train(work_dir=tmp_path / "resumed", resume=str(tmp_path / "whole" / "iter_10"))
+    whole, resumed = (jax.tree.leaves(jax.device_get(run.state)) for run in (runner, again))
+    assert all(np.array_equal(a, b) for a, b in zip(whole, resumed, strict=True))
+    np.testing.assert_array_equal(again.message_hub.get_scalar("train/return").data[0], returns)
 
 
 def test_the_segmentation_example_learns_and_draws_predictions(tmp_path):
