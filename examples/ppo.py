@@ -183,7 +183,7 @@ class Rollouts:
 def main(env="jax", max_iters=200, envs=16, length=64, save_every=50, work_dir="work_dirs/ppo", resume=False):
     """Train with rollouts of `length` steps in `envs` environments; return the Runner."""
     if env == "jax":
-        model, data = build_jax_model(envs, length), dict(dataset=[np.zeros(())], batch_axis=None)  # of no data
+        model, data = build_jax_model(envs, length), dict(dataset=[np.zeros(())], batch_size=1)  # not used
     else:
         model = FunctionalModel(init_params, train_step=lambda state, batch, ctx: update(state, **batch, ctx=ctx))
         data = Rollouts(envs, length, lambda: runner.state)

@@ -283,6 +283,18 @@ def test_evaluation_page(run_page):
     assert own.names == ("accuracy", "average")
 
 
+def test_rl_page(run_page):
+    names = run_page("rl.md")
+    returns = names["runner"].message_hub.get_scalar("train/return").data[0]
+    assert returns[-10:].mean() > returns[5:15].mean()
+    positions = np.asarray(names["replicas"].state.model_state)
+    assert positions.shape == (jax.device_count(), 8)
+    assert len(np.unique(positions)) == positions.size  # each replica has environments of its own
+    assert names["agent"].state.params["w"] != 0
+    counts = {name: int(optax.tree.get(state, "count")) for name, state in names["delayed"].state.opt_state.items()}
+    assert counts == {"critic": 21, "actor": 10}
+
+
 def test_scale_page(run_page, tmp_path):
     names = run_page("scale.md", dict(config=config.load_config(f"{ROOT / 'configs' / 'lm.py'}:tiny")))
     dataset = config.resolve(names["config"])["train_dataloader"]["dataset"]
