@@ -123,6 +123,7 @@ class Piece(NamedTuple):
                 array = _split(array, options.split, self.part, self.parts)
             if options.unstack is not None:
                 array = np.take(array, self.part, axis=options.unstack)
+            # A user's function may return a JAX array
             return array if options.transform is None else np.asarray(_find_transform(options.transform)(array))
         except Exception as error:  # of any type: a transform is the user's
             if self.rule is None:
@@ -190,14 +191,16 @@ def apply_rules(
     found: dict[tuple[str | None, str], tuple[Rule | None, int, int, dict[tuple[int, int], str]]] = {}
     dropped, used = [], set()
     for name, (item, path) in keys.items():
+        # A generator, so that only the first rule that matches is expanded
         rule, targets = next(_expand(path, structs[name], rules), (None, [_Target(path)]))
         if rule is not None:
-            used.add(id(rule))
+            used.add(id(rule))  # options with dicts are not hashable
         if not targets:
             dropped.append(name)
         for target in targets:
             other, *_, places = found.setdefault((item, target.path), (rule, target.part, target.parts, {}))
             place = target.number, target.member
+            # One rule may fill several places of a stack or a merge; two rules must not meet at one path
             if other is not rule or place in places:
                 taken = places.get(place) or next(iter(places.values()))
                 raise ValueError(
@@ -249,6 +252,7 @@ def _list_targets(
         if not -len(struct.shape) <= options.unstack < len(struct.shape):
             raise ValueError(f"`rename` has the rule {rule.shown}, but {path!r} has the shape {struct.shape}")
         count = struct.shape[options.unstack]
+        # Not `str.format`: a name may have other braces
         yield from (_Target(renamed.replace(_NUMBER, str(i)), part=i, parts=count) for i in range(count))
 
 
@@ -309,7 +313,7 @@ def rearrange(array: np.ndarray, pattern: str, sizes: Mapping[str, int]) -> np.n
             raise ValueError(f"`sizes` must have all but one of {group} in {pattern!r}, got {dict(sizes)}")
         if size % rest or (not unknown and size != rest):
             raise ValueError(f"an axis of {size} is not {' * '.join(group)} with the sizes {dict(sizes)}")
-        known |= dict.fromkeys(unknown, size // rest)
+        known |= dict.fromkeys(unknown, size // rest)  # one name at most, checked above
     divided = array.reshape([known[name] for name in names])
     permuted = divided.transpose([names.index(name) for name in new_names])
     return permuted.reshape([math.prod(known[name] for name in group) for group in after])
@@ -335,6 +339,7 @@ def split_sizes(split: int | Mapping[str, Any]) -> tuple[int, list[int] | None]:
 
 
 def _transpose(array: np.ndarray) -> np.ndarray:
+    # (out, in, *window) to (*window, in, out)
     return array if array.ndim < 2 else array.transpose(*range(2, array.ndim), 1, 0)
 
 

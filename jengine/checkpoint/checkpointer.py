@@ -104,6 +104,7 @@ class Checkpointer:
             finish_write = self._writer.start(incoming / STATE, storable)
         except Exception as error:
             raise self._save_error(error) from error
+        # A future, unlike a thread, keeps an error for `wait`
         thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jengine-checkpoint")
         sealing = dict(run=self._run, is_latest=latest, iteration=meta["meta"]["iter"], checksums=checksums)
         self._pending = thread.submit(self._commit, path, finish_write, (text, blobs), tuple(evict), sealing)
@@ -169,7 +170,7 @@ class Checkpointer:
             outgoing = path.with_name(path.name + OUTGOING)
             if path.exists():
                 remove(outgoing)
-                path.rename(outgoing)
+                path.rename(outgoing)  # a rename over a directory with files fails
             incoming.rename(path)
             sync(path.parent)  # the rename is on disk before anything older is removed
             if sealing["is_latest"]:

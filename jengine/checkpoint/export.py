@@ -64,6 +64,7 @@ def export_params(
     check_unique((path, layout) for (path, _), layout in pairs)
     tensors = {}
     for (name, leaf), layout in pairs:
+        # NumPy has no typed keys: the dtype check refuses them by name
         array = leaf if arrays.is_key(leaf) else np.asarray(leaf)
         if array.dtype not in _WRITABLE:
             raise ValueError(f"`{name}` must have a dtype that safetensors supports, got {array.dtype}")
@@ -82,7 +83,7 @@ def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, np.nda
     incoming = target.with_name(target.name + INCOMING)
     incoming.touch()
     mode = incoming.stat().st_mode  # safetensors would write a file that only its owner can read
-    save_file(dict(tensors), incoming, metadata={"format": "pt"})
+    save_file(dict(tensors), incoming, metadata={"format": "pt"})  # transformers asks for the format
     incoming.chmod(mode)
     incoming.replace(target)
 
@@ -104,7 +105,7 @@ def import_params(path: str | os.PathLike[str], target: Any, *, rename: Sequence
       CheckpointMismatchError: names, shapes or dtypes do not match; nothing was read. ValueError: not a safetensors
         file, or two parameters of `target` have the same name in PyTorch. ImportError: safetensors is not installed.
     """
-    buffers = (*STATISTICS.values(), "num_batches_tracked")
+    buffers = (*STATISTICS.values(), "num_batches_tracked")  # PyTorch has them next to the parameters
     return _read_file(path, target, param_layouts(flatten(target)), rename, lambda kind: kind not in buffers)
 
 
@@ -124,12 +125,12 @@ def import_batch_stats(path: str | os.PathLike[str], target: Any, *, rename: Seq
 
 def read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters and the running statistics to export, by path."""
-    with_statistics, state = batch_stats is not False, {}
+    with_statistics, state = batch_stats is not False, {}  # a model state may be empty, and so false
     if isinstance(source, str | os.PathLike):
         params = _read_item(source, item)
         state = _read_item(source, "model_state" if batch_stats is True else batch_stats) if with_statistics else {}
         items = {".".join(name.split(".")[:2]) for name in list_arrays(find_checkpoint(source))}
-        if f"model_state.{FROZEN}" in items:
+        if f"model_state.{FROZEN}" in items:  # from a `LoRA`: PyTorch needs the sum of kernel and update
             frozen = _read_item(source, f"model_state.{FROZEN}")
             scales = _read_item(source, "model_state.scale") if "model_state.scale" in items else {}
             if read_meta(source).get("replicas") is not None:  # each replica has the same values
@@ -174,7 +175,7 @@ def _read_file(
             str(path), report, "Names and shapes are PyTorch's; rename=[(old, new)] replaces prefixes of names."
         )
     users = {report.matched[layout.name]: name for name, layout in layouts.items()}
-    for stored_name, tensor in read_safetensors(path, tuple(users)):
+    for stored_name, tensor in read_safetensors(path, tuple(users)):  # one tensor in memory at a time
         name = users[stored_name]
         leaves[name] = arrays.put_like(layouts[name].to_flax(tensor, shape_of(leaves[name])), leaves[name])
     return jax.tree.unflatten(jax.tree.structure(target), list(leaves.values()))

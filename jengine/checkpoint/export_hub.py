@@ -57,13 +57,15 @@ def export_hub(
         path, config = config, read_config(config)
         if not config:
             raise FileNotFoundError(f"there is no {CONFIG} in {path}")
+    # The parameters decide, or `transformers` would drop a head or look for one
     config = {**config, "tie_word_embeddings": "head.kernel" not in params}
     label = str(source) if isinstance(source, str | os.PathLike) else "in memory"
     structs, users = _plan(config, params, label, dtype)
     names = {np.dtype(struct.dtype).name for struct in structs.values()}
+    # The key is `dtype` in newer versions of transformers
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = names.pop() if len(names) == 1 else "float32"
 
-    shards = list(_divide(structs, shard_bytes))
+    shards = list(_divide(structs, shard_bytes))  # all of them first: file names have their number
     files = [_SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
     target = Path(directory)
     written = {*files, *([_INDEX] if len(shards) > 1 else [])}
@@ -88,13 +90,15 @@ def _plan(
     """Return the tensors to write, and for each the parameters that it is made of, with the place in their stack."""
     shapes = list_tensors(config)
     targets = {path: arrays.to_struct(leaf) for path, leaf in params.items()}
+    # The match needs shapes; any float dtype fits a float parameter
     stored = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     rules = make_rules(config["model_type"], shapes, targets)
+    # The import rules run backwards: how a tensor would be read says how to write it
     assignments, report = match(stored, {"params": targets, "model_state": {}}, rules)
     if not report.fits:
         raise CheckpointMismatchError(label, report, "Here `stored` is the layout of the config.")
     users: dict[str, list[tuple[Assignment, int]]] = {}
-    for assignment in sorted(assignments, key=lambda assignment: assignment.piece.part):
+    for assignment in sorted(assignments, key=lambda assignment: assignment.piece.part):  # parts are joined in order
         for place, (name,) in enumerate(assignment.piece.names):
             users.setdefault(name, []).append((assignment, place))
     dtypes = {name: dtype or params[users[name][0][0].path].dtype for name in shapes}
@@ -107,6 +111,7 @@ def _make_tensor(
     parts = []
     for assignment, place in users:
         array, options = np.asarray(params[assignment.path]), assignment.piece.options
+        # A scanned model has one array for all layers, the file one for each
         array = array if options.stack is None else np.take(array, place, axis=options.stack)
         shape = list(struct.shape)
         if options.split is not None:
@@ -126,7 +131,7 @@ def _divide(structs: Mapping[str, jax.ShapeDtypeStruct], shard_bytes: int) -> It
     shard: list[str] = []
     size = 0
     for name, struct in structs.items():
-        if shard and size + _count_bytes(struct) > shard_bytes:
+        if shard and size + _count_bytes(struct) > shard_bytes:  # never an empty shard before a large tensor
             yield shard
             shard, size = [], 0
         shard.append(name)

@@ -16,6 +16,7 @@ def ignore_closed_event_loops() -> Iterator[None]:
         if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
             previous(unraisable)
 
+    # TensorStore calls back in threads of its own, where no `except` can be
     sys.unraisablehook = report
     try:
         yield

@@ -21,6 +21,7 @@ SAFETENSORS_DTYPES: dict[str, DTypeLike] = {
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
+# NumPy writes version 3 only for structured dtypes, which no weights have
 _VERSIONS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _BFLOAT16 = np.dtype("V2")  # what NumPy stores for an array of ml_dtypes' bfloat16
 
@@ -81,7 +82,7 @@ def list_npz(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
     """
     try:
         structs = {}
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(path) as archive:  # `np.load` would read each array to tell its shape
             for name in archive.namelist():
                 with archive.open(name) as file:
                     shape, _, dtype = _VERSIONS[np.lib.format.read_magic(file)](file)
@@ -124,7 +125,7 @@ def list_eqx(path: Path, leaves: Mapping[str, Any]) -> dict[str, EqxEntry]:
     entries = list(_iterate_arrays(path))
     found, i = dict[str, EqxEntry](), 0
     for name, leaf in leaves.items():
-        if not hasattr(leaf, "shape") and not isinstance(leaf, bool | int | float | complex):
+        if not hasattr(leaf, "shape") and not isinstance(leaf, bool | int | float | complex):  # equinox skips them too
             continue
         shape = tuple(np.shape(leaf))
         while i < len(entries) and entries[i].struct.shape != shape and entries[i].struct.shape == ():
@@ -155,7 +156,7 @@ def _iterate_arrays(path: Path) -> Iterator[EqxEntry]:
                 raise ValueError(f"{path} is not a complete .eqx file: {error}") from error
             is_bfloat16 = dtype == _BFLOAT16
             count = math.prod(shape) * dtype.itemsize
-            if dtype.hasobject or file.tell() + count > size:
+            if dtype.hasobject or file.tell() + count > size:  # a seek beyond the end would not fail
                 raise ValueError(f"{path} is not a complete .eqx file of arrays")
             file.seek(count, os.SEEK_CUR)
             yield EqxEntry(offset, jax.ShapeDtypeStruct(shape, jnp.bfloat16 if is_bfloat16 else dtype), is_bfloat16)

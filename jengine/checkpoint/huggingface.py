@@ -26,6 +26,7 @@ Shapes = dict[str, tuple[int, ...]]
 CONFIG = "config.json"
 ModelType = Literal["gpt2", "llama", "mistral"]
 MODEL_TYPES: tuple[ModelType, ...] = typing.get_args(ModelType)
+# Hugging Face's `gelu` is the exact one; the other two are the same approximation
 _ACTIVATIONS = {
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "silu": "silu", "swish": "silu",
     "relu": "relu",
@@ -73,13 +74,14 @@ def transformer_arguments(config: Config | str | os.PathLike[str]) -> dict[str, 
 
 
 def _gpt2_arguments(config: Config) -> dict[str, Any]:
+    # Without a parameter of their own: the weights would load, and compute something else
     _require(config, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     return dict(
         vocab_size=config["vocab_size"],
         width=config["n_embd"],
         depth=config["n_layer"],
         heads=config["n_head"],
-        mlp_width=config.get("n_inner") or 4 * config["n_embd"],
+        mlp_width=config.get("n_inner") or 4 * config["n_embd"],  # null in the configs of the Hub
         positions="learned",
         max_length=config["n_positions"],
         norm="layer",
@@ -108,7 +110,7 @@ def _llama_arguments(config: Config) -> dict[str, Any]:
         width=config["hidden_size"],
         depth=config["num_hidden_layers"],
         heads=config["num_attention_heads"],
-        kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+        kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],  # absent from the first Llama
         head_size=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
         mlp_width=config["intermediate_size"],
         window=config.get("sliding_window") if config["model_type"] == "mistral" else None,
@@ -176,11 +178,13 @@ def make_rules(model_type: str, stored: Iterable[str], target: Iterable[str]) ->
     head: list[RuleLike] = [("lm_head", "head", {"transform": "transpose"}) if has_head else ("lm_head", None)]
     make = _gpt2_rules if model_type == "gpt2" else _llama_rules
     rules = [*make(layer, stack, embed), *head]
+    # A rule that matches nothing is an error, and files differ in what they leave out
     return [rule for rule in rules if any(re.match(rf"(?:{rule[0]})(?=\.|$)", name) for name in stored)]
 
 
 def _gpt2_rules(layer: str, stack: Mapping[str, int], embed: str | list[str]) -> list[RuleLike]:
     # GPT2Model has no prefix, GPT2LMHeadModel has one.
+    # `Conv1D` stores (in, out), as Flax's kernels
     prefix, conv1d = r"(?:transformer\.)?", {"transform": "none", **stack}
     block = rf"{prefix}h\.(\d+)\."
     return [

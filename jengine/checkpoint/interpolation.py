@@ -37,7 +37,7 @@ def find_grids(stored: tuple[int, ...], expected: tuple[int, ...]) -> tuple[Grid
             shapes[i] = shapes[i][1:]
     if any(len(shape) not in (2, 3) for shape in shapes) or shapes[0][-1] != shapes[1][-1]:
         return None
-    for extra in range(_MAX_EXTRA + 1):
+    for extra in range(_MAX_EXTRA + 1):  # the fewest that leave a square in both: shapes do not tell
         before, after = (_find_grid(shape, extra) for shape in shapes)
         if before is not None and after is not None:
             return before, after
@@ -59,7 +59,7 @@ def resize_positions(array: np.ndarray, shape: tuple[int, ...], method: Method) 
     if grids is None:
         raise ValueError(f"a position embedding must be of a grid to be resized to {shape}, got {array.shape}")
     before, after = grids
-    tokens = jnp.asarray(array.reshape(-1, shape[-1]), jnp.float32)
+    tokens = jnp.asarray(array.reshape(-1, shape[-1]), jnp.float32)  # `jax.image` computes in this dtype
     grid = tokens[before.extra :].reshape(before.height, before.width, -1)
     resized = jax.image.resize(grid, (after.height, after.width, shape[-1]), method)
     tokens = jnp.concatenate([tokens[: before.extra], resized.reshape(-1, shape[-1])])

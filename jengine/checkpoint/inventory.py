@@ -97,7 +97,7 @@ def remove_checkpoints(
     root = Path(check_local_path("work_dir", work_dir))
     by_name = {entry.name: entry for entry in list_checkpoint_entries(root)}
     removed = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(names):  # all are checked before one is removed
         if name not in by_name:
             raise FileNotFoundError(f"{root} has no checkpoint {name!r}{closest(name, by_name)}")
         entry = by_name[name]
@@ -111,7 +111,7 @@ def remove_checkpoints(
     for entry in removed:
         checkpointer.delete(entry.path)
     if pointer is not None and pointer.name in {entry.name for entry in removed}:
-        (root / POINTER).unlink()
+        (root / POINTER).unlink()  # `find_latest` then looks for the newest that is left
         if (latest := find_latest(Path(removed[0].path).parent)) is not None:
             write_pointer(root, latest)
     return removed
@@ -124,6 +124,7 @@ def _collect_reasons(metadata: Mapping[Path, Mapping[str, Any]]) -> dict[str, st
         return {}
 
     def age(path: Path) -> tuple[str, int]:
+        # The text has whole seconds, and a copy of the directory may have new file times
         return candidates[path].get("meta", {}).get("time", ""), (path / MANIFEST).stat().st_mtime_ns
 
     newest = max(candidates, key=age)

@@ -113,6 +113,7 @@ def find_latest(
       checksums: whether to skip checkpoints whose files do not match the checksums, or whose arrays are unreadable.
       processes: those that look for it together: the first one finds it, and each verifies a share of the files.
     """
+    # One process lists: a network file system may show others an older state
     candidates = _iter_candidates(Path(check_local_path("work_dir", work_dir))) if processes.index == 0 else iter(())
     while (path := processes.all_gather("the checkpoint to resume from", next(candidates, None))[0]) is not None:
         if (problem := _verify(path, checksums, processes, readable=True)) is None:
@@ -139,7 +140,7 @@ def _iter_candidates(root: Path) -> Iterator[Path]:
                 _LOGGER.warning("skipped checkpoint %s: %s", path, validate_checkpoint(path))
         elif manifest.iteration is not None and run in (None, manifest.run):
             candidates.append((manifest.is_latest, manifest.iteration, path.stat().st_mtime_ns, path))
-    yield from (path for *_, path in sorted(candidates, reverse=True))
+    yield from (path for *_, path in sorted(candidates, reverse=True))  # regular ones first, then by iteration
 
 
 def _verify(path: Path, checksums: bool, processes: ProcessGroup, readable: bool = False) -> str | None:
@@ -258,7 +259,7 @@ def encode_meta(meta: Mapping[str, Any]) -> str:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return any((path / name).exists() for name in (MANIFEST, META, STATE))
+    return any((path / name).exists() for name in (MANIFEST, META, STATE))  # damaged ones count: they are reported
 
 
 def _iter_checkpoints(directory: Path) -> Iterator[Path]:
@@ -267,6 +268,7 @@ def _iter_checkpoints(directory: Path) -> Iterator[Path]:
     except (OSError, ValueError):  # a name that is too long, or not a name at all
         return
     if exists:
+        # A checkpoint on its way out was replaced or evicted
         yield from (p for p in directory.iterdir() if p.suffix != OUTGOING and p.is_dir() and _is_checkpoint(p))
 
 

@@ -65,7 +65,7 @@ class WorkDirLock:
     """
 
     def __init__(self, work_dir: str | os.PathLike[str]) -> None:
-        self._work_dir = Path(os.path.realpath(work_dir))
+        self._work_dir = Path(os.path.realpath(work_dir))  # a link to it is the same work dir
         self._path = self._work_dir / LOCK
         self._file: int | None = None
 
@@ -131,7 +131,7 @@ class WorkDirLock:
 def is_locked(work_dir: str | os.PathLike[str]) -> bool:
     """Return whether a run is training in `work_dir`, in this process or another."""
     try:
-        file = os.open(Path(os.path.realpath(work_dir), LOCK), os.O_RDWR)
+        file = os.open(Path(os.path.realpath(work_dir), LOCK), os.O_RDWR)  # without O_CREAT: a look leaves no file
     except OSError:
         return False
     try:

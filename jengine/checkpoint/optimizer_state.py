@@ -178,7 +178,9 @@ def _load_field(
         for name, array in source.read({names[param]: struct for param, struct in structs.items()}):
             yield by_name[name], array
 
+    # An array for each parameter loads as parameters do: renamed, permuted, stacked
     field = WeightSource(source.label, {p: source.structs[name] for p, name in names.items()}, read, {}, source.config)
+    # Not strict: what is missing starts anew
     result, _, report = load_pretrained(field, dict(values), rename=rename, strict=False)
     return result, set(report.matched)
 

@@ -84,7 +84,7 @@ def load_pretrained(
     if not stored and item is not None:
         tops = {name.partition(".")[0] for name in source.structs}
         raise UnknownNameError(f"{source.label} has no {item!r}{closest(item, tops)}")
-    model_type = rename if isinstance(rename, str) else source.config.get("model_type")
+    model_type = rename if isinstance(rename, str) else source.config.get("model_type")  # named, or as the file says
     if isinstance(rename, str) or (not rename and model_type in MODEL_TYPES and is_transformer(structs["params"])):
         rename = make_rules(str(model_type), stored, structs["params"])
     assignments, report = match(stored, structs, rename, exclude, interpolate, interpolation)
@@ -99,7 +99,7 @@ def _read(
     source: WeightSource, prefix: str, assignments: Sequence[Assignment], values: Mapping[str, dict[str, Any]]
 ) -> None:
     """Read the assigned arrays one parameter at a time, and put each into `values`."""
-    users: dict[str, list[Assignment]] = {}
+    users: dict[str, list[Assignment]] = {}  # by stored name: a fused `qkv` has three, and is read once
     for assignment in assignments:
         if sum(map(len, assignment.piece.names)) == 1:
             users.setdefault(prefix + assignment.piece.names[0][0], []).append(assignment)
@@ -127,8 +127,8 @@ def _read_several(
 ) -> np.ndarray:
     """Return a parameter that is stacked or merged from several arrays, with the dtype of the parameter."""
     axis = assignment.piece.options.stack
-    result = np.empty(struct.shape, struct.dtype)
-    slices = [result] if axis is None else np.moveaxis(result, axis, 0)
+    result = np.empty(struct.shape, struct.dtype)  # filled in place: one layer of a stack in memory at a time
+    slices = [result] if axis is None else np.moveaxis(result, axis, 0)  # views
     for place, names in zip(slices, assignment.piece.names, strict=True):
         wanted = {prefix + name: source.structs[prefix + name] for name in names}
         read = dict(source.read(wanted))

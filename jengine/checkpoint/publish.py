@@ -49,10 +49,10 @@ def publish(path: str | os.PathLike[str], keys: Iterable[str], name: str | None 
     manifest = read_manifest(source)
     assert manifest is not None  # `find_checkpoint` has read it
     claim(incoming, manifest.run)
-    arrays.write_from_process(incoming / STATE, state)
+    arrays.write_from_process(incoming / STATE, state)  # no barriers of a save: only one process publishes
     meta, blobs = pack_states({key: x for key, x in checkpoint.meta.items() if key in selected})
     write_meta(incoming, encode_meta(meta), blobs)
-    seal(incoming, run=manifest.run, is_latest=False, iteration=None)
+    seal(incoming, run=manifest.run, is_latest=False, iteration=None)  # no iteration: never resumed from
     remove(copy)  # an earlier copy with the same name
     incoming.rename(copy)
     return str(copy), sorted({*checkpoint.state, *checkpoint.meta} - selected)
@@ -61,7 +61,7 @@ def publish(path: str | os.PathLike[str], keys: Iterable[str], name: str | None 
 def _digest(state: Any) -> str:
     """Hash names, dtypes, shapes and bytes; equal parameters have equal hashes on any machine."""
     digest = hashlib.sha256()
-    for name, leaf in sorted(flatten(state).items()):
+    for name, leaf in sorted(flatten(state).items()):  # the order of a tree is no content
         digest.update(f"{name}:{leaf.dtype}:{leaf.shape}:".encode())
         digest.update(np.ascontiguousarray(leaf).tobytes())
     return digest.hexdigest()[:8]

@@ -56,6 +56,7 @@ class LoadReport:
     def table(self) -> str:
         """Return one line for each path that does not match or is cast, at most twenty of each kind."""
         kinds = {
+            # A renamed array is missing under one name and unexpected under the other
             "missing": [(path, did_you_mean(path, self.unexpected).removeprefix("; ")) for path in self.missing],
             "unexpected": [(path, "") for path in self.unexpected],
             "mismatch": [(path, self._describe_mismatch(path)) for path in self.mismatched],
@@ -141,6 +142,7 @@ def compare(
             continue
         source = stored[renamed[path]]
         types = (describe(source), describe(target))
+        # Floats only: an integer in the place of a float is another array
         castable = cast and jnp.issubdtype(source.dtype, jnp.floating) and jnp.issubdtype(target.dtype, jnp.floating)
         if source.shape != target.shape or (source.dtype != target.dtype and not castable):
             mismatched[path] = types

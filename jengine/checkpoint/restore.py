@@ -185,6 +185,7 @@ def _read_matched(
     directory: Path, target: Any, expected: Mapping[str, jax.ShapeDtypeStruct], report: LoadReport, prefix: str = ""
 ) -> Any:
     """Return `target` with the matched arrays from disk."""
+    # The target's dtypes and shardings: Orbax casts, and reads onto the devices
     structs = {prefix + stored: expected[name] for name, stored in report.matched.items()}
     loaded = arrays.read_flat(directory / STATE, structs)
     leaves = flatten(target)
@@ -193,4 +194,4 @@ def _read_matched(
             leaves[name] = arrays.decode_leaf(loaded[prefix + report.matched[name]], leaf)
         elif isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError(f"`{name}` must be an array, got a ShapeDtypeStruct: the checkpoint has no value for it")
-    return jax.tree.unflatten(jax.tree.structure(target), list(leaves.values()))
+    return jax.tree.unflatten(jax.tree.structure(target), list(leaves.values()))  # in the order of `flatten`

@@ -47,7 +47,7 @@ def list_prefixes(paths: Iterable[str]) -> set[str]:
     return {path[:i] for path in paths for i, char in enumerate(path) if char == "."}
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=1024)  # a pattern is compared with each path of a model
 def compile_pattern(pattern: str) -> re.Pattern[str]:
     """Return the regular expression for a prefix of whole segments.
 
@@ -56,6 +56,6 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     """
     text = pattern if _SYNTAX.search(pattern) else re.escape(pattern)
     try:
-        return re.compile(f"(?:{text})(?=\\.|$)")
+        return re.compile(f"(?:{text})(?=\\.|$)")  # grouped, for `a|b`; ends with a segment
     except re.error as error:
         raise ValueError(f"a pattern must be a path or a regular expression, got {pattern!r}: {error}") from None

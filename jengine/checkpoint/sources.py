@@ -125,7 +125,7 @@ def open_weights(
         entries = {name.replace("/", "."): (path, name, struct) for name, struct in files.list_npz(path).items()}
         return _make_source(path, entries, files.read_npz)
     if _FLAX.fullmatch(path.name):
-        return dataclasses.replace(_open_memory(files.read_msgpack(path)), label=str(path))
+        return dataclasses.replace(_open_memory(files.read_msgpack(path)), label=str(path))  # no index: read as a whole
     if path.suffix == ".eqx":
         if structure is None:
             raise TypeError(f"`structure` must be the pytree that was saved to read {path}, got None")
@@ -180,6 +180,7 @@ def _find_orbax(path: Path, with_steps: bool = True) -> dict[str, Path]:
 
     With `with_steps`, `path` may also be a directory with steps, of which the newest counts.
     """
+    # jengine's own have Orbax's files too, but must be verified by the manifest
     if not path.is_dir() or (path / MANIFEST).exists() or (path / META).exists():
         return {}
     if (path / _METADATA).is_file():
@@ -200,7 +201,7 @@ def _open_checkpoint(path: Path, moved: str) -> WeightSource:
     """Open a jengine checkpoint, where `moved` names the metadata with the items to read from other paths."""
     meta, structs = read_meta(path), list_arrays(path)
     names = {name: name for name in structs}
-    for item, trained in meta.get(moved, {}).items():
+    for item, trained in meta.get(moved, {}).items():  # `trained` takes the name of `item`, which is hidden
         names = {name: stored for name, stored in names.items() if not f"{name}.".startswith(f"{item}.")}
         names |= {item + name.removeprefix(trained): name for name in structs if f"{name}.".startswith(f"{trained}.")}
     entries = {name: (path / STATE, stored, structs[stored]) for name, stored in names.items()}
@@ -216,7 +217,7 @@ def _make_source(
     """Return a source for weights on disk; `read` yields stored names and arrays from one file or directory."""
 
     def read_entries(wanted: Structs) -> Iterator[tuple[str, Any]]:
-        groups: dict[Path, dict[str, str]] = {}
+        groups: dict[Path, dict[str, str]] = {}  # each file is opened once, whatever the order of the names
         for name in wanted:
             place, stored, _ = entries[name]
             groups.setdefault(place, {})[stored] = name

@@ -113,6 +113,7 @@ def parse_load_from(load_from: Any, processes: SingleProcess | Processes) -> Loa
         if "path" in options:
             path = options["path"]
             if isinstance(path, str | os.PathLike):
+                # Now, before anything is built
                 options["path"] = locate_weights(path, checksums=True, processes=processes)
             elif not is_pytree_of_arrays(path):
                 raise TypeError(f"`load_from` must be {FORMATS}; got {path!r}")
@@ -152,7 +153,7 @@ def find_checkpoint_to_resume(
     verification: Any = dict(checksums=True, processes=processes)
     if not resume:
         return None, ""
-    if resume is not True and resume != "must":
+    if resume is not True and resume != "must":  # a path
         with config_path("resume"):
             return find_checkpoint(resume, **verification), ""
     if isinstance(load_from, str | os.PathLike):
@@ -201,4 +202,5 @@ def choose_seed(randomness: Mapping[str, Any] | None, saved: int | None, policy:
         return saved
     if configured is not None:
         return int(configured)
+    # Without the section all runs have seed 0; `seed=None` in it draws another for each run
     return int(np.random.SeedSequence().generate_state(1)[0]) if randomness else 0

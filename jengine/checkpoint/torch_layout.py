@@ -46,6 +46,7 @@ class TorchLayout(NamedTuple):
 
     def to_flax(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Convert a PyTorch tensor to Flax's layout, with the `shape` of the parameter."""
+        # `argsort` inverts a permutation
         return np.asarray(tensor.transpose(np.argsort(self.axes)).reshape(shape), order="C")
 
 
@@ -101,7 +102,7 @@ def _param_layout(path: str, shape: tuple[int, ...], attentions: set[str]) -> To
         if module == "out" and (leaf, rank) == ("kernel", 3):
             return TorchLayout(name, (shape[0] * shape[1], shape[2]), (1, 0))
     if leaf == "kernel" and rank >= 2:
-        return TorchLayout(name, shape, (rank - 1, rank - 2, *range(rank - 2)))
+        return TorchLayout(name, shape, (rank - 1, rank - 2, *range(rank - 2)))  # the window is empty for a Dense
     return TorchLayout(name, shape, tuple(range(rank)))
 
 
@@ -111,6 +112,7 @@ def _is_attention_query(path: str, shapes: Mapping[str, tuple[int, ...]]) -> boo
         return False
     parent = path.removesuffix("query.kernel")
     key, value, out = (shapes.get(f"{parent}{name}.kernel", ()) for name in ("key", "value", "out"))
+    # Names alone may be a coincidence: heads and sizes must agree
     return len(key) == len(value) == len(out) == 3 and out[:2] == shapes[path][1:]
 
 

@@ -56,7 +56,7 @@ def save(
 ) -> None:
     """Write a checkpoint to `path` in the background; see `Runner.save_checkpoint`."""
     wait_for_device(runner)  # so that the save is not charged with the steps
-    runner.files.open()
+    runner.files.open()  # a custom loop may save before its first step
     recreate_work_dir(runner)
     checkpoint = collect_checkpoint(
         runner, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
@@ -173,7 +173,7 @@ def _restore_arrays(runner: RunnerInternals, path: str, saved_meta: Mapping[str,
         stored = list_arrays(path)  # shapes only
         match = match_hook_states(target["hook_state"], stored, saved_meta.get("exchanged", {}))
         target["hook_state"] = match.states
-        converted = dict(convert_replica_axis_structs(target, *replicas))
+        converted = dict(convert_replica_axis_structs(target, *replicas))  # the shapes on disk
         ignored: list[str] = []  # parts of the optimizer state
         if "opt_state" in target:
             matched = match_optimizer_state(runner, path, saved_meta, converted["opt_state"], stored)
@@ -301,8 +301,8 @@ def loadable_variables(
     has_own_names = any(name.startswith(f"model_state.{FROZEN}.") for name in names)
     added = flatten(state.params).keys() - flatten(base_params).keys()
     if has_own_names or not added.isdisjoint(names) or flatten(state.params).keys() == flatten(base_params).keys():
-        return variables, lambda loaded: loaded
-    fresh = convert_replica_axis(variables, replicas, None)
+        return variables, lambda loaded: loaded  # with adapters, or the model has none
+    fresh = convert_replica_axis(variables, replicas, None)  # adapters know no replicas
     base = _named(*model.base_variables(fresh["params"], fresh["model_state"]))
     missing = set(model.adapter_paths) - names
     if missing:  # the weights are the network's own, without adapters

@@ -65,7 +65,7 @@ def build_logs(identity: Identity, level: int | str) -> tuple[logging.Logger, As
     """Return the logger, the log writer and the message hub; the log file is opened later."""
     with config_path("log_level"):
         log_file = os.path.join(identity.log_dir, f"{identity.timestamp}.log")
-        logger = build_logger(log_file=log_file, level=level, wait=True)
+        logger = build_logger(log_file=log_file, level=level, wait=True)  # a refused run leaves no file
     if identity.resume_note:
         logger.info(identity.resume_note)
     writer = AsyncWriter()
@@ -91,7 +91,7 @@ def _build(registry: Registry, value: Any, default: Mapping[str, Any], argument:
     with config_path(argument):
         value = as_config(value)
         if value is None or hasattr(value, "items"):
-            return registry.build({**default, **dict(value or {})})
+            return registry.build({**default, **dict(value or {})})  # `type` may be left out
         return _require(value, method, argument)
 
 
@@ -128,7 +128,7 @@ def build_train_loop(runner: RunnerInternals, cfg: LoopSection, dataloader: Load
             f"`train_cfg.steps_per_call` must be 1 for a Runner with a `train_step` of its own, which chunks would not "
             f"call, got {loop.steps_per_call}; for chunks write the step as a `train_step` of the model"
         )
-    if math.isfinite(loop.max_iters) and loop.max_iters > MAX_STEP:
+    if math.isfinite(loop.max_iters) and loop.max_iters > MAX_STEP:  # epochs are iterations only with the data
         limit = f"`train_cfg.max_iters` must be at most {MAX_STEP}"
         if loop.by_epoch:
             most = MAX_STEP // loop.epoch_length

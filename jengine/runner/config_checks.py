@@ -47,7 +47,7 @@ def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> tup
     for name in ("model", "work_dir"):
         if cfg.get(name) is None:
             raise ConfigError(f"the config must have the key {name!r}, got none")
-    check_extras(cfg)
+    check_extras(cfg)  # or an import fails deep inside a build
     return cfg, dropped
 
 
@@ -133,6 +133,7 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
     ]
     monitored += [("param_scheduler.monitor", s.settings.monitor) for s in schedulers if s.need_val_args]
     known = _known_metrics(hooks, sections)
+    # Their passes end in a suffix: 'accuracy_origin'
     has_suffixes = any(type(hook).eval_variables is not Hook.eval_variables for hook in hooks)
     for path, metric in monitored:
         if known and metric not in known and not (has_suffixes and metric.startswith(known)):
@@ -195,7 +196,7 @@ def _check_evaluations(mode: str, dataloader: object, cfg: LoopSection, evaluato
 
 def _check_loop(cfg: LoopSection, complete: Callable[[Any], dict[str, Any]], **supplied: Any) -> None:
     if _is_config(cfg):
-        LOOPS.check(complete(cfg), runner=None, dataloader=None, **supplied)
+        LOOPS.check(complete(cfg), runner=None, dataloader=None, **supplied)  # None where the Runner supplies the value
     elif not callable(getattr(cfg, "run", None)):
         raise TypeError(f"`{current_config_path()}` must be a dict or a loop with a method `run`, got {cfg!r}")
 
@@ -205,7 +206,7 @@ def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: LoopSection) -> Seque
     loop = train_loop_config(train_cfg) if _is_config(train_cfg) else {}
     return check_param_schedulers(
         schedulers,
-        wrappers if list(wrappers) != [""] else wrappers[""],
+        wrappers if list(wrappers) != [""] else wrappers[""],  # a single one has no name
         max_epochs=loop.get("max_epochs"),
         max_iters=loop.get("max_iters"),
         by_epoch_loop=is_epoch_based(train_cfg),

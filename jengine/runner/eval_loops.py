@@ -124,7 +124,7 @@ class EvalLoop:
         runner, mode, metrics = self.runner, self.mode, dict[str, float]()
         self._chosen = list(self.evaluations if names is None else names)
         self._announce("", [name for name in self.evaluations if name not in self._chosen])
-        wait_for_device(runner)
+        wait_for_device(runner)  # or training steps in flight would count as validation
         try:
             with runner.phase_timer.phase(self.phase):
                 runner.call_hook(f"before_{mode}")
@@ -137,7 +137,7 @@ class EvalLoop:
                 return metrics
         except Exception as error:
             program = None if self._current is None else self._current.program
-            if program is not None and not step_failed(runner):
+            if program is not None and not step_failed(runner):  # else training ran out of memory, noticed here
                 explain_out_of_memory(error, program.traced.name, program.step, program.traced.shapes)
             raise
         finally:
@@ -147,7 +147,7 @@ class EvalLoop:
         self._current, metrics = evaluation, dict[str, float]()
         prefix = f"{evaluation.name}/" if evaluation.name else ""
         self._announce(evaluation.name)
-        for suffix, variables in self.runner.eval_variables().items():
+        for suffix, variables in self.runner.eval_variables().items():  # an `EMAHook` may add a second pass
             values = evaluation.run(*variables)
             metrics.update({f"{prefix}{name}{suffix}": value for name, value in values.items()})
         self._announce("")
@@ -246,7 +246,7 @@ class Evaluation:
         """Evaluate these variables on the data and return the metrics by name."""
         runner, mode, loader = self._runner, self._loop.mode, self.dataloader
         self._set_meta()  # the evaluator may have that of another evaluation
-        sums = runner.strategy.put_replicated(self.evaluator.init())
+        sums = runner.strategy.put_replicated(self.evaluator.init())  # placed as the step returns them: one program
         loader.set_epoch(0)  # the same order in each evaluation
         put = functools.partial(put_arrays, put=self._put)
         with contextlib.closing(prefetch_to_device(loader, put, loader.device_prefetch, self._check_batch)) as batches:
@@ -257,7 +257,7 @@ class Evaluation:
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
                 runner.dispatch_limiter.wait()
                 sums, predictions = self._call(params, model_state, sums, select_arrays(batch))  # on the device
-                runner.dispatch_limiter.add(jax.tree.leaves(predictions)[0])
+                runner.dispatch_limiter.add(jax.tree.leaves(predictions)[0])  # one array tells when the step is done
                 self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
@@ -278,14 +278,14 @@ class Evaluation:
             self.trace(*args)  # the call below uses this trace
             program = self._get_program(args[-1])
             args = (*args[:2], self._runner.strategy.put_replicated(self.evaluator.init()), args[3])  # see `trace`
-            self._runner.files.open()
+            self._runner.files.open()  # the trace was the last check
         try:
             with report_first_compile(program.traced):
                 outputs = program.step(*args)
         except jax.errors.JaxRuntimeError:
             program.traced.record_shapes(*args)
             raise
-        if compilation_counter.count != compiled:
+        if compilation_counter.count != compiled:  # also without a trace, for another sharding
             timer.relabel("compile")
             program.traced.check_shardings(*args)
         timer.enter(before)
@@ -323,7 +323,7 @@ class ValLoop(EvalLoop):
         metrics = super().run(names)
         runner = self.runner
         runner.validations.append((runner.epoch, runner.iter, metrics))
-        update_record(runner)
+        update_record(runner)  # a run that is killed leaves this
         return metrics
 
 

@@ -73,7 +73,7 @@ class Interrupts:
         self._signals = [known[name] for name in names if name in known]  # Windows lacks some default ones
 
     def __enter__(self) -> "Interrupts":
-        self.signum, self.agreed = None, False
+        self.signum, self.agreed = None, False  # a notebook may train again after Ctrl-C
         if threading.current_thread() is threading.main_thread():
             of_jax = signal.SIGTERM if self._processes.count > 1 else None
             # An ignored signal, or one with a custom handler, stays as it is
@@ -88,9 +88,9 @@ class Interrupts:
 
     def _record(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
-        signal.signal(signum, self._previous_handlers[signum])
+        signal.signal(signum, self._previous_handlers[signum])  # a second one acts at once
         if self._processes.count > 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # the only signal that JAX's service handles
         elif self.wait is not None:
             self.check()
 

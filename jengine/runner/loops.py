@@ -102,7 +102,7 @@ class TrainLoop:
         self.on_recompile = check_on_recompile(on_recompile)
         self.steps_per_call = steps_per_call
         self.on_nonfinite = on_nonfinite
-        runner.message_hub.losses = None if on_nonfinite == "ignore" else LossWatch()
+        runner.message_hub.losses = None if on_nonfinite == "ignore" else LossWatch()  # sees what log lines fetch
         self.stop_training = False
         self.is_consistent = True
         self.iter = self.epoch = self.epoch_start = 0
@@ -114,7 +114,7 @@ class TrainLoop:
         put = functools.partial(runner.strategy.put_batch, rules=dataloader.batch_rules)
         self._put = functools.partial(put_arrays, put=put)
         self._takes_host_batches = True  # not sent to the device ahead of time
-        self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]
+        self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]  # searched with `bisect`
         self._intervals = [val_interval, *(interval for _, interval in dynamic_intervals or ())]
 
     @property
@@ -150,7 +150,7 @@ class TrainLoop:
             self.position = batches.position  # hooks save it with the iteration that follows
             if not taken:
                 break
-            if len(taken) == self.steps_per_call > 1:
+            if len(taken) == self.steps_per_call > 1:  # fewer run one by one: another length compiles another scan
                 self.run_chunk(batch_idx + self.iter - start, taken)
                 continue
             for batch, self.position in zip(taken, batches.positions, strict=True):
@@ -196,7 +196,7 @@ class TrainLoop:
 
     def _group(self, source: Iterable[PyTree]) -> Iterator[PyTree]:
         """Yield the batches of each iteration."""
-        batches = iter(source)
+        batches = iter(source)  # closed with this generator, which `zip` would keep open
         while len(group := tuple(itertools.islice(batches, self.batches_per_iteration))) == self.batches_per_iteration:
             yield group
 
@@ -206,7 +206,7 @@ class TrainLoop:
         if self.position is not None:
             loader.load_state_dict(self.position)
         else:
-            taken = self.iter * self.batches_per_iteration
+            taken = self.iter * self.batches_per_iteration  # `start_at` may know only the iteration
             loader.set_epoch(*(divmod(taken, loader.length) if loader.length else (0, 0)))
         while True:
             start, batch = loader.state_dict(), None
@@ -227,7 +227,7 @@ class TrainLoop:
         runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=metrics)
         self.iter += 1  # after the hooks, which see the index of the iteration
         self.is_consistent, self.batch = True, None
-        runner.interrupts.check()
+        runner.interrupts.check()  # state, counters and hooks agree only here
 
     def run_chunk(self, batch_idx: int, batches: Sequence[PyTree]) -> None:
         """Run an iteration for each batch in one call, with hooks at the start and end."""
@@ -244,7 +244,7 @@ class TrainLoop:
                 runner.message_hub.iteration = self.iter
                 hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx, data_batch=batch)
             is_update.append(runner.optim_wrapper.start_step(self.iter))
-            hyperparams.append(runner.step_hyperparams())
+            hyperparams.append(runner.step_hyperparams())  # as a single step would read them now
         metrics = runner.train_chunk(batches, hyperparams, is_update)
         runner.phase_timer.enter("hooks")
         hooks.call_after_chunk(runner, batch_idx=batch_idx, data_batch=batches[-1], metrics=metrics)
@@ -281,7 +281,7 @@ class TrainLoop:
         check_losses(self.runner)  # before a validation that would be wasted
         intervals = self._get_intervals(count + 1)
         due = [name for name, interval in intervals.items() if count % interval == 0 or count == end]
-        due = due if count >= max(self.val_begin, 1) else []
+        due = due if count >= max(self.val_begin, 1) else []  # 0 means before training
         if due:
             self.runner.val_loop.run(*([] if len(due) == len(intervals) else [due]))
         if due or self.by_epoch:  # not after each iteration: all processes wait for each other here
@@ -302,7 +302,7 @@ class TrainLoop:
             runner.logger.warning(
                 f"The training loop never validates: train_cfg.val_begin={self.val_begin} is beyond its {end} {unit}."
             )
-        if runner.validations and runner.validations[-1][:2] == (self.epoch, self.iter):
+        if runner.validations and runner.validations[-1][:2] == (self.epoch, self.iter):  # saved after it was validated
             return
         if self.iter > 0 and at_boundary:  # a checkpoint is written before the validation after the same iteration
             self._validate_if_due(count, end)
@@ -365,13 +365,13 @@ class EpochBasedTrainLoop(TrainLoop):
         """Training iterations in the whole run; `math.inf` if unknown."""
         if self.epoch_length is None:
             return math.inf
-        return self.epoch_start + (self.max_epochs - self.epoch) * self.epoch_length
+        return self.epoch_start + (self.max_epochs - self.epoch) * self.epoch_length  # a resume may change the length
 
     def run(self) -> None:
         """Train to the end, and validate after each epoch at which it is due."""
         self.runner.call_hook("before_train")
         self._validate_before_first(self.epoch, self.max_epochs, at_boundary=self.iter == self.epoch_start)
-        with contextlib.closing(self):
+        with contextlib.closing(self):  # also after an error: readers have threads
             while self.epoch < self.max_epochs and not self.stop_training:
                 epoch = self.epoch
                 self.run_epoch()
@@ -387,7 +387,7 @@ class EpochBasedTrainLoop(TrainLoop):
         runner, start = self.runner, self.iter - self.epoch_start
         runner.call_hook("before_train_epoch")
         if self._epoch_length is not None:
-            self._batches = self._batches or self._stream(self._repeat_data())
+            self._batches = self._batches or self._stream(self._repeat_data())  # reads ahead across epochs
             num_iters = self.run_iters(self._batches, start, self.epoch_start + self._epoch_length)
         else:
             num_iters = self._run_pass(start)

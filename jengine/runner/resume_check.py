@@ -21,7 +21,7 @@ from jengine.runner.runner_protocol import RunnerInternals
 
 PyTree = Any
 
-_DATA = re.compile(r"train_dataloader(\.dataset|\[)")
+_DATA = re.compile(r"train_dataloader(\.dataset|\[)")  # what `resume_policy.data` decides
 _MAX_LINES = 20
 
 # --- All differences ---
@@ -52,11 +52,11 @@ def check_resume(runner: RunnerInternals, path: str) -> None:
         differences = compare_schedulers(runner.param_schedulers, saved["param_schedulers"])
         messages += _report("schedules", "schedules", policy.schedules, differences, path)
         if policy.schedules == "checkpoint":
-            check_scheduler_types(runner.param_schedulers, saved["param_schedulers"])
+            check_scheduler_types(runner.param_schedulers, saved["param_schedulers"])  # others cannot take the state
         if moved := list_moved_ends(runner.param_schedulers, saved["param_schedulers"]):
             messages.append(f"The run has another length, and so have the schedules without `end`:{_list(moved)}")
     seed, configured = saved["meta"]["seed"], runner.configured_seed
-    if configured is not None and configured != seed:
+    if configured is not None and configured != seed:  # a seed that was drawn gives way silently
         line = f"randomness.seed: {configured} in the config, {seed} in the checkpoint"
         messages += _report("seed", "seeds", policy.seed, [line], path)
     messages += _compare_others(runner, path, saved.get("fingerprint"), skip_chains=bool(settings))
@@ -165,7 +165,7 @@ def match_optimizer_state(
     prefixes = tuple(f"{prefix}." for prefix in ignore)
     saved_shapes = {path: leaf.shape for path, leaf in stored.items() if path.startswith("opt_state.")}
     if shapes == {path: shape for path, shape in saved_shapes.items() if not path.startswith(prefixes)}:
-        return target, ignore
+        return target, ignore  # only hyperparameters differ
     if runner.resume_policy.optimizer == "checkpoint":
         lines = "".join(f"\n  {setting.line}" for setting in differences)
         raise ConfigError(
@@ -177,7 +177,7 @@ def match_optimizer_state(
 
 
 def _strip_hyperparams(opt_state: PyTree) -> PyTree:
-    if isinstance(opt_state, Mapping):
+    if isinstance(opt_state, Mapping):  # several optimizers
         return {name: _strip_hyperparams(state) for name, state in opt_state.items()}
     return opt_state._replace(hyperparams={})
 
@@ -206,7 +206,7 @@ def restore_hyperparams(runner: RunnerInternals, bundle: Mapping[str, Any]) -> N
     choice: Literal["checkpoint", "config"] = "config" if runner.resume_policy.schedules == "config" else "checkpoint"
     if load_schedulers_state_dict(schedulers, bundle["param_schedulers"], settings=choice) or is_new:
         settings = runner.optimizer_settings
-        wrapper.load_group_state_dict(settings.get("", settings))
+        wrapper.load_group_state_dict(settings.get("", settings))  # '' for a single optimizer
         reset_initial_values(schedulers)
         replay_schedulers(
             schedulers, iters=loop.iter, epochs=loop.epoch, epoch_length=loop.epoch_length, converted_iters=converted

@@ -20,7 +20,7 @@ def collect_position(runner: RunnerInternals, meta: Mapping[str, Any]) -> dict[s
     loop, loader = runner.train_loop, runner.train_dataloader
     if loop is None or loop.position is None:
         return None
-    is_epoch_end = loop.by_epoch and meta["epoch"] > loop.epoch
+    is_epoch_end = loop.by_epoch and meta["epoch"] > loop.epoch  # a hook saves before the loop counts it
     shard = runner.strategy.data_shard.for_axis(loader.batch_axis)
     gathered = runner.processes.all_gather("the position in the data", (shard.index, loop.position))
     positions = dict(reversed(gathered))  # the processes that read a shard have the same position in it
@@ -79,13 +79,13 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
     first = positions[0]
     is_divisible = len(positions) == shard.count or loader.has_random_access
     if saved["dataset_size"] != loader.dataset_size or not is_divisible:
-        position = {"epoch": first["epoch"], "position": 0, "examples": 0}
+        position = {"epoch": first["epoch"], "position": 0, "examples": 0}  # the pass starts again
     elif len(positions) == shard.count:
         position = positions[shard.index]
     else:
         position = {"epoch": first["epoch"], "position": -1, "examples": total // shard.count}
     loader.load_state_dict(position)
-    loop.position = loader.state_dict()
+    loop.position = loader.state_dict()  # in batches of this run
     repeated = total - loop.position["examples"] * shard.count
     if saved["inner_iter"] and loop.by_epoch and loop.epoch_length == loader.length:
         # Some loaders give the position after the last batch of a pass as the start of the next
@@ -110,7 +110,7 @@ def start_at(runner: RunnerInternals, step: int) -> None:
         return
     epoch, inner = divmod(step, length)
     loop.epoch, loop.epoch_start = (epoch, step - inner) if loop.by_epoch else (0, 0)
-    if length == loader.length:
+    if length == loader.length:  # else `_repeat_data` finds the place from `iter`
         loader.set_epoch(epoch, inner)
         loop.position = loader.state_dict()
 

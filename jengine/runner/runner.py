@@ -162,7 +162,7 @@ class Runner:
         self.configured_seed = identity.configured_seed
         self.resume_command: Callable[..., str] = functools.partial(default_resume_command, load_from)
 
-        use_compilation_cache()
+        use_compilation_cache()  # before the first compilation
         self.phase_timer = PhaseTimer()
         self.interrupts = Interrupts(self.processes)
         self.strategy = components.build_strategy(parallel)
@@ -211,7 +211,7 @@ class Runner:
         self.prepare_training()
         try:
             with closing(self), abort_all_on_error(self.processes, self.interrupts):
-                self._directories.lock()
+                self._directories.lock()  # before hooks and a resume touch files
                 self.call_hook("before_run")
                 self._load_or_resume()
                 self._run_train_loop()
@@ -240,8 +240,8 @@ class Runner:
             if self._resume_from is not None:
                 check_resume(self, self._resume_from)
         if self._sections["val_cfg"] is not None:
-            self._eval_loop("val")
-        if self.state is None or self.state.opt_state is None:
+            self._eval_loop("val")  # which `_init_state` checks
+        if self.state is None or self.state.opt_state is None:  # without `opt_state`: only evaluated so far
             self._loaders.call_with_example("train_dataloader", self._init_state, wrapper, self.hooks, abstract)
 
     def build_optimizer(self) -> Any:
@@ -253,7 +253,7 @@ class Runner:
                 optim_wrapper = build_optim_wrapper(params, optim_wrapper, module_types=self.model.module_types)
             self.optim_wrapper = optim_wrapper
             for wrapper in list_wrappers(optim_wrapper):
-                wrapper.axis_name = self.strategy.axis_name or wrapper.axis_name
+                wrapper.axis_name = self.strategy.axis_name or wrapper.axis_name  # it averages over the replicas
         return self.optim_wrapper
 
     def _init_state(
@@ -281,8 +281,8 @@ class Runner:
 
     def _run_train_loop(self) -> None:
         loop = self.train_loop
-        self.optim_wrapper.initialize_count_status(loop.iter, loop.max_iters)
-        self.programs = self.build_programs()
+        self.optim_wrapper.initialize_count_status(loop.iter, loop.max_iters)  # a resume may be within a window
+        self.programs = self.build_programs()  # hooks may have been added since an earlier call
         if self._resume_from is not None:
             self.programs.hashes.update(saved_hashes(self._resume_from))
         self._first_iter = loop.iter  # for the speed
@@ -409,7 +409,7 @@ class Runner:
         """Return the variables to evaluate: suffix of the metric names -> `(params, model_state)`."""
         variables = {"": (self.state.params, self.state.model_state)}
         for hook in self.hook_list:
-            variables = hook.eval_variables(self, variables)
+            variables = hook.eval_variables(self, variables)  # each sees what earlier hooks have replaced
         return variables
 
     def save_checkpoint(
@@ -437,7 +437,7 @@ class Runner:
     def state(self) -> TrainState:
         """The `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it."""
         if self.train_loop is not None:
-            self._loaders.check_state_access(self.train_loop, self.interrupts)
+            self._loaders.check_state_access(self.train_loop, self.interrupts)  # data may read it, but not ahead
         return self._state
 
     @state.setter

@@ -39,7 +39,7 @@ _MAX_PATTERNS = 20  # characters, so that the table fits into 80 columns
 @contextlib.contextmanager
 def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None]:
     """Log and record the start and the end of training, which runs inside: complete, or by an error or a signal."""
-    log_start(runner, groups)
+    log_start(runner, groups)  # outside the handler: a refusal is no failed training
     with runner.interrupts:
         try:
             yield
@@ -88,7 +88,7 @@ class RunFiles:
             self._open_logs()
         if self._groups is not None:
             if runner.is_main_process:
-                for moved in self._directories.claim():
+                for moved in self._directories.claim():  # only now: nothing refuses this run any more
                     runner.logger.warning(f"The checkpoints of another run are now in {moved}.")
             start_record(runner, self._groups)
             self._groups = None
@@ -221,12 +221,12 @@ def start_record(runner: RunnerInternals, groups: GroupTable) -> None:
     record = dict(
         experiment_name=runner.experiment_name,
         seed=runner.seed,
-        max_iters=runner.max_iters if math.isfinite(runner.max_iters) else None,
+        max_iters=runner.max_iters if math.isfinite(runner.max_iters) else None,  # JSON has no infinity
         max_epochs=runner.max_epochs if runner.train_loop.by_epoch else None,
         epoch_length=runner.train_loop.epoch_length,
         model=dict(tensors=tensors, parameters=parameters, bytes=size),
         groups=dict(columns=list(columns), rows=[list(row) for row in rows]),
-        sessions=[*_read(runner).get("sessions", []), session],
+        sessions=[*_read(runner).get("sessions", []), session],  # a resumed run has the same log directory
     )
     _write(runner, record)
     update_record(runner)
