@@ -16,6 +16,7 @@ Position = Any  # of a loader's `state_dict`
 class BatchStream:
     """Stream of batches, several at a time if they have the same structure and shapes.
 
+    >>> import numpy as np
     >>> stream = BatchStream({"x": np.full(2, i)} for i in range(3))
     >>> len(stream.take(2)), len(stream.take(2)), len(stream.take(2))
     (2, 1, 0)
@@ -107,6 +108,7 @@ def prefetch_to_device(
 
     Transfers are asynchronous, so no thread is needed: while the device computes on a batch, the next ones travel.
 
+    >>> import numpy as np
     >>> [int(batch["x"]) for batch in prefetch_to_device({"x": np.int32(i)} for i in range(3))]
     [0, 1, 2]
 
