@@ -43,7 +43,7 @@ pytest-chips: $(VENV)/.installed
 configs: $(VENV)/.installed
 	JENGINE_RANDOM_CONFIGS=200 $(PYTEST) --dist load -m full_optimization tests/runner/test_random_configs.py
 
-# Trains with four processes, and kills one of two or three at 20 random moments; `make test` has two and three processes.
+# Trains with three and four processes, and kills one of two or three at 20 random moments; `make test` trains with two.
 processes: $(VENV)/.installed
 	$(PYTEST) --dist load -m many_processes tests/crash tests/distributed
 

@@ -348,7 +348,9 @@ def three_after_four(four_exact, tmp_path_factory):
     return resume_with(3, four_exact, tmp_path_factory.mktemp("three_after_four"))
 
 
-MANY = [pytest.param(name, marks=pytest.mark.many_processes) for name in ("four_exact", "three_after_four")]
+MANY = [
+    pytest.param(name, marks=pytest.mark.many_processes) for name in ("three_exact", "four_exact", "three_after_four")
+]
 
 
 def resume_with(count, source, folder):
@@ -356,7 +358,7 @@ def resume_with(count, source, folder):
     return run_cases(folder, EXACT, 1, count=count)
 
 
-@pytest.fixture(params=["two_exact", "three_exact", *MANY])
+@pytest.fixture(params=["two_exact", *MANY])
 def exact(request):
     return request.getfixturevalue(request.param)
 
