@@ -148,6 +148,7 @@ class Rollouts:
     """Yield rollouts of the current policy on the host; `state_dict` is in checkpoints."""
 
     device_prefetch, batch_axis = 0, None  # no rollout with old parameters; arrays [length, N, ...]
+    batch_rules = (("trajectory", (None, "data")), ("envs", ("data",)))  # replicas get a share of the environments
 
     def __init__(self, count, length, get_state):
         self.length, self.get_state, self.act = length, get_state, jax.jit(act)
@@ -180,10 +181,11 @@ class Rollouts:
         self.envs, self.key, self.random.bit_generator.state = state["envs"], state["key"], state["random"]
 
 
-def main(env="jax", max_iters=200, envs=16, length=64, save_every=50, work_dir="work_dirs/ppo", resume=False):
-    """Train with rollouts of `length` steps in `envs` environments; return the Runner."""
+def main(env="jax", max_iters=200, envs=16, length=64, work_dir="work_dirs/ppo", save_every=50, **settings) -> Runner:
+    """Train with rollouts of `length` steps in `envs` environments; return the Runner, which gets `settings`."""
     if env == "jax":
-        model, data = build_jax_model(envs, length), dict(dataset=[np.zeros(())], batch_size=1)  # not used
+        model, devices = build_jax_model(envs, length), jax.device_count()
+        data = dict(dataset=[np.zeros(())] * devices, batch_size=devices)  # a placeholder, with an example per replica
     else:
         model = FunctionalModel(init_params, train_step=lambda state, batch, ctx: update(state, **batch, ctx=ctx))
         data = Rollouts(envs, length, lambda: runner.state)
@@ -196,7 +198,7 @@ def main(env="jax", max_iters=200, envs=16, length=64, save_every=50, work_dir="
         optim_wrapper=dict(optimizer=dict(type="Adam", lr=2.5e-3, eps=1e-5), clip_grad=dict(max_norm=0.5)),
         param_scheduler=dict(type="LinearLR", start_factor=1.0, end_factor=0.0, end=max_iters, by_epoch=False),
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=save_every)),
-        resume=resume,
+        **settings,
     )
     runner.train()
     return runner
@@ -208,5 +210,7 @@ if __name__ == "__main__":
     parser.add_argument("--max-iters", type=int, default=200)
     parser.add_argument("--work-dir", default="work_dirs/ppo")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--parallel", choices=["DataParallel"], help="train on all devices")
     args = parser.parse_args()
-    main(args.env, args.max_iters, work_dir=f"{args.work_dir}/{args.env}", resume=args.resume)
+    work_dir, parallel = f"{args.work_dir}/{args.env}", args.parallel and dict(type=args.parallel)
+    main(args.env, args.max_iters, work_dir=work_dir, resume=args.resume, parallel=parallel)
