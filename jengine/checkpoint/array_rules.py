@@ -34,7 +34,7 @@ class Options:
 
     Attributes:
       transform: 'transpose' for (out, in, *window) to (*window, in, out), 'none' for the axes as they are stored, or a
-        function on the array, or its import path. Without `transform` and `reshape`, the axes of a PyTorch `weight`
+        function on the array, or an import path. Without `transform` and `reshape`, the axes of a PyTorch `weight`
         are permuted for a `kernel`.
       reshape: the axes by name, before and after: `"(h k) d -> d h k"`.
       sizes: sizes of these axes by name, where they do not follow from the stored shape.
@@ -134,7 +134,7 @@ class Piece(NamedTuple):
 
 
 def parse_rules(rename: Sequence[RuleLike]) -> list[Rule]:
-    """Return the rules with their options checked.
+    """Return the rules, with the options checked.
 
     Raises:
       ValueError, TypeError: a rule or an option that has another form; an option without the names that it needs.
@@ -215,7 +215,7 @@ def apply_rules(
 
 
 class _Target(NamedTuple):
-    """New path of a stored array, and its place there."""
+    """New path of a stored array, and the place there."""
 
     path: str
     number: int = 0  # in the stack

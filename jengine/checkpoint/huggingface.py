@@ -26,7 +26,7 @@ Shapes = dict[str, tuple[int, ...]]
 CONFIG = "config.json"
 ModelType = Literal["gpt2", "llama", "mistral"]
 MODEL_TYPES: tuple[ModelType, ...] = typing.get_args(ModelType)
-# Hugging Face's `gelu` is the exact one; the other two are the same approximation
+# Hugging Face's `gelu` is the exact one; `gelu_new` and `gelu_pytorch_tanh` are one approximation
 _ACTIVATIONS = {
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "silu": "silu", "swish": "silu",
     "relu": "relu",

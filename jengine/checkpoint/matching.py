@@ -51,7 +51,7 @@ class Assignment(NamedTuple):
     method: Method | None = None  # for position embeddings of another grid
 
     def convert(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the parameter, or its slice of a stack, from the stored arrays for it."""
+        """Return the parameter, or one slice of a stack, from the stored arrays for it."""
         array = self.piece.make(arrays)
         if self.method is not None:
             return resize_positions(array, self.shape, self.method)

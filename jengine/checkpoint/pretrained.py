@@ -54,7 +54,7 @@ def load_pretrained(
       strict: False keeps the model's values where nothing fits, and ignores arrays that it does not have.
       exclude: paths that keep the model's values, such as a new head: prefixes of whole segments, or regular
         expressions. Matching names in the weights are ignored.
-      interpolate: paths of position embeddings that are resized if their grid differs.
+      interpolate: paths of position embeddings that are resized if the grid differs.
       interpolation: how they are resized.
       item: dotted path to the weights, if they are not at the top or under `params`: `state.model`.
       raw: whether to take the trained values from a checkpoint that has averages.

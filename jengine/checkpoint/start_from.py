@@ -70,7 +70,7 @@ class LoadFrom:
       item: dotted path to the weights in a tree, if it is not that of the parameters.
       optimizer: True continues another loop's training: also loads the optimizer state and the step that are stored
         next to the weights.
-      structure: for an `.eqx` file that has more than the parameters: a function without arguments, or its import path,
+      structure: for an `.eqx` file that has more than the parameters: a function without arguments, or an import path,
         that returns a pytree like the one that was saved.
     """
 

@@ -70,11 +70,11 @@ class PreciseBNHook(Hook):
         paths = _find_statistics(runner)
         if not paths:
             return
+        # Replicas have equal parameters, so one is enough
         state = runner.state if runner.strategy.replicas is None else take_first_replica(runner.state)
-        loader = runner.train_dataloader.copy_at_epoch(epoch)
-        num_batches = max(
-            self.num_samples // (loader.batch_size or 1), 1
-        )  # a batch that is passed on whole counts as 1
+        loader = runner.train_dataloader.copy_at_epoch(epoch)  # the training data must not move on
+        # A batch that is passed on whole has no size, and counts as 1
+        num_batches = max(self.num_samples // (loader.batch_size or 1), 1)
         if loader.length is not None:
             num_batches = min(num_batches, loader.length)
         if self._compiled is None:
@@ -123,13 +123,13 @@ class SyncBuffersHook(Hook):
 
     def before_val_epoch(self, runner: RunnerProtocol) -> None:
         """Average the statistics, unless the end of an epoch has just done so."""
-        if not self._is_synced:
+        if not self._is_synced:  # an epoch loop validates right after an epoch
             self._average(runner)
         self._is_synced = False
 
     def _average(self, runner: RunnerProtocol) -> None:
         model_state = runner.strategy.mean_over_replicas(runner.state.model_state)
-        if model_state is not runner.state.model_state:
+        if model_state is not runner.state.model_state:  # without replicas the strategy returns the same object
             runner.state = runner.state.replace(model_state=model_state)
 
 

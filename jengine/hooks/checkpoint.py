@@ -51,8 +51,8 @@ class CheckpointHook(Hook):
         metrics; 'auto' for the first metric of the first validation.
       rule: 'greater' or 'less', which value is better; one for each metric in a list. By default inferred from the
         metric name.
-      greater_keys: names, or parts of names, of metrics whose greater value is better.
-      less_keys: names, or parts of names, of metrics whose lesser value is better.
+      greater_keys: metric names, or parts of them, for which the greater value is better.
+      less_keys: metric names, or parts of them, for which the lesser value is better.
       file_client_args, backend_args: arguments in MMEngine; must be None.
       filename_tmpl: name of a regular checkpoint with one `{}` for the number; `epoch_{}` or `iter_{}` by default.
       published_keys: after training, write copies of the last and the best checkpoints that contain only these keys
@@ -154,13 +154,14 @@ class CheckpointHook(Hook):
         self._training = True
         self._saved_iter = runner.iter
         kept, surplus = self._split_surplus(self._kept)
+        # The config may keep fewer now, but maybe only older checkpoints are finite
         if not (surplus and _is_finite(runner.state.params)):
             kept, surplus = self._kept, []
         self._kept = kept
         for best in self._best.values():
             surplus += [entry["name"] for entry in best[self.keep_best :]]
             del best[self.keep_best :]
-        runner.checkpointer.evict(self._directory, [*self._evicting, *surplus])
+        runner.checkpointer.evict(self._directory, [*self._evicting, *surplus])  # with those that a killed run left
         self._evicting = []
         self._update_hub(runner)
         runner.logger.info(f"Checkpoints will be saved to {self._directory}.")
@@ -240,7 +241,7 @@ class CheckpointHook(Hook):
 
     def _save_regular(self, runner: RunnerProtocol, number: int, *, epoch: int, iteration: int) -> None:
         self._announce(runner, f"{number} {'epochs' if self.by_epoch else 'iterations'}")
-        numbers = [*(kept for kept in self._kept if kept != number), number]
+        numbers = [*(kept for kept in self._kept if kept != number), number]  # one that is saved again is the newest
         self._kept, surplus = self._split_surplus(numbers)
         self._last = self._name(number)
         if surplus:
@@ -278,7 +279,7 @@ class CheckpointHook(Hook):
             self._resolve_auto(next(iter(metrics)))
         for key, rule in self._rules.items():
             score = None if self.is_left_out(runner, key) else pick_metric(metrics, key)
-            if score is None or math.isnan(score):
+            if score is None or math.isnan(score):  # NaN has no rank
                 continue
             scores = [score, *(entry["score"] for entry in self._best.get(key, []))]
             ranking = keep_best(scores, count=self.keep_best, rule=rule)
@@ -289,7 +290,7 @@ class CheckpointHook(Hook):
         """Save a best checkpoint and keep `ranking`, best first: 0 is the new one, 1 the earlier best, …"""
         by_epoch = self.by_epoch and runner.train_loop.by_epoch
         number = runner.epoch if by_epoch else runner.iter
-        name = f"best_{key}_{self._name(number, by_epoch)}".replace("/", "_")
+        name = f"best_{key}_{self._name(number, by_epoch)}".replace("/", "_")  # metrics may be 'accuracy/top1'
         entries = [{"score": score, "name": name}, *self._best.get(key, [])]
         kept = [entries[i] for i in ranking if i == 0 or entries[i]["name"] != name]
         kept_names = {entry["name"] for entry in kept}
@@ -337,7 +338,7 @@ class CheckpointHook(Hook):
     ) -> None:
         # Pending removals are part of the saved state: if the run is killed before them, a resumed run removes them.
         self._evicting = evict
-        self._update_hub(runner)
+        self._update_hub(runner)  # before the save, which contains the hub
         runner.save_checkpoint(
             out_dir=self._directory,
             filename=name,
@@ -364,10 +365,10 @@ class CheckpointHook(Hook):
             hub.update_info(f"best_ckpt{suffix}", self._path(best[0]["name"]))
 
     def _publish(self, runner: RunnerProtocol) -> None:
-        runner.checkpointer.wait()
+        runner.checkpointer.wait()  # the newest may still be in the making
         names = [self._last] if self.save_last and self._last else []
         names += [best[0]["name"] for best in self._best.values()]
-        for name in dict.fromkeys(names):
+        for name in dict.fromkeys(names):  # the last one may be the best too
             if os.path.isdir(self._path(name)) and jax.process_index() == 0:
                 path, removed = publish(self._path(name), self.published_keys)
                 runner.logger.info(f"Published {path} without the keys {', '.join(removed)}.")
@@ -450,7 +451,7 @@ def _as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_published_keys(hook: CheckpointHook, hooks: Sequence[Hook]) -> None:
-    """Raise ConfigError if a key to publish is that of no checkpoint, and no hook of the user may add it."""
+    """Raise ConfigError if no checkpoint has a key to publish, and no custom hook may add it."""
     users = [h for h in hooks if not is_built_in(type(h)) and "before_save_checkpoint" in h.get_triggered_stages()]
     for key in hook.published_keys:
         is_close = difflib.get_close_matches(key, _CHECKPOINT_KEYS, n=1, cutoff=0.75)

@@ -1,4 +1,4 @@
-"""Checks of the loss and of the number of classes."""
+"""Checks of the loss and the number of classes."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ class CheckInvalidLossHook(Hook):
     ) -> None:
         """Check the loss if it is due."""
         if outputs and self.every_n_train_iters(runner, self.interval):
-            loss = float(outputs["loss"])
+            loss = float(outputs["loss"])  # waits for the device
             if not np.isfinite(loss):
                 runner.logger.error("the loss became infinite or NaN!")
                 raise NonFiniteLossError(f"the loss must be finite, got {loss} in iteration {runner.iter}")
@@ -84,7 +84,7 @@ class ClassNumCheckHook(Hook):
         if classes is None:
             warnings.warn(f"ClassNumCheckHook: the {mode} data have no `classes` in their metainfo", stacklevel=2)
             return
-        if isinstance(classes, str):
+        if isinstance(classes, str):  # `len` would count the letters
             raise TypeError(
                 f"ClassNumCheckHook: classes must be a tuple of names, got {classes!r}; did you mean ({classes!r},)?"
             )
@@ -100,11 +100,12 @@ def _find_num_classes(owner: Any, path: str, skip: tuple[str, ...], visited: set
     """Yield the path and value of each attribute `num_classes` below `owner`."""
     if id(owner) in visited:
         return
-    visited.add(id(owner))
+    visited.add(id(owner))  # attributes may refer back, as to a parent
     if isinstance(owner, Mapping):
         attributes = {f"[{key!r}]": value for key, value in owner.items()}
     elif isinstance(owner, list | tuple):
         attributes = {f"[{index}]": value for index, value in enumerate(owner)}
+    # Classes and functions have a `__dict__` too, but no settings of this model
     elif hasattr(owner, "__dict__") and not isinstance(owner, type) and not hasattr(owner, "__get__"):
         attributes = {f".{name}": value for name, value in vars(owner).items()}
     else:

@@ -89,7 +89,7 @@ class EarlyStoppingHook(Hook):
 
     def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Compare the metric with the best one, and end training if it is due."""
-        if not self._training or self.is_left_out(runner, self.monitor):
+        if not self._training or self.is_left_out(runner, self.monitor):  # that evaluation may run more rarely
             return
         metrics = metrics or {}
         if self.monitor not in metrics:
@@ -125,6 +125,7 @@ class EarlyStoppingHook(Hook):
             return f"is {score:.4g}, beyond the threshold {self.stopping_threshold:.4g}"
         delta = self.min_delta if self.rule == "greater" else -self.min_delta
         required = None if self.best_score is None else self.best_score + delta
+        # With check_finite=False a NaN is only no improvement
         if not math.isnan(score) and (required is None or score == required or is_better(self.rule, score, required)):
             self.best_score, self.wait_count = score, 0
             return None

@@ -123,7 +123,7 @@ class EMAHook(Hook):
         params = ctx.old_params if self.before_update else ctx.params
         tracked, steps = self.average.update(average, (params, ctx.model_state if self.update_buffers else None))
         new_state = EMAHookState(params=tracked[0], model_state=tracked[1], steps=count_updates(steps))
-        if self.count_by == "update" and (is_updated := ctx.is_updated) is not None:
+        if self.count_by == "update" and (is_updated := ctx.is_updated) is not None:  # a loss scale may have skipped it
             new_state = jax.tree.map(lambda new, old: jnp.where(is_updated, new, old), new_state, state)
         return ctx.replace(hook_state=new_state)
 
@@ -191,6 +191,7 @@ class EMAHook(Hook):
         items = [item for item in ("params", "model_state") if jax.tree.leaves(getattr(average, item))]
         raw = average._replace(**{item: state[item] for item in items})
         state.update({item: getattr(average, item) for item in items})
+        # A new dict: the old one is part of the training state
         state["hook_state"] = {**state["hook_state"], name: raw}
         checkpoint["exchanged"] = {item: f"hook_state.{name}.{item}" for item in items}
         if not self.evaluate_on_ema:

@@ -1,4 +1,4 @@
-"""The epoch as an input of the model and of the sampler."""
+"""The epoch as an input for the model and the sampler."""
 
 from typing import Any
 
@@ -39,6 +39,7 @@ class DistSamplerSeedHook(Hook):
             return
         loader: Any = runner.train_loop.dataloader  # in a custom loop, perhaps the loader of another library
         nested_sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+        # Where PyTorch's loaders may have it, in MMEngine's order
         owners: list[Any] = [loader, getattr(loader, "sampler", None), nested_sampler]
         for owner in owners:
             if hasattr(owner, "set_epoch"):

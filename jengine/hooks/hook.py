@@ -268,7 +268,7 @@ class Hook:
         """
         if n <= 0:
             return math.inf
-        count = max(step + 1, begin)
+        count = max(step + 1, begin)  # counted from 1, as `begin`
         return count - 1 + (begin - count) % n
 
     def every_n_epochs(self, runner: RunnerProtocol, n: int, start: int = 0) -> bool:
@@ -285,7 +285,7 @@ class Hook:
 
     def end_of_epoch(self, dataloader: Sized, batch_idx: int) -> bool:
         """Return whether this is the last batch of the loader; False if its length is unknown."""
-        return batch_idx + 1 == operator.length_hint(dataloader, -1)
+        return batch_idx + 1 == operator.length_hint(dataloader, -1)  # `len` would raise for a stream
 
     def require_epoch_length(self, runner: RunnerProtocol) -> int:
         """Return the epoch length in iterations; ConfigError if it is unknown, because the data have no length."""
@@ -322,6 +322,7 @@ class Hook:
         """Return the host stages that this hook defines, in the order of `stages`."""
         methods = {*Hook.stages, *_SHARED_METHODS.values()}
         cls = type(self)
+        # A method may also be set on the instance, or be one of the shared ones
         defined = {x for x in methods if x in self.__dict__ or getattr(cls, x) is not getattr(Hook, x)}
         return [stage for stage in Hook.stages if not defined.isdisjoint((stage, _SHARED_METHODS.get(stage)))]
 

@@ -33,7 +33,7 @@ _ALMOST = 0.9  # similarity at which a method is a misspelled stage; hooks may d
 
 
 class HookList:
-    """Sort hooks by priority; hooks of equal priority run in the order of registration.
+    """Sort hooks by priority; hooks with equal priority run in registration order.
 
     Args:
       check: called with each hook before it is added; raises for one that the run cannot have.
@@ -75,17 +75,17 @@ class HookList:
         if not isinstance(hook, Hook):
             raise TypeError(f"a hook must be an instance of Hook or a config dict, got {hook!r}")
         value = get_priority(hook.priority if priority is None else priority)
-        _check_stages(hook)
+        _check_stages(hook)  # before it replaces another
         if self._check is not None:
             self._check(hook)
         if name is not None:
-            self.remove(name)
+            self.remove(name)  # first, or a hook with `is_single` could not replace another
         self._check_single(hook)
         if name is not None:
             self._named[name] = hook
-        index = sum(other <= value for other, _ in self._hooks)
+        index = sum(other <= value for other, _ in self._hooks)  # after those of equal priority
         self._hooks.insert(index, (value, hook))
-        self._listeners.clear()
+        self._listeners.clear()  # found again at the next call
         self._ahead.clear()
         return hook
 
@@ -116,6 +116,7 @@ class HookList:
                 self.register(hook)
 
     def _check_single(self, hook: Hook) -> None:
+        # The base that sets it, so that subclasses count as the same kind
         kind = next((kind for kind in reversed(type(hook).__mro__) if getattr(kind, "is_single", False)), None)
         if kind is None or not hook.is_single or not any(isinstance(other, kind) for other in self):
             return
@@ -126,7 +127,7 @@ class HookList:
     def remove(self, name: str) -> None:
         """Remove the hook that was registered under `name`, if there is one."""
         removed = self._named.get(name)
-        self._named[name] = None
+        self._named[name] = None  # remembered, so that no default takes its place
         self._hooks = [(value, hook) for value, hook in self._hooks if hook is not removed]
         self._listeners.clear()
         self._ahead.clear()
@@ -136,6 +137,7 @@ class HookList:
 
         An exception keeps its type and traceback; a note names the hook, the stage and the iteration.
         """
+        # Looked up here first: a Python call less for each stage of each iteration
         listeners = self._listeners.get(stage)
         if listeners is None:
             listeners = self._get_listeners(stage)
@@ -168,7 +170,7 @@ class HookList:
                 elif hook.runs_ahead:
                     method(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=None)
                 elif not scheduled or hook.next_step(runner, step) <= step:
-                    last = metrics.last() if last is None else last
+                    last = metrics.last() if last is None else last  # slices device arrays: only on demand
                     method(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=last)
             except Exception as error:
                 _add_note(error, hook, "after_train_iter", runner)
@@ -177,6 +179,7 @@ class HookList:
     def allows_chunk(self, runner: RunnerProtocol, size: int) -> bool:
         """Return whether no hook acts within a chunk of `size` steps that starts at `runner.iter`."""
         first, last = runner.iter, runner.iter + size - 1
+        # At the ends of a chunk hooks are called as usual: before the first step, after the last
         before = all(hook.next_step(runner, first + 1) > last for hook in self._get_limiting_hooks("before_train_iter"))
         return before and all(
             hook.next_step(runner, first) >= last for hook in self._get_limiting_hooks("after_train_iter")
@@ -216,7 +219,7 @@ class HookList:
         )
 
     def priority_name(self, hook: Hook) -> str:
-        """Return the name of the priority of `hook`, or its number if it has none."""
+        """Return `hook`'s priority by name, or as a number if it has none."""
         return get_priority_name(self.priority_of(hook))
 
     def priority_of(self, hook: Hook) -> int:
@@ -246,7 +249,7 @@ class HookList:
         """Return the hooks that define a stage, and their methods, in order."""
         listeners = self._listeners.get(stage)
         if listeners is None:
-            is_known = stage in Hook.stages
+            is_known = stage in Hook.stages  # a custom loop may call others
             hooks = [h for h in self if (stage in h.get_triggered_stages() if is_known else hasattr(h, stage))]
             is_iteration = stage in _ITERATION_STAGES
             listeners = [(h, getattr(h, stage), is_iteration and _is_called_when_due(h)) for h in hooks]
@@ -283,7 +286,7 @@ def _add_note(error: Exception, hook: Hook, stage: str, runner: RunnerProtocol) 
 
 
 def _pop_priority(cfg: dict[str, Any]) -> int | str | Priority | None:
-    """Remove `priority`, or `level` on the scale of iMIX, from the config of a hook and return the priority."""
+    """Remove `priority`, or `level` on iMIX's scale, from a hook's config and return the priority."""
     priority, level = cfg.pop("priority", None), cfg.pop("level", None)
     if level is None:
         return priority

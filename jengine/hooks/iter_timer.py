@@ -62,7 +62,7 @@ class IterTimerHook(Hook):
     ) -> None:
         """Record the times of the iteration, and the remaining time."""
         if self._block:
-            jax.block_until_ready(outputs)
+            jax.block_until_ready(outputs)  # the call returns before the device is done
         elapsed = self._finish_steps(runner)
         runner.message_hub.update_scalars({"train/data_time": self._data_time, "train/time": elapsed})
 
@@ -92,6 +92,7 @@ class IterTimerHook(Hook):
         """Record the mean step time for each step of a chunk."""
         elapsed, count = self._finish_steps(runner), metrics.num_steps
         for name, seconds in (("train/data_time", self._data_time), ("train/time", elapsed)):
+            # Steps within one call have no times of their own
             runner.message_hub.update_scalar_batch(name, np.full(count, seconds / count), runner.iter - count + 1)
 
     def _finish_steps(self, runner: RunnerProtocol) -> float:

@@ -24,7 +24,7 @@ class LoggerHook(Hook):
     Metrics leave the device only for a log line: those of all past iterations, in one transfer. A background thread
     waits for them and writes the line while training continues.
 
-    In the backends the step of all scalars is the number of completed training iterations. JSON lines have a `mode`:
+    In the backends all scalars have the number of completed training iterations as step. JSON lines have a `mode`:
     'train', 'val' or 'test'.
 
     Args:
@@ -108,9 +108,9 @@ class LoggerHook(Hook):
             if inner % self.interval == 0 or (is_last and (not self.ignore_last or end <= self.interval)):
                 lines.append((completed - 1, inner - 1))
         if lines:
-            loop.check()
+            loop.check()  # raises here, in the thread of the loop
             with runner.phase_timer.phase("logging"):
-                runner.log_writer.submit(_write_lines, runner, _RunnerView(runner), lines)
+                runner.log_writer.submit(_write_lines, runner, _RunnerView(runner), lines)  # it waits for the device
 
     def after_val_iter(
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
@@ -140,16 +140,16 @@ class LoggerHook(Hook):
     def after_run(self, runner: RunnerProtocol) -> None:
         """Close the backends and copy the log files to `out_dir`."""
         runner.log_writer.flush()
-        runner.visualizer.close()
+        runner.visualizer.close()  # writers may buffer what is copied next
         if self.out_dir is not None and runner.is_main_process:
             self._copy_logs(runner)
 
     def _log_pass(self, runner: RunnerProtocol, last: int, mode: Literal["val", "test"]) -> None:
         """Log the metrics of a pass whose last batch has the index `last`, also to the backends."""
-        runner.log_writer.flush()
+        runner.log_writer.flush()  # lines of training come first
         tag, text = runner.log_processor.get_log_after_epoch(runner, last, mode)
         runner.logger.info(text)
-        by_epoch = runner.train_loop is not None and runner.train_loop.by_epoch
+        by_epoch = runner.train_loop is not None and runner.train_loop.by_epoch  # None in a test alone
         progress = {"epoch": runner.epoch, "iter": runner.iter} if by_epoch else {"iter": runner.iter}
         step = runner.epoch if by_epoch and self.log_metric_by_epoch else runner.iter
         scalars = {**tag, **progress, "mode": mode}
@@ -165,6 +165,7 @@ class LoggerHook(Hook):
 
         assert self.out_dir is not None
         source = epath.Path(runner.log_dir)
+        # `run/` ends in an empty name
         target = epath.Path(self.out_dir) / os.path.basename(runner.work_dir.rstrip("/"))
         for folder, _, files in os.walk(runner.log_dir):
             for name in files:
@@ -172,7 +173,7 @@ class LoggerHook(Hook):
                     path = epath.Path(folder) / name
                     copy = target / path.relative_to(source)
                     copy.parent.mkdir(parents=True, exist_ok=True)
-                    path.copy(copy, overwrite=True)
+                    path.copy(copy, overwrite=True)  # a resumed run copies the same files again
         runner.logger.info(f"The logs were copied to {target}.")
         if not self.keep_local:
             shutil.rmtree(runner.log_dir)
@@ -183,7 +184,7 @@ class _RunnerView:
 
     def __init__(self, runner: RunnerProtocol) -> None:
         self._runner = runner
-        self.message_hub = runner.message_hub.snapshot()
+        self.message_hub = runner.message_hub.snapshot()  # training goes on while the thread reads
         self.train_loop, self.iter, self.epoch = runner.train_loop, runner.iter, runner.epoch
         self.max_iters = runner.max_iters
 
@@ -197,6 +198,7 @@ def _write_lines(runner: RunnerProtocol, view: _RunnerView, lines: Sequence[tupl
         for iteration, batch_idx in lines:
             view.iter = iteration
             if batch_idx is None:
+                # A `ProgressHook` hides periodic lines from the terminal
                 runner.logger.info(f"Exp name: {runner.experiment_name}", extra={"periodic": {}})
                 continue
             view.message_hub.flush(iteration)
@@ -212,7 +214,7 @@ def _to_json_entries(tag: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries that JSON can store, without those that are None."""
     found = {}
     for name, value in tag.items():
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError):  # some entries are objects that only Python has
             if value is not None:
                 found[name] = to_plain(value, for_logs=True)
     return found

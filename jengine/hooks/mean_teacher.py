@@ -66,6 +66,7 @@ class MeanTeacherHook(Hook):
         """Pass the teacher to the loss."""
         params, model_state = cast_average(ctx.hook_state, ctx.params, ctx.model_state)
         teacher = dict(params=params, model_state=model_state)
+        # Not differentiated: gradients are those of the parameters alone
         return ctx.replace(hyperparams={**ctx.hyperparams, "teacher": teacher})
 
     def traced_update(self, ctx: StepContext) -> StepContext:

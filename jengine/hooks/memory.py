@@ -107,7 +107,7 @@ def _host_memory() -> list[str]:
     try:
         import psutil
     except ImportError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, kilobytes elsewhere
         return [f"process_peak: {peak // (_MB if sys.platform == 'darwin' else 1024)} MB"]
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     sizes = dict(

@@ -80,11 +80,11 @@ class NaiveVisualizationHook(Hook):
         """Draw the examples in the batch if it is due, without padding."""
         images = select_array(data_batch, self.image, "NaiveVisualizationHook.image", "batch")
         first, batch_size = self._num_examples, len(images)
-        self._num_examples += batch_size
+        self._num_examples += batch_size  # also where nothing is drawn: names have the index
         if not self.every_n_inner_iters(batch_idx, self.interval):
             return
         batch, predictions = jax.device_get(process_local_batch((data_batch, outputs), data_batch))
-        if jax.process_index() != 0:
+        if jax.process_index() != 0:  # after the exchange, in which all take part
             return
         meta = runner.test_loop.dataloader.metainfo or {}
         files = meta.get("img_path")
@@ -130,6 +130,7 @@ class NaiveVisualizationHook(Hook):
             image = image * np.asarray(self.img_norm_cfg["std"]) + np.asarray(self.img_norm_cfg["mean"])
         elif np.issubdtype(image.dtype, np.floating):
             image = image * 255
+        # Rounding may leave the range, and a cast would wrap around
         return _restore_size(np.clip(np.round(image), 0, 255).astype(np.uint8), sample)
 
 
@@ -137,9 +138,10 @@ def _restore_size(array: np.ndarray, sample: Any) -> np.ndarray:
     """Remove the padding of an image [H, W, C] or of class indices [H, W], and restore the original size."""
     if (scale := find(sample, "scale")) is not None:
         width, height = scale
-        array = array[:height, :width]
+        array = array[:height, :width]  # images are padded at the bottom and right
     if (ori_width := find(sample, "ori_width")) is not None:
         size = int(find(sample, "ori_height")), int(ori_width)
+        # There is no class between two classes
         array = _resize_image(array, size) if array.ndim == 3 else resize_nearest(array, size)
     return array
 
@@ -148,6 +150,7 @@ def _resize_image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     with require_extra("draw", "NaiveVisualizationHook requires Pillow"):
         from PIL import Image
     height, width = size
+    # Pillow has gray images without a channel axis only
     picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
     resized = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
     return resized[..., None] if resized.ndim == 2 else resized

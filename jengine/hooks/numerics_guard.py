@@ -147,6 +147,7 @@ class NumericsGuardHook(Hook):
         wrapper = runner.optim_wrapper
         hyperparams = {**wrapper.hyperparams, **runner.hyperparams}
         is_update = isinstance(wrapper, Mapping) or wrapper.should_update()
+        # For the file, if one of them has failed
         self._recent.append((runner.iter, data_batch, hyperparams, is_update))
         if self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner):
             self._read_results(runner)
@@ -186,7 +187,7 @@ class NumericsGuardHook(Hook):
         if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch)):
             # hooks receive the batch of a chunk on the host, with the examples of this process only
             batch = runner.strategy.put_batch(batch, rules=runner.train_dataloader.batch_rules)
-        train_state = runner.state.replace(step=np.int32(last))
+        train_state = runner.state.replace(step=np.int32(last))  # dropped steps change only the number
         write_dump(path, state=train_state, batch=batch, hyperparams=hyperparams, update=is_update)
         raise FloatingPointError(
             f"NumericsGuardHook: the steps of iterations {first} to {last} were dropped: {reason}. Parameters and "

@@ -29,6 +29,7 @@ class ParamSchedulerHook(Hook):
     ) -> None:
         """Step the schedulers that count iterations."""
         schedulers = runner.param_schedulers
+        # The usual case needs no call: this runs in each iteration
         for scheduler in schedulers if type(schedulers) is list else _list_schedulers(runner):
             if not scheduler.by_epoch:
                 try:
@@ -85,7 +86,7 @@ class WarmupParamHook(Hook):
                 f"WarmupParamHook: param_name must not be a hyperparameter of the optimizer, "
                 f"got {self.param_name!r}; use a scheduler"
             )
-        self._set_value(runner)
+        self._set_value(runner)  # a name that comes later would compile the step again
 
     def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
         """Set the value of the iteration."""

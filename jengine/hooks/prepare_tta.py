@@ -26,4 +26,4 @@ class PrepareTTAHook(Hook):
             model = MODELS.build(self.tta_cfg, module=runner.model)
             if not isinstance(model, BaseTTAModel):
                 raise TypeError(f"PrepareTTAHook: tta_cfg must build a BaseTTAModel, got {type(model).__name__}")
-        runner.test_loop.predict_with(model)
+        runner.test_loop.predict_with(model)  # only there: a validation has another loop

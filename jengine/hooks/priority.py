@@ -43,7 +43,7 @@ def get_priority(priority: int | str | Priority) -> int:
       >>> get_priority("low")
       70
     """
-    if isinstance(priority, bool) or not isinstance(priority, int | str):
+    if isinstance(priority, bool) or not isinstance(priority, int | str):  # a bool is an int
         raise TypeError(f"a priority must be a name or an integer from 0 to 100, got {priority!r}")
     if isinstance(priority, str):
         if priority.upper() not in Priority.__members__:

@@ -75,7 +75,7 @@ class ProfilerHook(Hook):
         """Record the first iteration in this session, from which the schedule counts."""
         self._start = runner.iter
         if self.by_epoch:
-            self._cycle["active"] = runner.train_loop.epoch_length or math.inf
+            self._cycle["active"] = runner.train_loop.epoch_length or math.inf  # then `after_train` ends it
 
     def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
         """Start a trace if it is due."""
@@ -102,7 +102,7 @@ class ProfilerHook(Hook):
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return the next step to trace, or the step at which the current trace ends."""
         if self._path is not None:
-            return step
+            return step  # a chunk would run past its end
         # advance to the active part of the cycle
         skipped, idle = self._cycle["skip_first"], self._cycle["wait"] + self._cycle["warmup"]
         index = max(step - self._start, skipped)
@@ -117,7 +117,7 @@ class ProfilerHook(Hook):
         return is_active and (not self._cycle["repeat"] or cycle < self._cycle["repeat"])
 
     def _end_trace(self, runner: RunnerProtocol, outputs: Any) -> None:
-        jax.block_until_ready(runner.state if outputs is None else outputs)
+        jax.block_until_ready(runner.state if outputs is None else outputs)  # or the trace would end before the device
         jax.profiler.stop_trace()
         path, self._path = self._path, None
         assert path is not None

@@ -51,7 +51,7 @@ class ProgressHook(Hook):
             progress.TimeRemainingColumn(),
             progress.TextColumn("{task.fields[loss]}"),
             console=console.terminal,
-            transient=True,
+            transient=True,  # only the log lines stay
         )
         self._progress.start()
         total = runner.max_iters if math.isfinite(runner.max_iters) else None
@@ -59,7 +59,7 @@ class ProgressHook(Hook):
         self._last_line = self._clock()
         self._logger = runner.logger
         self._logger.addFilter(self._show_loss)
-        for handler in terminal_handlers(self._logger):
+        for handler in terminal_handlers(self._logger):  # not the logger: its file has all lines
             handler.addFilter(self._is_due)
 
     def _show_loss(self, record: logging.LogRecord) -> bool:

@@ -22,7 +22,7 @@ class RuntimeInfoHook(Hook):
 
     def before_run(self, runner: RunnerProtocol) -> None:
         """Record the config, the seed, the experiment name and the version."""
-        from jengine import __version__
+        from jengine import __version__  # not at the top: jengine imports this module
 
         infos = dict(cfg=runner.cfg_text, seed=runner.seed, experiment_name=runner.experiment_name)
         runner.message_hub.update_info_dict({**infos, "jengine_version": __version__})
@@ -45,7 +45,7 @@ class RuntimeInfoHook(Hook):
         """Record the iteration and the learning rates, for each name in `get_lr` that of the first parameter group."""
         hub = runner.message_hub
         hub.update_info("iter", runner.iter)
-        rates = {}
+        rates = {}  # no comprehension, which is a call in Python 3.11
         for name, values in runner.optim_wrapper.get_lr().items():
             rates[f"train/{name}"] = values[0]
         hub.update_scalars(rates)
@@ -102,7 +102,7 @@ class RuntimeInfoHook(Hook):
     @staticmethod
     def _record_metrics(runner: RunnerProtocol, mode: str, metrics: dict[str, float] | None) -> None:
         for name, value in (metrics or {}).items():
-            if isinstance(value, numbers.Number) or getattr(value, "size", 0) == 1:
+            if isinstance(value, numbers.Number) or getattr(value, "size", 0) == 1:  # others draw no curve
                 runner.message_hub.update_scalar(f"{mode}/{name}", value)
             else:
                 runner.message_hub.update_info(f"{mode}/{name}", value)

@@ -1,4 +1,4 @@
-"""Switches of the training recipe, or of the data pipeline alone, at given epochs."""
+"""Switches of the training recipe, or the data pipeline alone, at given epochs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -69,7 +69,7 @@ class SwitchRecipeHook(Hook):
         if not runner.train_loop.by_epoch and self.schedule[-1]["action_epoch"] > 1:
             raise ConfigError("SwitchRecipeHook: the training loop must count epochs, got one that counts iterations")
         if any("loss" in item for item in self.schedule):
-            runner.hyperparams["loss_index"] = 0
+            runner.hyperparams["loss_index"] = 0  # a name that comes later would compile the step again
         if self._augments:
             runner.hyperparams[_AUGMENT_KEY] = 0
         for item in self.schedule:
@@ -79,7 +79,7 @@ class SwitchRecipeHook(Hook):
     def before_train_epoch(self, runner: RunnerProtocol) -> None:
         """Apply the change of this epoch, if there is one."""
         for item in self.schedule:
-            if 1 < item["action_epoch"] == runner.epoch + 1:
+            if 1 < item["action_epoch"] == runner.epoch + 1:  # `before_train` has applied those of the first
                 self._apply(runner, item)
                 changed = ", ".join(name for name in item if name != "action_epoch")
                 runner.logger.info(f"SwitchRecipeHook: changed {changed} from epoch {item['action_epoch']} on")
@@ -89,7 +89,7 @@ class SwitchRecipeHook(Hook):
         if not self._augments:
             return ctx
         for augment in self._augments:
-            augment.check(ctx.batch, ctx.rng)
+            augment.check(ctx.batch, ctx.rng)  # branches of a switch return equal shapes
         index = jnp.asarray(ctx.hyperparams[_AUGMENT_KEY]).astype(jnp.int32)
         return ctx.replace(batch=jax.lax.switch(index, [identity, *self._augments], ctx.batch, ctx.rng))
 

@@ -56,6 +56,7 @@ def export_model(
     params, model_state = jax.device_get(model.load(shapes))  # constants of the artifact
 
     def predict(batch: Batch) -> PyTree:
+        # One key for all calls: the artifact has no input for another
         return predict_with_key(model.model, params, model_state, batch, prediction_key(0, 0))
 
     inputs = _drop_unused(predict, shapes)
@@ -98,10 +99,11 @@ def _drop_unused(predict: Callable[[Batch], PyTree], batch: Batch) -> PyTree:
     if not isinstance(batch, Mapping):
         return batch
     jaxpr = jax.make_jaxpr(predict)(batch).jaxpr
+    # Who calls the artifact should not need labels
     _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     is_used = jax.tree.unflatten(jax.tree.structure(batch), used)
     inputs = {name: entry for name, entry in batch.items() if any(jax.tree.leaves(is_used[name]))}
-    return inputs or dict(batch)
+    return inputs or dict(batch)  # the batch size has to come from some entry
 
 
 def _fill_unused(inputs: PyTree, shapes: PyTree) -> PyTree:

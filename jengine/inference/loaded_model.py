@@ -103,7 +103,7 @@ class LoadedModel:
         self.trust = trust
         self._items = items
         self._replicas = replicas
-        self._strategy = SingleDevice()
+        self._strategy = SingleDevice()  # the run's mesh need not exist here
         self._predictor = Predictor(model, self._strategy, SingleProcess())
         self._variables: tuple[PyTree, PyTree] | None = None
         self._lock = threading.Lock()  # several threads may make the first call
@@ -141,12 +141,12 @@ class LoadedModel:
     def _read(self, batch: Batch) -> tuple[PyTree, PyTree]:
         from jengine.checkpoint import load_params
 
-        params, model_state = jax.eval_shape(self.model.init, jax.random.key(0), batch)
+        params, model_state = jax.eval_shape(self.model.init, jax.random.key(0), batch)  # shapes only
         targets = convert_replica_axis_structs({"params": params, "model_state": model_state}, None, self._replicas)
         values = {}
         for item, target in targets.items():
             has_arrays = bool(jax.tree.leaves(target))  # a model may have no state
-            values[item] = (
+            values[item] = (  # `load_model` has compared the checksums
                 load_params(self.path, target, item=self._items[item], checksums=False)[0] if has_arrays else target
             )
         values = convert_replica_axis(values, self._replicas, None)

@@ -58,6 +58,7 @@ class Predictor:
 
         def step(params: optax.Params, model_state: PyTree, seed: jax.Array, batch: PositionedBatch) -> tuple[Any, Any]:
             inputs, positions = batch
+            # The number of the batch; padding has the position -1
             rng = prediction_key(seed, positions.max() // positions.size) if adapted.predicts_with_rng else None
             predictions = predict_with_key(adapted, params, model_state, inputs, rng)
             if not self._is_whole:
@@ -95,10 +96,11 @@ class Predictor:
         with contextlib.closing(prefetch_to_device(batches, self._put)) as ready:
             for batch in ready:
                 limiter.wait()  # bounds the run-ahead
+                # An input: another seed does not compile again
                 (_, replicated), sharded = self._step(params, model_state, np.uint32(seed), batch)
                 outputs = replicated if self._is_shared else sharded
                 limiter.add(jax.tree.leaves(outputs)[0])
-                jax.tree.map(lambda leaf: leaf.copy_to_host_async(), outputs)
+                jax.tree.map(lambda leaf: leaf.copy_to_host_async(), outputs)  # `_fetch` then hardly waits
                 pending.append(outputs)
                 if len(pending) > limiter.limit:  # the oldest is finished by now
                     parts.append(_fetch(pending.popleft()))
@@ -120,7 +122,7 @@ def open_batches(
         data = build_dataloader(data, train=False, seed=seed)
     rules = getattr(data, "batch_rules", None)
     batches = iterate_batches(data, batch_size, multiple=strategy.batch_multiple, seed=seed, shard=strategy.data_shard)
-    for first in batches:
+    for first in batches:  # only to look at one
         return first[0], itertools.chain([first], batches), rules
     raise ConfigError("`data` must have at least one batch, got none")
 
@@ -156,7 +158,7 @@ def iterate_batches(
         total = len(data) if _is_dataset(data) else count_examples(data)
         if total == 0:
             raise ValueError("`data` must have at least one example, got none")
-        share = -(-total // shard.count)
+        share = -(-total // shard.count)  # each process needs as many batches
         size = _round_up(min(share, _DEFAULT_BATCH_SIZE), multiple) if batch_size is None else batch_size
         if _is_arrays(data):
             return _slice_arrays(data, size, shard)
@@ -219,7 +221,7 @@ def _add_positions(
             if (mask := get_mask(batch)) is not None:
                 is_real = mask
         else:
-            size = size or _round_up(count, multiple)
+            size = size or _round_up(count, multiple)  # the first one decides: one shape, one program
             if not 0 < count <= size:
                 raise ValueError(f"batches must have 1 to {size} examples, as the first one, got {count} in batch {i}")
             batch, is_real = pad_examples(batch, size) if count < size else batch, np.arange(size) < count
@@ -234,6 +236,7 @@ def _round_up(number: int, multiple: int) -> int:
 def _fetch(outputs: tuple[PyTree, jax.Array]) -> tuple[PyTree, np.ndarray]:
     predictions, positions = jax.device_get(outputs)
     is_real = np.asarray(positions >= 0)
+    # Most batches have no padding, and need no copy
     return (predictions, positions) if is_real.all() else drop_padding((predictions, positions), is_real)
 
 

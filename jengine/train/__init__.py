@@ -1,4 +1,4 @@
-"""The training step: its state, its traced hooks, and what replays and inspects it."""
+"""The training step, with state and traced hooks, and what replays and inspects it."""
 
 from jengine.train.flops import count_flops as count_flops
 from jengine.train.losses import total_loss as total_loss

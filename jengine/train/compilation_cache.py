@@ -1,4 +1,4 @@
-"""Cache of compiled programs in the user's directory, and its hits and misses."""
+"""Cache of compiled programs in the user's directory, and the hits and misses."""
 
 import os
 import pathlib
@@ -16,14 +16,15 @@ def use_compilation_cache() -> None:
     `JAX_COMPILATION_CACHE_DIR` selects another directory, `JAX_ENABLE_COMPILATION_CACHE=false` disables the cache.
     """
     global _is_listening
-    if not _is_listening:
+    if not _is_listening:  # JAX cannot remove a listener
         jax.monitoring.register_event_listener(_count_event)
         _is_listening = True
     settings = jax.config.values
+    # The user's choice holds, by environment or in code
     if settings["jax_compilation_cache_dir"] is None and settings["jax_enable_compilation_cache"]:
         root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(root) / "jengine" / "jax"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)  # JAX's 1 s leaves out small programs
 
 
 def _count_event(event: str, **_: object) -> None:

@@ -39,7 +39,7 @@ def _count_equation(eqn: Any) -> Flops:
     name = eqn.primitive.name
     if name in _COUNTERS:
         return {_operand_dtype(eqn): _COUNTERS[name](eqn)}
-    inner = [count_flops(jaxpr) for jaxpr in inner_jaxprs(eqn.params)]
+    inner = [count_flops(jaxpr) for jaxpr in inner_jaxprs(eqn.params)]  # of a scan, a jit, a remat
     if name == "cond":  # an upper bound
         return max(inner, key=lambda branch: sum(branch.values()))
     repetitions, dtypes = _repetitions(eqn), {dtype for flops in inner for dtype in flops}
@@ -97,7 +97,7 @@ def _repetitions(eqn: Any) -> int:
     """Return how often an equation's inner jaxpr runs, over all devices."""
     if eqn.primitive.name == "scan":
         return int(eqn.params["length"])
-    if eqn.primitive.name == "shard_map":
+    if eqn.primitive.name == "shard_map":  # its jaxpr has the shapes of one device
         return math.prod(eqn.params["mesh"].shape[axis] for axis in eqn.params["newly_manual_axes"])
     return 1
 

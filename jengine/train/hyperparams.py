@@ -47,7 +47,7 @@ class Hyperparams(dict[str, np.float32]):
 
 @dataclasses.dataclass(frozen=True)
 class _VectorSpec:
-    """Structure of hyperparameters, with the shape and dtype of each leaf."""
+    """Structure of hyperparameters, with each leaf's shape and dtype."""
 
     treedef: jax.tree_util.PyTreeDef
     leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]
@@ -56,7 +56,7 @@ class _VectorSpec:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class HyperparamsVector:
-    """Hyperparameters of a step, or of each step in a chunk, as one array."""
+    """Hyperparameters for a step, or for each step in a chunk, as one array."""
 
     vector: np.ndarray | jax.Array  # float[n]; float[K, n] for a chunk
     spec: _VectorSpec = dataclasses.field(metadata=dict(static=True))  # the structure that `unravel` restores
@@ -92,7 +92,7 @@ class HyperparamsRaveler:
         leaves, treedef = jax.tree.flatten(hyperparams)
         spec = self._last.spec
         is_known = len(leaves) == len(self._leaves) and treedef == spec.treedef
-        if is_known and all(map(operator.is_, leaves, self._leaves)):
+        if is_known and all(map(operator.is_, leaves, self._leaves)):  # cheaper than to compare values
             return self._last
         vector = np.concatenate(leaves or [_NO_VALUES], axis=None)
         if not is_known or vector.size != self._last.vector.size:

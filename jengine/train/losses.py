@@ -31,7 +31,7 @@ def total_loss(losses: Mapping[str, Any], batch: Batch = None) -> tuple[jax.Arra
 
     Returns:
       The total, f32[], over the entries with 'loss' in the name; and every entry as f32[], with the total as 'loss'
-      first. A float64 loss is reduced in float64. JAX keeps the order of an OrderedDict, but sorts the keys of a dict.
+      first. A float64 loss is reduced in float64. JAX keeps the order of an OrderedDict, but sorts dict keys.
 
     Raises:
       ValueError: see `loss_names`.
@@ -91,6 +91,7 @@ def _reduce(value: Any, mask: jax.Array | None) -> jax.Array:
     if isinstance(value, tuple):
         if len(value) != 2:
             raise ValueError(f"a loss given as a tuple must be (sum, weight), got {len(value)} entries")
+        # A batch may have no weight at all, such as one without boxes
         return at_least_float32(value[0]) / jnp.maximum(at_least_float32(value[1]), 1e-12)
     if isinstance(value, list):
         return sum((_reduce(v, mask) for v in value), start=jnp.zeros((), jnp.float32))

@@ -30,13 +30,13 @@ def explain_out_of_memory(
       error: any error; also one that was caused by the device's.
       name: the program that failed: 'the training step'.
       program: the result of `jax.jit`, for the memory that it needs.
-      args: its arguments, arrays or `jax.ShapeDtypeStruct`s; None if it was not called.
+      args: the arguments, arrays or `jax.ShapeDtypeStruct`s; None if it was not called.
       noticed: whether the program failed on the device, so that a hook named in the error only waited for it.
     """
     if not _is_out_of_memory(error) or any(_EXPLANATION in note for note in getattr(error, "__notes__", ())):
         return
     device = jax.local_devices()[0]
-    limit = (device.memory_stats() or {}).get("bytes_limit")
+    limit = (device.memory_stats() or {}).get("bytes_limit")  # None on CPUs
     size = "" if limit is None else f" of {_format_bytes(limit)}"
     plan = None if args is None or _is_of_compiler(error) else _describe_plan(program, args)
     lines = [f"{_EXPLANATION}: {describe_device(device)}{size}, in {name}", *([f"  {plan}"] if plan else [])]
@@ -52,6 +52,7 @@ def _mark_as_waiting(note: str) -> str:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
+    # A hook may have wrapped the device's
     while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
         error = error.__cause__
     return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
@@ -68,7 +69,7 @@ def _describe_plan(program: Any, args: tuple[Any, ...]) -> str | None:
         parts = {
             "arguments": memory.argument_size_in_bytes,
             "temporaries": memory.temp_size_in_bytes,
-            "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+            "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,  # a donated argument is an output too
         }
         return f"on each device it needs {', '.join(f'{part} {_format_bytes(size)}' for part, size in parts.items())}"
     return None

@@ -195,6 +195,7 @@ class OwnStep(NamedTuple):
           TypeError, ValueError: another result than a state of the same structure and scalar metrics.
         """
         decides = hooks.have("traced_grads") or ctx.apply_update is not None
+        # Present from the start: a loop of JAX keeps the structure of its carry
         flag = {_APPLY: jnp.ones((), bool) if ctx.apply_update is None else ctx.apply_update} if decides else {}
         given = state.replace(hook_state={**hook_state, **flag})
         update_ctx = UpdateContext(
@@ -245,7 +246,7 @@ def check_result(given: TrainState, result: Any) -> tuple[TrainState, Metrics]:
 
     Raises:
       TypeError: not a pair of a TrainState and a dict. ValueError: a state with another structure, shape or dtype than
-        `given`, metrics that are not scalars, or none with 'loss' in its name.
+        `given`, metrics that are not scalars, or none with 'loss' in the name.
     """
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], TrainState):
         got = [type(item).__name__ for item in result] if isinstance(result, tuple) else type(result).__name__

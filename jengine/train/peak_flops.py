@@ -1,4 +1,4 @@
-"""Compare the floating-point rate of a run with the peak of the accelerator."""
+"""Compare a run's floating-point rate with the accelerator's peak."""
 
 import re
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ def get_peak_flops(device_kind: str) -> dict[str, float]:
 
 
 def compute_utilisation(flops: Mapping[str, float], seconds: float, device_kind: str, devices: int) -> float | None:
-    """Return the fraction of the devices' peak that a step reached: its time at the peak over its actual time.
+    """Return the fraction of the devices' peak that a step reached: the time at the peak over the actual time.
 
     This is the model FLOPs utilisation of PaLM (https://arxiv.org/abs/2204.02311, appendix B), with the operations
     counted in the step itself. Each dtype is compared with its own peak.

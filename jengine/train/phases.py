@@ -96,7 +96,7 @@ def batches_per_iteration(phases: Sequence[PhaseConfig] | None) -> int:
 
 
 def _batch_indices(phases: Sequence[PhaseSettings]) -> list[list[int]]:
-    """Return the index of the batch for each update of each phase."""
+    """Return the batch index for each update in each phase."""
     taken, indices = 0, []
     for phase in phases:
         if phase.batches == "each":

@@ -91,7 +91,7 @@ class RecompilationGuard:
         name: str = "the training step",
         on_recompile: str | None = None,
     ) -> None:
-        functools.update_wrapper(self, fn)
+        functools.update_wrapper(self, fn)  # `jax.jit` reads name and signature
         self.traces = 0
         self.shapes: tuple[Any, ...] | None = None
         self._fn = fn

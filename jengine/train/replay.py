@@ -38,6 +38,7 @@ def write_dump(path: str | os.PathLike[str], **arguments: PyTree) -> None:
     if jax.process_index() == 0:
         file = pathlib.Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
+        # A pickle, because the replay needs optax's classes of states
         file.write_bytes(pickle.dumps(jax.tree.map(_to_host, arguments)))
 
 
@@ -67,7 +68,7 @@ class _Key:
 
 def _to_host(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return _Key(leaf)
+        return _Key(leaf)  # NumPy has no typed keys
     return np.asarray(leaf)
 
 

@@ -51,9 +51,9 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
     ) -> tuple[TrainState, ScannedMetrics]:
         """Run K steps."""
         first = jax.tree.map(lambda x: x[0], (batches, hyperparams))  # only for its shapes
-        update_metrics = jax.eval_shape(update, state, *first)[1]
+        update_metrics = jax.eval_shape(update, state, *first)[1]  # traced, but not compiled
         accumulate_metrics = update_metrics if accumulate is None else jax.eval_shape(accumulate, state, *first)[1]
-        all_metrics = update_metrics | accumulate_metrics
+        all_metrics = update_metrics | accumulate_metrics  # ordered: JAX would sort a dict's names
 
         def body(state: TrainState, inputs: tuple[PyTree, PyTree, jax.Array]) -> tuple[TrainState, Metrics]:
             batch, hyperparams, is_update = inputs
@@ -62,7 +62,7 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
             gradients = update.differentiate(state, batch, hyperparams, is_update)
             branches = _fill_missing(update.finish, all_metrics), _fill_missing(accumulate.finish, all_metrics)
             state, metrics = jax.lax.cond(is_update, *branches, state, gradients)
-            return update.constrain(state, ""), metrics
+            return update.constrain(state, ""), metrics  # the carry keeps its shardings, whatever XLA chose in a branch
 
         state, values = jax.lax.scan(body, state, (batches, hyperparams, is_update))
         return state, ScannedMetrics(values, tuple(name for name in update_metrics if name not in accumulate_metrics))

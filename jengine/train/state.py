@@ -68,7 +68,7 @@ def create_train_state(
     Raises:
       ValueError: the key implementation is not JAX's default (`jax_default_prng_impl`).
     """
-    if jax.random.key_impl(rng) != jax.random.key_impl(jax.random.key(0)):
+    if jax.random.key_impl(rng) != jax.random.key_impl(jax.random.key(0)):  # which `key` assumes
         raise ValueError(f"rng must be a key of JAX's default implementation, got {jax.random.key_impl(rng)}")
     params, model_state = strip_weak_types(params), strip_weak_types(model_state)
     return TrainState(

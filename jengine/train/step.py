@@ -74,7 +74,7 @@ class TrainStep:
           is_update: whether the iteration updates; with accumulation the gradients are added to those in the window.
         """
         batches = batch if any(phase.batch for phase in self.phases) else (batch,)
-        rng = jax.random.fold_in(state.key, state.step)
+        rng = jax.random.fold_in(state.key, state.step)  # no chain of splits: a resumed run has the same keys
         ctx = StepContext(
             step=state.step,
             rng=rng,
@@ -103,7 +103,7 @@ class TrainStep:
         """Update the parameters or only accumulate, unless a hook skips the step."""
         if gradients.ctx.apply_update is None:
             return self._apply(state, gradients)
-        shapes = jax.eval_shape(self._apply, state, gradients)[1]
+        shapes = jax.eval_shape(self._apply, state, gradients)[1]  # both branches must return these metrics
         skipped = state.replace(
             step=state.step + 1,
             # a skipped update clears the accumulated gradients too
@@ -155,7 +155,7 @@ class TrainStep:
         totals: dict[str, jax.Array] = {}
         rare: dict[str, jax.Array] = {}  # metrics of phases that act every n-th iteration
         for i, phase in enumerate(self.phases):
-            if phase.batch != batch:
+            if phase.batch != batch:  # hooks see each batch once, augmentations too
                 batch = phase.batch
                 batch_ctx = ctx.replace(
                     batch=batches[batch], hyperparams=hyperparams, rng=jax.random.fold_in(rng, len(self.phases) + batch)

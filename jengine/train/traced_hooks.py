@@ -84,6 +84,7 @@ class TracedHooks:
             if point not in hook.get_traced_points():
                 continue
             # a key from the name, not the position: another hook in the config must not change the random numbers
+            # CRC32, because `hash` differs between processes
             hook_ctx = ctx.replace(hook_state=states.get(name), rng=jax.random.fold_in(rng, zlib.crc32(name.encode())))
             try:
                 with record_reads(hook, self._reads[name]):
@@ -97,8 +98,8 @@ class TracedHooks:
                     f"got {type(ctx).__name__}"
                 )
             if name in states:
-                states = {**states, name: ctx.hook_state}
-        return ctx.replace(rng=rng, hook_state=None), states
+                states = {**states, name: ctx.hook_state}  # a new dict: a branch may not change the old one
+        return ctx.replace(rng=rng, hook_state=None), states  # both belonged to the last hook
 
     def have(self, point: str) -> bool:
         """Return whether a hook defines one of the `POINTS`."""
@@ -130,4 +131,5 @@ def hook_names(hooks: Sequence[Any]) -> dict[str, Any]:
 
 
 def _has_state(hook: Any) -> bool:
+    # By name, because jengine.hooks imports this module
     return any("init_traced_state" in vars(cls) for cls in type(hook).__mro__[:-1] if cls.__name__ != "Hook")

@@ -32,6 +32,7 @@ def record_reads(hook: Any, reads: dict[str, Any]) -> Iterator[None]:
     def read(self: Any, name: str) -> Any:
         value = cls.__getattribute__(self, name)
         if not name.startswith("__") and _is_plain(value):
+            # A copy, because the hook may write into its array
             reads.setdefault(name, np.array(value) if isinstance(value, np.ndarray) else value)
         return value
 
@@ -41,6 +42,7 @@ def record_reads(hook: Any, reads: dict[str, Any]) -> Iterator[None]:
 
     names = dict(__slots__=(), __module__=cls.__module__, __qualname__=cls.__qualname__, __doc__=cls.__doc__)
     try:
+        # Python looks `__getattribute__` up in the class, not in the instance
         recorder = type(cls)(cls.__name__, (cls,), {**names, "__getattribute__": read, "__setattr__": write})
         object.__setattr__(hook, "__class__", recorder)
     except TypeError:
