@@ -34,18 +34,17 @@ class CheckpointDirectories:
     """Directories that a run writes checkpoints to, locked, and without the checkpoints of other runs.
 
     Args:
-      work_dir: the run's directory.
-      others: further ones, such as those of hooks.
+      directories: the work dir, then further ones, such as those of hooks.
       run_id: distinguishes the checkpoints of this run.
 
     Raises:
       ConfigError: a directory cannot be written, or has checkpoints from another work dir.
     """
 
-    def __init__(self, work_dir: str, others: Iterable[str], run_id: str) -> None:
-        self._work_dir = pathlib.Path(work_dir)
-        absolute = (pathlib.Path(os.path.abspath(path)) for path in others)
-        self._directories = list(dict.fromkeys([self._work_dir, *absolute]))
+    def __init__(self, directories: Iterable[pathlib.Path], run_id: str) -> None:
+        absolute = (pathlib.Path(os.path.abspath(path)) for path in directories)
+        self._directories = list(dict.fromkeys(absolute))  # a hook may have the work dir too
+        self._work_dir = self._directories[0]
         self._run_id = run_id
         self._locks = [WorkDirLock(directory) for directory in self._directories]
         self._made: list[pathlib.Path] = []

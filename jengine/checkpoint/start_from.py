@@ -113,7 +113,7 @@ def parse_load_from(load_from: Any, processes: SingleProcess | Processes) -> Loa
         if "path" in options:
             path = options["path"]
             if isinstance(path, str | os.PathLike):
-                # Now, before anything is built
+                # Verified now, before anything is built
                 options["path"] = locate_weights(path, checksums=True, processes=processes)
             elif not is_pytree_of_arrays(path):
                 raise TypeError(f"`load_from` must be {FORMATS}; got {path!r}")

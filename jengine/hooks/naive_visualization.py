@@ -141,7 +141,7 @@ def _restore_size(array: np.ndarray, sample: Any) -> np.ndarray:
         array = array[:height, :width]  # images are padded at the bottom and right
     if (ori_width := find(sample, "ori_width")) is not None:
         size = int(find(sample, "ori_height")), int(ori_width)
-        # There is no class between two classes
+        # Class indices have no values in between
         array = _resize_image(array, size) if array.ndim == 3 else resize_nearest(array, size)
     return array
 

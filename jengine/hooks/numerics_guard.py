@@ -147,7 +147,7 @@ class NumericsGuardHook(Hook):
         wrapper = runner.optim_wrapper
         hyperparams = {**wrapper.hyperparams, **runner.hyperparams}
         is_update = isinstance(wrapper, Mapping) or wrapper.should_update()
-        # For the file, if one of them has failed
+        # The dump needs the step that failed, which the host learns only later
         self._recent.append((runner.iter, data_batch, hyperparams, is_update))
         if self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner):
             self._read_results(runner)

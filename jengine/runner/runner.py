@@ -28,7 +28,7 @@ from jengine.optim.schedules import Schedulers
 from jengine.runner import bundle, components, config_checks
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop
-from jengine.runner.failures import check_consistent, close, closing
+from jengine.runner.failures import check_consistent, close, closing, list_directories
 from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
 from jengine.runner.programs import TrainPrograms
@@ -172,8 +172,7 @@ class Runner:
         self.hook_list = HookList(functools.partial(components.require_drawing, self.visualizer))
         self.register_hooks(default_hooks, custom_hooks)
         config_checks.check_names(self.hooks, schedulers, self._sections)
-        others = (path for hook in self.hooks for path in hook.list_directories(self.work_dir))
-        self._directories = CheckpointDirectories(self.work_dir, others, self.run_id)
+        self._directories = CheckpointDirectories(list_directories(self), self.run_id)
         self.files = RunFiles(self, self._directories, unwritable)
         self.log_processor = components.build_log_processor(log_processor, train_cfg)
         self.logger, self.log_writer, self.message_hub = components.build_logs(identity, log_level)

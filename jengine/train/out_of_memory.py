@@ -52,7 +52,7 @@ def _mark_as_waiting(note: str) -> str:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    # A hook may have wrapped the device's
+    # The device's error may be the cause of a hook's
     while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
         error = error.__cause__
     return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
