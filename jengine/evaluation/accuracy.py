@@ -75,6 +75,7 @@ class Accuracy(PairMetric):
         rank = self._rank(predictions, labels)
         mask = jnp.broadcast_to(example_mask(batch), labels.shape)
         if self.ignore_index is not None:
+            # As int32: -1 does not fit in the dtype of uint8 labels.
             mask &= labels.astype(jnp.int32) != self.ignore_index
         is_correct = (rank[:, None] < jnp.asarray(self.topk)) & mask[:, None]
         is_invalid = mask & (labels < 0)
@@ -113,6 +114,7 @@ class Accuracy(PairMetric):
         classes = jnp.arange(num_classes)
         is_label = classes == labels[:, None]  # a mask instead of an index, which would clip invalid labels
         label_logit = jnp.max(jnp.where(is_label, predictions, -jnp.inf), axis=1, keepdims=True)
+        # Counting is cheaper than a sort, and `jax.lax.top_k` would not say the rank of the label.
         is_above = (predictions > label_logit) | ((predictions == label_logit) & (classes < labels[:, None]))
         is_valid = is_label.any(axis=1) & ~jnp.isnan(predictions).any(axis=1)  # NaN would have rank 0
         return jnp.where(is_valid, is_above.sum(axis=1, dtype=jnp.int32), num_classes)

@@ -85,6 +85,7 @@ class NnxMetric:
     def __init__(self, metric: Any) -> None:
         from flax import nnx
 
+        # The same object may be in several evaluators, or belong to the user.
         metric = nnx.clone(metric)
         metric.reset()  # it may have been in use
         self._graphdef, self._empty = nnx.split(metric)
@@ -102,6 +103,7 @@ class NnxMetric:
         """Return the variables after `update(...)`."""
         from flax import nnx
 
+        # `update` changes variables in place: without a copy a trace would leave its tracers in the empty state.
         metric: Any = nnx.merge(self._graphdef, self._empty if state is None else state, copy=True)
         metric.update(**summary)
         return nnx.split(metric)[1]
@@ -234,6 +236,7 @@ class MetricAdapter(HostMetric):
             state = AdapterState(jnp.zeros((), bool), jax.tree.map(_zeros, shapes))
 
         def add(state: AdapterState, summary: Any, counts: ArrayLike = True) -> AdapterState:
+            # Both are computed and one selected: whether there were examples is only known on the device.
             first, later = kind.add(None, summary), kind.add(state.metric, summary)
             new = jax.tree.map(lambda a, b: jnp.where(state.has_examples, a, b), later, first)
             new = jax.tree.map(lambda old, a, s: _strong(jnp.where(counts, a, old), s), state.metric, new, shapes)
@@ -257,11 +260,13 @@ class MetricAdapter(HostMetric):
 
         if not any(is_row):  # one value for the batch, such as the mean loss
             return add(state, kind.summarize(arguments), mask.any())
+        # Only the last batch is padded, so that the slow way, example by example, is taken once.
         return jax.lax.cond(mask.all(), lambda state: add(state, kind.summarize(arguments)), add_rows, state)
 
     def _select(self, predictions: Predictions, batch: Batch) -> Arguments:
         if callable(self._inputs):
             return {**self._inputs(predictions, batch), **self._arguments}
+        # Predictions come after the batch, so they win where both have an entry of one name.
         entries: dict[str, Any] = {"batch": batch, "predictions": predictions}
         for tree in (batch, predictions):
             entries |= {key: entry for key, entry in tree.items() if key != MASK} if isinstance(tree, Mapping) else {}
@@ -275,6 +280,7 @@ class MetricAdapter(HostMetric):
             entries.setdefault("logits", predictions)
         if "label" in entries:
             entries.setdefault("labels", entries["label"])
+        # By default only arrays: a metric with `**kwargs` gets all, and cannot use whole trees.
         entries = {**{k: v for k, v in entries.items() if hasattr(v, "shape")}, **self._arguments}
         parameters = self._kind.signature.parameters.values()
         missing = [
@@ -306,6 +312,7 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 def find_kind(metric: Any) -> Kind | None:
     """Return how to use a metric from another library, an object or a class; None for anything else."""
+    # jengine's own metrics have `update` and `compute` too, with other arguments.
     if isinstance(metric, BaseMetric) or (isinstance(metric, type) and issubclass(metric, BaseMetric)):
         return None
     cls = metric if isinstance(metric, type) else type(metric)
@@ -314,6 +321,7 @@ def find_kind(metric: Any) -> Kind | None:
     ):
         return MergedMetric(cls)
     if all(hasattr(cls, name) for name in ("reset", "update", "compute")):
+        # `nnx.metrics.Accuracy` is a class without required arguments; its signature is that of an object's method.
         metric = metric() if isinstance(metric, type) else metric
         if hasattr(metric, "clu_metric"):  # metrax.nnx wraps a metric that NNX cannot split
             return MergedMetric(type(metric.clu_metric))

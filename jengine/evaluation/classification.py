@@ -98,7 +98,9 @@ class ConfusionMatrix(PairMetric):
             mask &= labels != self.ignore_index
         labels = labels.astype(jnp.int32)
         is_invalid = mask & ((labels < 0) | (labels >= num_classes))
+        # Such a prediction is wrong: it counts against the recall, but in no class against the precision.
         column = jnp.where((predicted >= 0) & (predicted < num_classes), predicted, num_classes)
+        # Any row will do for a label out of range, as the result is NaN, and for what does not count.
         counts = state.counts.add((jnp.where(mask & ~is_invalid, labels, 0).ravel(), column.ravel()), mask.ravel())
         return Confusion(counts, state.has_invalid | is_invalid.any())
 
@@ -114,6 +116,7 @@ class ConfusionMatrix(PairMetric):
         if not jnp.issubdtype(labels.dtype, jnp.integer):
             raise ValueError(f"{name}: labels must be integers, got {labels.dtype}")
         is_integer = jnp.issubdtype(predictions.dtype, jnp.integer)
+        # Integers of this shape are classes of pixels whose last axis happens to have the size C.
         if predictions.shape == (*labels.shape, self.count_classes()) and not is_integer:
             return predictions.argmax(axis=-1)
         if predictions.shape == labels.shape and is_integer:
@@ -165,6 +168,7 @@ class PrecisionRecallF1(ConfusionMatrix):
         prefix: str | None = None,
     ) -> None:
         super().__init__(num_classes, label, prediction, None, threshold, ignore_index, prefix)
+        # Neither 0 nor 0.5 is a safe default: predictions may be logits or probabilities.
         if multilabel and threshold is None:
             raise ConfigError(f"{type(self).__name__}: `threshold` must be a number with multilabel=True, got None")
         self._threshold = 0.0 if threshold is None else threshold
@@ -197,6 +201,7 @@ class PrecisionRecallF1(ConfusionMatrix):
         if self.ignore_index is not None:
             mask = mask & (labels != self.ignore_index)
         classes = jnp.broadcast_to(jnp.arange(self.count_classes()), labels.shape)
+        # One 2 x 2 table per class: several classes may be present, so there is no single true one.
         index = classes, (labels > 0).astype(jnp.int32), (scores > self._threshold).astype(jnp.int32)
         counts = state.counts.add(tuple(axis.ravel() for axis in index), mask.ravel())
         return Confusion(counts, state.has_invalid | (mask & (labels != 0) & (labels != 1)).any())
@@ -205,6 +210,7 @@ class PrecisionRecallF1(ConfusionMatrix):
         """Return the scores; NaN without examples, and with labels out of range."""
         counts = state.counts.value()
         if self.multilabel:
+            # [class, truth, decision]
             correct, predicted, true = counts[:, 1, 1], counts[:, :, 1].sum(axis=1), counts[:, 1].sum(axis=1)
         else:
             correct, true = np.diagonal(counts), counts.sum(axis=1)
@@ -234,6 +240,7 @@ class PrecisionRecallF1(ConfusionMatrix):
         return {
             "precision": divide(correct, predicted, empty),
             "recall": divide(correct, true, empty),
+            # The harmonic mean of precision and recall, without their own divisions by zero.
             "f1": divide(2 * correct, predicted + true, empty),
         }
 
@@ -303,6 +310,7 @@ class CalibrationError(PairMetric):
         # bins are (low, high], so that a confidence of 1 is in the last one
         bins = jnp.clip(jnp.ceil(confidence * self.num_bins).astype(jnp.int32) - 1, 0, self.num_bins - 1)
         counts, sums = state
+        # NaN in a sum makes both errors NaN; `has_invalid` would be one more state.
         confidence = jnp.where(mask & ~is_valid, jnp.nan, confidence)
         added = jnp.zeros(self.num_bins, sums.total.dtype).at[bins.ravel()].add(confidence.ravel())
         return counts.add((bins.ravel(), is_correct.ravel()), mask.ravel()), sums.add(added)

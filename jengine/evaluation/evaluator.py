@@ -58,6 +58,7 @@ class Evaluator:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all results, with prefix; () if a metric does not know them before the evaluation."""
+        # `all` below: a list without the names of one metric would look complete.
         metrics = [metric for metric in self.metrics if not isinstance(metric, DumpResults)]  # which has none
         if not all(metric.names for metric in metrics):
             return ()
@@ -152,6 +153,7 @@ class Evaluator:
             )
         results: list[tuple[str, Any]] = []
         on_host = self.host_metrics
+        # A host metric has an empty state, and its examples are gathered from all processes here.
         for metric, metric_state in zip(self.metrics, metric_states, strict=True):
             values = metric.collect(gather) if metric in on_host else metric.compute(metric_state)
             results += [(metric.add_prefix(name), _to_float(value)) for name, value in values.items()]
@@ -178,6 +180,7 @@ class Evaluator:
         counts = [len(tree) if isinstance(tree, list) else count_examples(tree) for tree in (data_samples, data)]
         if counts[0] != counts[1]:
             raise ValueError(f"there must be as many labels as predictions, got {counts[1]} and {counts[0]}")
+        # The last chunk may be shorter; compiling twice is simpler than padding here.
         state, update = self.init(), jax.jit(self.update)
         for start in range(0, counts[0], chunk_size):
             rows = slice(start, start + chunk_size)
@@ -237,6 +240,7 @@ def _build_metrics(metrics: Any) -> list[BaseMetric]:
 
 def _build_metric(metric: Any) -> BaseMetric:
     """Build a metric from its config, and wrap those from other libraries."""
+    # A class derived from dict has `items` too, but is no config.
     if hasattr(metric, "items") and not isinstance(metric, type):
         kind = get_class(metric.get("type"))
         if isinstance(kind, type) and hasattr(kind, "merge"):  # clu's classes make their objects from the first batch
@@ -271,6 +275,7 @@ def _check_unique(names: Sequence[str]) -> None:
 
 def _to_float(value: Any) -> Any:
     """Return a number as a Python float, and any other value unchanged."""
+    # `float` fails for what has no axes and is no number either, such as None.
     with contextlib.suppress(TypeError):
         if not isinstance(value, bool | str) and np.ndim(value) == 0:
             return float(value)

@@ -62,6 +62,7 @@ class Perplexity(PairMetric):
     def compute(self, state: Mean) -> dict[str, float]:
         """Return the perplexity; infinity if it is larger than a float."""
         loss = state.value()
+        # `math.exp` raises OverflowError above 709.78. `not >`: NaN stays NaN.
         return {"perplexity": math.exp(loss) if not loss > 709 else math.inf}
 
     def _token_losses(self, predictions: Predictions, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -80,6 +81,7 @@ class Perplexity(PairMetric):
         if self.ignore_index is not None:
             is_counted &= labels != self.ignore_index
         labels, logits = labels.astype(jnp.int32), at_least_float32(jnp.asarray(logits))
+        # An index and not a product with one_hot, which has the size of the logits.
         true = jnp.take_along_axis(logits, jnp.clip(labels, 0, vocabulary - 1)[..., None], axis=-1)[..., 0]
         losses = jax.nn.logsumexp(logits, axis=-1) - true
         losses = jnp.where((labels >= 0) & (labels < vocabulary), losses, jnp.nan)  # they have been clipped
@@ -126,6 +128,7 @@ class BitsPerByte(Perplexity):
                 f"`BitsPerByte.num_bytes` must be int[B] or have the shape of the labels {list(losses.shape)}, got "
                 f"{describe_array(num_bytes)}"
             )
+        # From nats to bits.
         return state.add(losses.sum() / math.log(2), jnp.where(counts, num_bytes, 0).sum())
 
     def compute(self, state: Mean) -> dict[str, float]:

@@ -95,4 +95,5 @@ def _sum_and_weight(loss: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
     if loss.shape[0] != batch_size:
         raise ValueError(f"MeanLoss: the loss must be a scalar or have shape [{batch_size}, ...], got {loss.shape}")
     per_example = at_least_float32(loss).mean(axis=tuple(range(1, loss.ndim)))
+    # `where` and not a product with the mask: NaN * 0 is NaN.
     return jnp.where(mask, per_example, 0.0).sum(), mask.sum()

@@ -133,6 +133,7 @@ class HostMetric(BaseMetric):
 
     def collect(self, gather: Gather | None) -> dict[str, Any]:
         """Return the results since the last call, and clear `self.results`; `gather` is None for a single process."""
+        # Cleared first: an error must not leave these examples to the next evaluation.
         results, self.results = self.results, []
         return self.compute_metrics(results if gather is None else gather(results, type(self).__name__))
 
@@ -160,6 +161,7 @@ def example_mask(batch: Batch) -> jax.Array:
 
 def drop_padding(tree: Any, mask: np.ndarray) -> Any:
     """Return `tree` with only the examples where `mask`, bool[B], is True; leaves without axis B are not changed."""
+    # Predictions may contain values that are not by example, such as a temperature.
     return jax.tree.map(lambda leaf: leaf[mask] if np.shape(leaf)[:1] == mask.shape else leaf, tree)
 
 
@@ -176,6 +178,7 @@ class Counts(NamedTuple):
 
     def add(self, index: tuple[jax.Array, ...], is_counted: jax.Array) -> "Counts":
         """Return the counts with one more at `index`, int[N] for each axis, where `is_counted`, bool[N]. Pure."""
+        # A batch has fewer than 2**32 examples, so its own counts cannot wrap.
         added = jnp.zeros_like(self.low).at[index].add(is_counted.astype(jnp.uint32), mode="drop")
         low = self.low + added
         return Counts(low, self.high + (low < added).astype(jnp.uint32))  # a carry: the low word has wrapped around
@@ -207,6 +210,7 @@ class Sum(NamedTuple):
         sum_is_larger = jnp.abs(self.total) >= jnp.abs(value)
         larger = jnp.where(sum_is_larger, self.total, value)
         smaller = jnp.where(sum_is_larger, value, self.total)  # its low bits are those that an addition loses
+        # XLA keeps the order of floating-point operations, so this is not simplified to 0.
         return Sum(total, self.lost + ((larger - total) + smaller))
 
     def value(self) -> Any:

@@ -76,6 +76,7 @@ class RankingMetric(PairMetric, HostMetric):
     def compute_metrics(self, results: list[Any]) -> dict[str, Any]:
         """Return the value, the mean over classes, or an array by class."""
         scores, labels = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
+        # After the gather, which sends half the bytes of float64.
         scores = scores.astype(np.float64)
         if labels.ndim < scores.ndim:  # one class of several
             is_counted = labels != self.ignore_index if self.ignore_index is not None else slice(None)
@@ -86,6 +87,7 @@ class RankingMetric(PairMetric, HostMetric):
             if labels.size and not 0 <= labels.min() <= labels.max() < scores.shape[1]:
                 return {self.name: float("nan")}
             if scores.shape[1] == 2:
+                # Two classes are one ranking; the one by class 0 is its mirror image.
                 scores = scores[:, 1]
             else:
                 labels = labels[:, None] == np.arange(scores.shape[1])
@@ -124,6 +126,7 @@ def area_under_roc(is_positive: np.ndarray, scores: np.ndarray) -> float:
     positive, negative = is_positive.sum(), (~is_positive).sum()
     if not positive or not negative:
         return float("nan")
+    # The Mann-Whitney U statistic, divided by the number of pairs.
     return float((ranks[is_positive].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
@@ -141,6 +144,7 @@ def average_precision(is_positive: np.ndarray, scores: np.ndarray) -> float:
       The sum of the precision at each threshold times the increase of the recall there, without interpolation; NaN
       without positive examples.
     """
+    # Descending, and equal scores together: a threshold cannot separate ties.
     _, inverse, found = np.unique(-scores, return_inverse=True, return_counts=True)
     hits = np.bincount(inverse, weights=is_positive, minlength=len(found))
     if not hits.sum():

@@ -146,6 +146,7 @@ class R2Score(RegressionMetric):
     def update(self, state: Deviations, predictions: Predictions, batch: Batch) -> Deviations:
         """Return the sums with a batch added."""
         predictions, targets, mask = self._arrays(predictions, batch)
+        # `argmax` of a mask is the first True: the pivot must not be padding.
         first = jnp.ravel(targets)[jnp.argmax(jnp.ravel(mask))].astype(state.pivot.dtype)
         pivot = jnp.where((state.weight.total == 0) & mask.any(), first, state.pivot)
         deviation = jnp.where(mask, targets - pivot, 0.0)
@@ -162,5 +163,6 @@ class R2Score(RegressionMetric):
         residual, count = state.residual.value(), state.weight.value()
         if count < 2:
             return {"r2": float("nan")}
+        # n times the variance, which a shift by the pivot does not change.
         total = state.squares.value() - state.targets.value() ** 2 / count
         return {"r2": 1 - residual / total if total > 0 else float(residual == 0)}

@@ -66,6 +66,7 @@ def split_dataloaders(argument: str, section: Any) -> dict[str, Any]:
             f"`{argument}` must be one dataloader or a dict of dataloaders by name, got a mixture: the argument "
             f"{arguments[0]!r} beside the dataloader {named[0]!r}"
         )
+    # `datset` beside `batch_size` must be reported as an argument, not taken for the name of an evaluation.
     is_misspelled = any(did_you_mean(name, _LOADER_ARGUMENTS, _ALMOST) for name in names)
     if arguments or not (named or (names and not is_misspelled and all(_has_batches(section[n]) for n in names))):
         return {"": section}
@@ -168,6 +169,7 @@ def _is_evaluator(value: Any) -> bool:
 
 def _is_equal(first: Any, second: Any) -> bool:
     try:
+        # Configs compare by value, objects by identity: only the same object is shared.
         return first is second or bool(first == second)
     except ValueError:  # arrays
         return False

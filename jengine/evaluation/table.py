@@ -41,6 +41,7 @@ def format_validations(
     for name, rule in rules.items():
         sign = 1 if rule == "greater" else -1
         values = [metrics.get(name) for _, _, metrics in validations]
+        # Pairs, so that among equal values the last row wins.
         scores = [(sign * x, i) for i, x in enumerate(values) if isinstance(x, int | float) and not math.isnan(x)]
         if scores:
             best.setdefault(max(scores)[1], []).append(name)
@@ -48,6 +49,7 @@ def format_validations(
         [str(epoch), str(iteration), *(_format_number(metrics.get(name)) for name in names), ", ".join(best.get(i, []))]
         for i, (epoch, iteration, metrics) in enumerate(validations)
     ]
+    # Columns without information are left out: epochs of a run by iterations, and who is best if nobody can be.
     first, last = 0 if by_epoch else 1, None if best else -1
     rows = _cut_middle([row[first:last] for row in rows], best)
     return format_table(["epoch", "iter", *names, "best"][first:last], rows, title="Validations")

@@ -44,7 +44,9 @@ def build_module(module: Any, **extra: Any) -> Any:
     """Build a network from its config, including nested configs; return anything but a config unchanged."""
     if not hasattr(module, "items"):
         return module
+    # A copy: a config is built several times, and must stay as it is.
     arguments = dict(module)
+    # Inner modules first, as Linen modules are frozen dataclasses that take theirs as arguments.
     for name, value in module.items():
         if hasattr(value, "items") and "type" in value:
             with config_path(name):

@@ -19,6 +19,7 @@ from jengine.model.model import Params
 PyTree = Any
 
 _DTYPE: contextvars.ContextVar[str | None] = contextvars.ContextVar("jengine_compute_dtype", default=None)
+# What low precision speeds up. Other operations may be in float32 on purpose, as in norms.
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
@@ -44,6 +45,7 @@ def autocast(apply_fn: Callable[..., Any], dtype: str | None = None) -> Callable
     """
 
     def cast_call(*args: Any, **kwargs: Any) -> Any:
+        # Read at the call, not when wrapping: a model is built before the policy is set.
         compute_dtype = current_dtype() if dtype is None else dtype
         if compute_dtype is None:
             return apply_fn(*args, **kwargs)
@@ -52,6 +54,7 @@ def autocast(apply_fn: Callable[..., Any], dtype: str | None = None) -> Callable
             args = (variables, *cast_floating(args[1:], compute_dtype))
         else:
             args = cast_floating(args, compute_dtype)
+        # Keyword arguments such as `rngs` and `train` hold no floating-point arrays, and stay as they are.
         outputs = apply_fn(*args, **cast_floating(kwargs, compute_dtype))
         return cast_floating(outputs, "float64" if compute_dtype == "float64" else "float32")
 
@@ -76,6 +79,7 @@ def compute_in(dtype: str, fn: Callable[[Params], Any], params: Params) -> Any:
     try:
         if not _is_low(dtype) or (outer is not None and _is_low(outer)):  # the outermost policy checks all products
             return fn(params)
+        # Gradients flow through: the jaxpr is evaluated on `params`, which may be tracers of `jax.grad`.
         jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(params)
     except jax.errors.ConcretizationTypeError:  # `fn` is not jitted and has Python control flow on parameters
         return fn(params)
@@ -88,6 +92,7 @@ def compute_in(dtype: str, fn: Callable[[Params], Any], params: Params) -> Any:
 
 def cast_floating(tree: PyTree, dtype: DTypeLike) -> PyTree:
     """Return `tree` with floating-point arrays cast to `dtype`; other leaves, including Python numbers, stay."""
+    # Python numbers are weakly typed: they take the dtype of the array that they are combined with.
     return jax.tree.map(lambda x: jnp.asarray(x).astype(dtype) if _is_floating(x) else x, tree)
 
 
@@ -124,9 +129,11 @@ def _product_dtypes(jaxpr: Jaxpr) -> Iterator[Any]:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _PRODUCTS:
             avals: list[Any] = [var.aval for var in eqn.invars[:2]]
+            # One float32 operand makes the whole product float32.
             yield max((aval.dtype for aval in avals), key=lambda dtype: dtype.itemsize)
         for value in eqn.params.values():
             for item in value if isinstance(value, tuple | list) else [value]:
+                # `jit` and `scan` have a closed jaxpr, `cond` a tuple of them, and some primitives an open one.
                 inner: Any = getattr(item, "jaxpr", item)
                 if hasattr(inner, "eqns"):
                     yield from _product_dtypes(inner)

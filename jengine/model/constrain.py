@@ -42,6 +42,7 @@ def set_sharding(x: jax.Array, mesh: Mesh | AbstractMesh, spec: PartitionSpec) -
     Explicit mesh axes are part of the array's type, which `jax.sharding.reshard` changes; for automatic ones XLA gets a
     constraint.
     """
+    # A mesh may have axes of both types, and each call accepts only its own.
     explicit, automatic = _axes_of_type(mesh, AxisType.Explicit), _axes_of_type(mesh, AxisType.Auto)
     if explicit:
         kept = zip(spec, jax.typeof(x).sharding.spec, strict=False)

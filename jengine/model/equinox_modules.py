@@ -27,6 +27,7 @@ def select_params(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf if _is_trained(leaf) else None, tree)
 
 
+# Through `sys.modules`, as here and below: a tree with modules means that Equinox is imported.
 def set_inference_mode(tree: PyTree) -> PyTree:
     """Return modules that predict: without dropout, and with running statistics."""
     return sys.modules["equinox"].nn.inference_mode(tree)
@@ -85,6 +86,7 @@ def split_module(module: PyTree, state: PyTree) -> tuple[Partition, PyTree, PyTr
         )
     leaves, state_leaves = paths.flatten(module), _state_leaves(state)
     params = {path: leaf for path, leaf in leaves.items() if _is_trained(leaf)}
+    # Keys and integer tables cannot be differentiated, but belong in checkpoints.
     frozen = {path: x for path, x in leaves.items() if isinstance(x, jax.Array) and path not in params}
     static = {path: x for path, x in leaves.items() if not isinstance(x, jax.Array)}
     partition = Partition(
@@ -131,6 +133,7 @@ def _state_leaves(state: PyTree) -> dict[str, Any]:
     # class of the model.
     treedef: Any = jax.tree.structure(state)
     _, markers = treedef.node_data()
+    # `Net.layers[0].bn` becomes `layers.0.bn`: checkpoints must not depend on the class name.
     names = [re.sub(r"\[['\"]?(.*?)['\"]?\]", r".\1", str(marker)).partition(".")[2] for marker in markers]
     if not all(names) or len(set(names)) < len(names):  # before Equinox 0.13 the keys were numbers
         return leaves

@@ -67,6 +67,7 @@ class FunctionalModel(Model):
         if loss is None and train_step is None:
             raise TypeError("FunctionalModel: `loss` must be a function unless there is a `train_step`, got None")
         self._train_step = train_step
+        # '' is the phase of a step with a single optimizer.
         losses = dict(loss) if isinstance(loss, Mapping) else {"": loss} if loss is not None else {}
         self._init = _NamedArguments("init", init, _INIT_ARGUMENTS, _INIT_ARGUMENTS, optional=True)
         self._losses = {
@@ -89,6 +90,7 @@ class FunctionalModel(Model):
             types = self._given_types or equinox_modules.list_module_types(params)
             self._partition, params, model_state = equinox_modules.split_module(params, model_state)
             self.module_types = dict(types)
+        # A misspelled path would switch rules for norms off without a word.
         leaves = flatten(params) if self._given_types else {}
         for module in self._given_types:
             if not any(path == module or path.startswith(f"{module}.") for path in leaves):
@@ -140,6 +142,7 @@ class FunctionalModel(Model):
         if self._predict is None:
             raise TypeError("FunctionalModel: `predict` must be a function for validation and test, got None")
         module, state = self._combine(params, model_state, train=False)
+        # Without a key, as from a notebook, a sampler gets a fixed one, like the streams of Flax modules.
         rng = jax.random.key(0) if rng is None and self.predicts_with_rng else rng
         return self._predict(params=module, model_state=state, batch=batch, rng=rng)
 
@@ -189,6 +192,7 @@ class _NamedArguments:
         ]
         free = [name for name in main if name not in named]
         is_clear = not other or len(other) == len(free) or (optional and len(other) < len(free))  # else ambiguous
+        # `f(*args)` does not say what it expects, so nothing can be passed.
         only_args = _ARGS in kinds and _KWARGS not in kinds and not named and not other
         if not is_clear or only_args or any(p.kind is p.KEYWORD_ONLY for p in other):
             signature = ", ".join(str(p) for p in parameters)
@@ -197,10 +201,12 @@ class _NamedArguments:
                 f"keyword, or the arguments ({', '.join(main)}) under any names, got ({signature})"
             )
         sources = {**{name: name for name in named}, **dict(zip((p.name for p in other), free, strict=False))}
+        # `**kwargs` gets whatever is available and not taken by another argument.
         if _KWARGS in kinds:
             sources.update({name: name for name in names if name not in sources.values()})
         positional_only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in sources]
         self._fn = fn
+        # `pop`, so that no argument is passed twice.
         self._args = [sources.pop(name) for name in positional_only]
         self._kwargs = sources
 

@@ -52,6 +52,7 @@ def find_wrong_labels(step: Callable[[Any], Any], batch: Any) -> str | None:
     watched = paths.map_with_path(watch, batch)
     with contextlib.suppress(Exception):  # such as a step that runs only on its mesh
         try:
+            # Traced without arguments: labels stay NumPy arrays, whose values are known, and nothing is computed.
             jax.eval_shape(lambda: step(watched))
         except _WrongLabelsError as error:
             return str(error)

@@ -89,11 +89,13 @@ class LinenModel(Model):
             return next_fun(*args, **kwargs)
 
         inputs = select_inputs(batch, self._inputs)
+        # A dict drops duplicates: training and prediction may use the same stream.
         rngs = _keys(dict.fromkeys(("params", *self._rngs, *self._predict_rngs)), rng)
         modes = train_arguments(type(self.module).__call__, train=False)
         with nn.intercept_methods(record_type), _dense_general_without_mesh(), explain_static_modes(modes):
             variables = self.module.init(rngs, *inputs, **modes)
         self.module_types = types
+        # The box of `nn.with_partitioning` is the leaf here: the axis names are in it, not in the array.
         leaves = jax.tree_util.tree_flatten_with_path(
             variables.get("params", {}), is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned)
         )[0]
@@ -132,6 +134,7 @@ class LinenModel(Model):
             {"params": params, **model_state},
             *select_inputs(batch, self._inputs),
             rngs=_keys(self._predict_rngs, rng),
+            # With any list, even an empty one, `apply` returns a pair.
             mutable=list(self._sown_collections) if self._sown.predictions else False,
             **train_arguments(type(self.module).__call__, train=False),
         )
@@ -166,6 +169,7 @@ class LinenModel(Model):
         values = flatten_sown(variables[name]).values()
         if "loss" not in name.lower() and not all(isinstance(value, tuple) for value in values):
             return False
+        # Linen does not mark what was sown: a variable that is read would be missing now, a sown one is not.
         rest = {other: value for other, value in variables.items() if other != name}
         arguments = train_arguments(type(self.module).__call__, train=False)
         rngs = _keys((*self._rngs, *self._predict_rngs))
@@ -199,4 +203,5 @@ def _flatten(collections: Mapping[str, Any]) -> Sown:
 def _keys(names: Iterable[str], rng: jax.Array | None = None) -> dict[str, jax.Array]:
     """Return a key for each random stream, derived from `rng`; fixed ones without."""
     root = jax.random.key(0) if rng is None else rng
+    # `fold_in`, unlike `split`, leaves the other keys as they are if a stream is added at the end.
     return {name: jax.random.fold_in(root, i) for i, name in enumerate(names)}

@@ -90,6 +90,7 @@ class LoRA(ModelWrapper):
         """
         params, model_state = self.model.init(rng, batch)
         leaves = paths.flatten(params)
+        # The inner model's own containers are built again for each call: nested dicts may not be what it takes.
         self._treedef, self._paths = jax.tree.structure(params), list(leaves)
         trained = {path: leaf for path, leaf in leaves.items() if any(_matches(rule, path) for rule in self._trainable)}
         frozen = {path: leaf for path, leaf in leaves.items() if path not in trained}
@@ -101,6 +102,7 @@ class LoRA(ModelWrapper):
             if target is not None:
                 a, b = _init_pair(jax.random.fold_in(keys, index), path, kernel, target)
                 trained |= {path + _A: a, path + _B: b}  # below the kernel, so that rules find it by the same names
+                # In the state, not in this object: `jengine ckpt export` merges without building the model.
                 scales[path] = jnp.float32((target.alpha or target.rank) / target.rank)
         return paths.nest(trained), {FROZEN: paths.nest(frozen), "scale": paths.nest(scales), "state": model_state}
 
@@ -119,6 +121,7 @@ class LoRA(ModelWrapper):
         """Return the variables with the inner model's replaced; the updates stay."""
         base = paths.flatten(base_params)
         new_params = paths.map_with_path(lambda path, leaf: base.get(path, leaf), params)
+        # All frozen parameters are the inner model's, so a missing one is an error; `params` has `lora_a` too.
         frozen = paths.map_with_path(lambda path, leaf: base[path], model_state[FROZEN])
         return new_params, {**model_state, FROZEN: frozen, "state": base_state}
 
@@ -165,6 +168,7 @@ def add_updates(
     merged = {**frozen, **{path: leaf for path, leaf in trained.items() if path not in pairs}}
     for path, scale in scales.items():
         kernel = jnp.asarray(frozen[path])
+        # `matmul` treats leading axes as a batch, so stacked kernels need no loop.
         update = jnp.matmul(trained[path + _A], trained[path + _B]) * scale
         merged[path] = (kernel + update.reshape(kernel.shape)).astype(kernel.dtype)
     return merged
@@ -226,5 +230,6 @@ def _init_pair(key: jax.Array, path: str, kernel: jax.Array, target: Target) -> 
             f"LoRA: `rank` must be at most {min(size_in, size_out)} for the kernel {path} [{size_in}, {size_out}], "
             f"got {target.rank}; set it for this rule, or match fewer parameters"
         )
+    # The standard deviation 1 / sqrt(in) gives `x @ lora_a` the scale of `x`, for any width.
     a = jax.random.normal(key, (*stacked, size_in, target.rank), kernel.dtype) / math.sqrt(size_in)
     return a.astype(kernel.dtype), jnp.zeros((*stacked, target.rank, size_out), kernel.dtype)

@@ -65,6 +65,7 @@ class CrossEntropy:
         num_classes = logits.shape[-1]
         require_class_indices(labels, num_classes, "CrossEntropy.label", self.ignore_index)
         labels = jnp.asarray(labels).astype(jnp.int32)
+        # Optax's loss for integer labels cannot smooth them.
         targets = jax.nn.one_hot(labels, num_classes, dtype=jnp.float32)
         targets = optax.smooth_labels(targets, self.label_smoothing)
         losses = optax.softmax_cross_entropy(at_least_float32(logits), targets)
@@ -99,6 +100,7 @@ class MeanSquaredError:
         """Return the losses f32[B] for `outputs` f[B, ...]; ValueError if the targets have another shape."""
         outputs = select_array(outputs, self.output, "MeanSquaredError.output", "outputs")
         targets = select_array(batch, self.target, "MeanSquaredError.target", "batch")
+        # Otherwise outputs [B, 1] and targets [B] would broadcast to [B, B], silently.
         if targets.shape != outputs.shape:
             raise ValueError(
                 f"`MeanSquaredError.target` must have the shape of the outputs {describe_array(outputs)}, got "
@@ -128,5 +130,6 @@ class SwitchedLoss:
                 f"SwitchedLoss: `hyperparams` must have 'loss_index', got {sorted(hyperparams)}; "
                 "use a SwitchRecipeHook with `loss` to set it"
             )
+        # `loss=loss` binds each function now: all closures would share the last one. Only the chosen branch runs.
         branches = [lambda loss=loss: call_loss(loss, outputs, batch, hyperparams) for loss in self._losses]
         return jax.lax.switch(jnp.asarray(hyperparams["loss_index"]).astype(jnp.int32), branches)

@@ -101,6 +101,7 @@ class Model:
     @property
     def has_train_step(self) -> bool:
         """Whether the model has its own `train_step`."""
+        # `train_step` is defined here for its documentation, so its presence tells nothing.
         return type(self).train_step is not Model.train_step
 
     def train_step(self, state: Any, batch: Batch, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -176,6 +177,7 @@ class ModelWrapper(Model):
     @property
     def predicts_with_rng(self) -> bool:
         """Whether the inner model's `predict` takes the argument `rng`, and that of the wrapper passes it on."""
+        # The base class takes `rng`, but a subclass may override `predict` without it.
         return super().predicts_with_rng and self.model.predicts_with_rng
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:

@@ -125,10 +125,12 @@ class NnxModel(Model):
         trained = select_trained(module, self._wrt)
         graphdef, *states = _split(module, trained)  # parameters, random streams, all others
         variables = list_variables(states[0])
+        # `init` may be traced several times in a run; one message is enough.
         if self._structure is None and self._wrt is None:
             announce_training(variables.values())
         self.logical_axes = _logical_axes(states[0])
         accepts_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
+        # In a trace the values are tracers, which must not outlive it.
         all_params, streams, others = jax.tree.map(_shape, states)  # without values, which are the run's
         frozen = {path: x for path, x in variables.items() if path not in trained}
         self._structure = _Structure(graphdef, all_params, streams, others, accepts_rngs, bool(frozen))
@@ -225,6 +227,7 @@ class NnxModel(Model):
             copy=True,
         )
         if current_dtype() is not None:
+            # Only in low precision: without a policy the module computes exactly as it does outside the engine.
             _preserve_dtype_in_batch_norms(module)  # else all layers after one compute in float32
         module.train() if train else module.eval()
         return module, structure
@@ -238,6 +241,7 @@ class NnxModel(Model):
         module, structure = self._merge(params, model_state, rng, train=train)
         arguments: dict[str, Any] = train_arguments(type(module).__call__, train=train)
         mask_batch_norms(module)  # after the merge, which makes a new module for each trace
+        # Streams of the module have folded in 0, 1, ...; this is the next number.
         if structure.accepts_rngs:
             arguments["rngs"] = nnx.Rngs(jax.random.fold_in(rng, len(jax.tree.leaves(structure.streams))))
         with warnings.catch_warnings():
@@ -260,6 +264,7 @@ def _read_variables(module: "nnx.Module", structure: _Structure, sown_names: Seq
     variables, initial = list_variables(rest), list_variables(structure.rest)
     for path, variable in initial.items():
         before, after = shapes(variable), shapes(variables[path]) if path in variables else None
+        # The arrays go back into the same places of the state, which `scan` and checkpoints require.
         if before != after:
             raise TypeError(
                 f"NnxModel: a call must keep the arrays of the variable {'.'.join(path)}, got the shapes {after} after "
@@ -292,6 +297,7 @@ def _preserve_dtype_in_batch_norms(module: "nnx.Module") -> None:
         return x, mean, var, scale, bias
 
     for _, node in nnx.iter_modules(module):
+        # A function that the user has set stays.
         if isinstance(node, nnx.BatchNorm) and node.promote_dtype is dtypes.promote_dtype:
             node.promote_dtype = promote
 
@@ -331,6 +337,7 @@ def _reseed(like: "nnx.State", rng: jax.Array) -> Any:
     def reseed(i: int, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jnp.zeros(leaf.shape, leaf.dtype)  # the count of keys that a stream has given out
+        # One key per leaf: streams that start from one key would repeat each other's numbers.
         key = jax.random.fold_in(rng, i)
         return jax.random.split(key, leaf.shape) if leaf.shape else key
 

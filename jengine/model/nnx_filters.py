@@ -32,6 +32,7 @@ def build_filter(wrt: NnxFilter) -> NnxFilter:
         return MODELS.get(wrt) if "." in wrt else wrt  # nnx reads a name as a tag of variables
     if is_mapping(wrt):
         return MODELS.build(wrt)
+    # nnx reads a list as "any of these"; a config can only hold lists.
     if isinstance(wrt, list | tuple):
         built = []
         for i, item in enumerate(wrt):
@@ -55,6 +56,7 @@ def select_trained(module: "nnx.Module", wrt: NnxFilter) -> list[Path]:
     variables = nnx.to_flat_state(nnx.state(module))
     if wrt is None:
         return [_names(path) for path, variable in variables if isinstance(variable, nnx.Param)]
+    # Not "only nnx.Param": adapters may derive their variables from `nnx.Variable`.
     excluded = nnx.Any(nnx.RngState, nnx.BatchStat, nnx.Cache, nnx.Intermediate)
     given: Any = wrt
     is_selected = nnx.filterlib.to_predicate(nnx.All(given, nnx.Not(excluded)))

@@ -19,7 +19,8 @@ def list_module_types(module: "nnx.Module") -> dict[str, str]:
     """Return the class names in an `nnx.Module` by dotted path, in definition order."""
     from flax import nnx
 
-    modules = {tuple(map(str, path)): node for path, node in nnx.iter_modules(module)}  # by name
+    modules = {tuple(map(str, path)): node for path, node in nnx.iter_modules(module)}
+    # `iter_modules` goes by name, but rules that count layers need the order of definition.
 
     def position(path: Path) -> list[int]:
         """Return where each node in the path stands among the parent's attributes."""
@@ -41,6 +42,7 @@ def to_dict(variables: Mapping[Path, Any]) -> PyTree:
 
     Each variable may hold an array, a Python number, or a pytree, whose levels become dicts.
     """
+    # Not `nnx.to_pure_dict`, whose keys for lists are integers: paths in rules and checkpoints are strings.
     nested: dict[str, Any] = {}
     for path, variable in variables.items():
         for inner, leaf in named_leaves(variable).items():

@@ -58,6 +58,7 @@ def _pass_mask(
     return next_fun(*args, **kwargs)
 
 
+# One class for all traces, and made late, as importing NNX takes a while.
 @functools.cache
 def _masked_batch_norm() -> type:
     from flax import nnx

@@ -81,6 +81,7 @@ class CastModel(ModelWrapper):
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Initialize the model and cast the parameters, trained and frozen, to `precision.params`."""
         params, model_state = self.model.init(rng, batch)
+        # Frozen parameters are weights too; the rest of the model state, such as statistics, keeps its dtypes.
         if FROZEN in model_state:
             model_state = {**model_state, FROZEN: cast_floating(model_state[FROZEN], self.precision.params)}
         return cast_floating(params, self.precision.params), model_state
@@ -97,10 +98,12 @@ class CastModel(ModelWrapper):
         """Run the inner model's training step with its networks in `precision.compute`."""
         new_state, metrics = compute_in(
             self.precision.compute,
+            # `compute_in` traces a function of the parameters, and checks the products in it.
             lambda params: self.model.train_step(state.replace(params=params), batch, ctx),
             state.params,
         )
         old = state.model_state
+        # A state with another dtype would compile the next step again, and `lax.scan` rejects it in a chunk.
         cast = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state.model_state, old)
         return new_state.replace(model_state=cast), metrics
 
@@ -112,4 +115,5 @@ class CastModel(ModelWrapper):
             self.precision.compute, lambda params: loss(params, model_state, batch, **kwargs), params
         )
         new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)  # e.g. statistics
+        # The mean over a batch in bfloat16 has 8 bits; a float64 loss stays as it is.
         return jax.tree.map(lambda x: cast_floating(x, jnp.result_type(x, jnp.float32)), losses), new_state

@@ -20,6 +20,7 @@ ROTARY_BASE = 10_000.0  # ratio of the longest to the shortest wavelength of the
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "silu": nn.silu,
+    # Flax's default is the approximation by tanh.
     "gelu": lambda x: nn.gelu(x, approximate=False),
     "gelu_tanh": nn.gelu,
     "relu": nn.relu,
@@ -84,6 +85,7 @@ class CausalAttention(nn.Module):
         query, key, value = (
             project("query", settings.heads), project("key", settings.kv_heads), project("value", settings.kv_heads),
         )  # fmt: skip
+        # Values are not rotated: positions matter for whom a token attends to, not for what it gets.
         if settings.rotary_base is not None:
             query, key = (rotate(y, settings.rotary_base, settings.rotary_scaling) for y in (query, key))
         y = attend(query, key, value, window=settings.window)
@@ -204,6 +206,7 @@ class TransformerLM(nn.Module):
         # The loop of the scan already prevents XLA from merging the repeated computation with the first one.
         block = nn.remat(DecoderBlock, prevent_cse=not self.scan) if self.remat else DecoderBlock
         if self.scan:
+            # `split_rngs` gives each layer its own initial values; without it all start equal.
             layers = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
             x, _ = layers(settings, name="layers")(x, None)
         else:
@@ -211,6 +214,7 @@ class TransformerLM(nn.Module):
                 x, _ = block(settings, name=f"layers_{i}")(x, None)
         x = settings.make_norm("norm")(constrain(x, BATCH))
         logits = embed.attend(x) if self.tied else nn.Dense(self.vocab_size, use_bias=False, name="head")(x)
+        # Over the vocabulary too: with a large one the logits are the largest array of the step.
         return constrain(logits, BATCH, None, "tensor")
 
     def make_settings(self) -> BlockSettings:
@@ -274,6 +278,7 @@ def attend(
         mask = (distance >= 0) & (distance < (length if window is None else window))
         return jax.nn.dot_product_attention(part, key, value, mask=mask[None, None])
 
+    # A loop, not a vmap, which would hold the scores of all parts at once.
     parts = jax.lax.map(attend_part, jnp.arange(0, length, queries))
     return jnp.moveaxis(parts, 0, 1).reshape(query.shape)
 
@@ -287,11 +292,14 @@ def rotate(x: jax.Array, base: float = ROTARY_BASE, scaling: RotaryScaling | Non
     half = x.shape[-1] // 2
     frequencies = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if scaling is not None:
+        # Angles are frequency * position, so this is how often a wave fits into the original context.
         periods = frequencies * (scaling.original_length / (2 * math.pi))
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         kept = jnp.clip((periods - low) / (high - low), 0, 1)
         frequencies = frequencies * (kept + (1 - kept) / scaling.factor)
+    # bfloat16 has 8 bits, so it cannot tell neighbouring positions above 256 apart.
     angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * frequencies
+    # Halves as in Hugging Face's weights; the paper pairs neighbouring channels.
     first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -42,6 +42,7 @@ class BaseTTAModel(ModelWrapper):
     def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
         """Return the merged predictions."""
         views = self.augment(batch)
+        # With one key for all, the views would share the noise of a model that samples.
         keys = [None if rng is None else jax.random.fold_in(rng, i) for i in range(len(views))]
         return self.merge_preds(
             [predict_with_key(self.module, params, model_state, *pair) for pair in zip(views, keys, strict=True)]
@@ -50,6 +51,7 @@ class BaseTTAModel(ModelWrapper):
 
 def get_model(model: Model) -> Model:
     """Return the model without the wrappers for precision and test-time augmentation."""
+    # Not other wrappers: LoRA's parameters are not those of the model in it.
     while isinstance(model, CastModel | BaseTTAModel):
         model = model.model
     return model

@@ -56,11 +56,13 @@ def find_collectives(program: str | Program) -> list[Collective]:
                 continue
         sizes = operation.result
         if kind != operation.code and kind in _WITH_OPERANDS:
+            # An asynchronous start returns (operands, results); behind those of a permute there may be context words.
             sizes = sizes[len(sizes) // 2 :] if kind == "all-gather" else sizes[1:2]
         if kind == "reduce-scatter":
             sizes = program.operand_sizes(operation) or sizes  # the result is only a part
         scattered = _find_scattered(program, operation) if kind == "all-reduce" else [False] * len(sizes)
         executions = program.count_executions(operation.computation)
+        # XLA combines all-reduces: some of the arrays may be used whole and others in slices.
         for effective_kind, flag in (("reduce-scatter", True), (kind, False)):
             selected = [size for size, is_scattered in zip(sizes, scattered, strict=True) if is_scattered is flag]
             if selected:

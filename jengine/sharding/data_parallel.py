@@ -135,8 +135,10 @@ class DataParallel(MeshStrategy):
             )
 
         def replica(state: PyTree, batch: Batch, hyperparams: PyTree) -> Any:
+            # The step derives its key from the state's; without an own key, replicas would drop out the same units.
             with replicas_along(self.axis_name):
                 new_state, metrics = step(state.replace(rng=self._replica_key(state.rng)), batch, hyperparams)
+            # The common key goes on: one per replica would not be replicated, as the specs say it is.
             return new_state.replace(rng=state.rng), metrics
 
         return self._pmap(replica, chunked) if self.impl == "pmap" else self._shard_map(replica, chunked, rules)
@@ -207,10 +209,12 @@ class DataParallel(MeshStrategy):
     def _shard_map(self, replica: Callable[..., Any], chunked: bool, rules: Rules | None) -> Callable[..., Any]:
         def run_replica(state: PyTree, batch: Batch, hyperparams: PyTree) -> Any:
             new_state, metrics = replica(map_per_replica(lambda x: x[0], state), batch, hyperparams)
+            # `shard_map` keeps the mapped axis with size 1; the step knows nothing of it.
             return map_per_replica(lambda x: x[None], new_state), metrics
 
         def run(state: PyTree, batch: Batch, hyperparams: PyTree) -> Any:
             specs = self._replica_specs(state)
+            # The stacked batches of a chunk have the axis of examples second.
             batch_specs: Any = PartitionSpec(None, self.axis_name) if chunked else self._per_replica
             if rules is not None:
                 shardings = self.whole_batch_shardings(batch, rules, chunked)
@@ -243,6 +247,7 @@ class DataParallel(MeshStrategy):
         compiled: list[Callable[..., Any]] = []
         parts, axis = self.mesh.size, 1 if chunked else 0
 
+        # A pmap takes an axis of devices; jitted, so that the reshape of all entries is one dispatch.
         @jax.jit
         def split(batch: Batch) -> PyTree:
             return jax.tree.map(
@@ -306,5 +311,6 @@ def _rename_replicas(
             f"DataParallel: axis_names must be one name, which is not that of another axis of the mesh "
             f"{mesh.axis_names}, got {tuple(names)}: the replicas are along one axis"
         )
+    # The devices stay where they are: only the name by which the model calls the axis changes.
     renamed = tuple(names[0] if name == old else name for name in mesh.axis_names)
     return Mesh(mesh.devices, renamed, axis_types=mesh.axis_types), (names[0], *others)

@@ -6,8 +6,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+# `f32[4,2]`: the type, the bits of an element in it, and the shape.
 _ARRAY = re.compile(r"\b(pred|[a-z]+?(\d+)\w*)\[([\d,]*)\]")
+# The header of a computation, `%fused (p: f32[4]) -> f32[4] {`.
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) .*\{$")
+# `ROOT %name = type opcode(operands), attributes`; the type may be a tuple with spaces and brackets.
 _OPERATION = re.compile(r"^\s*(ROOT )?%([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*?)\)(.*)$")
 _NAME = re.compile(r"%([\w.-]+)")
 _CALLED = re.compile(
@@ -26,6 +29,7 @@ _INTEGER = re.compile(r"(-?\d+)")
 _TRANSFERS = {
     name.upper().replace("-", "_"): name for name in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 }
+# Operations through which a loop counter is followed to its source.
 _SAME_VALUE = ("copy", "bitcast", "convert")
 _CONTINUED = ("async-update", "async-done")  # name again what their async-start calls
 
@@ -81,6 +85,7 @@ class Program:
 
     def _add(self, operation: Operation, is_root: bool) -> None:
         self.operations[operation.name] = operation
+        # A set: `multiply(x, x)` is one user of `x`, and would otherwise be counted twice.
         for operand in set(operation.operands):
             self.users[operand].append(operation)
         for computation in () if operation.code in _CONTINUED else set(operation.called):
@@ -102,6 +107,7 @@ class Program:
                 * (1 if (count := self._iterations.get(caller.name)) is None else count)
                 for caller in callers
             ]
+            # A computation without a caller is the entry.
             self._executions[computation] = sum(counts) if callers else 1
         return self._executions[computation]
 
@@ -113,6 +119,7 @@ class Program:
         """
         if loop.number is not None:
             return loop.number  # from `known_trip_count`
+        # HLO's order of attributes in the text of a loop is always condition, then body.
         condition, body = loop.called
         test, state, result = self.roots.get(condition), self.operations.get(loop.operands[0]), self.roots.get(body)
         if not test or not state or not result or (test.code, state.code, result.code) != ("compare", "tuple", "tuple"):
@@ -120,6 +127,7 @@ class Program:
         counter, limit = (self._find_source(name) for name in test.operands)
         if counter is None or counter.code != "get-tuple-element" or counter.number is None:
             return None
+        # The loop state is a tuple: the counter has one position in the first state and in the body's result.
         start, update = (self._find_source(each.operands[counter.number]) for each in (state, result))
         if update is None or update.code != "add":
             return None
@@ -130,6 +138,7 @@ class Program:
         values = [number for number in numbers if number is not None]
         if len(values) != 3 or test.direction != ("LT" if values[2] > 0 else "GT"):
             return None
+        # Python's range has the same semantics: from the start, by the step, below or above the limit.
         return len(range(*values)) if values[2] else None
 
     def _find_source(self, name: str) -> Operation | None:

@@ -44,6 +44,7 @@ class StateInitializer:
         wrapper: Any = _NoOptimizer() if optim_wrapper is None else optim_wrapper
 
         def init_state(seed: jax.Array, batch: Batch) -> TrainState:
+            # `_init_model` is jitted, so its trace for `param_shapes` is reused here.
             params, model_state = self._init_model(seed, batch)
             return create_train_state(params, model_state, wrapper, hooks, rng=_make_key(seed, 1))
 

@@ -70,6 +70,7 @@ def build_mesh(
     slices = sizes.pop("slices", None)
     if batch_axes is None or not sizes:
         first, *others = batch_axes or AXES
+        # The given sizes come last, so they replace the defaults but keep the order of the axes.
         sizes = {first: -1, **dict.fromkeys(others, 1), **sizes}
     else:
         choose_batch_axes(tuple(sizes), batch_axes)
@@ -87,6 +88,7 @@ def _replace_devices(mesh: Mesh, devices: int | Sequence[Any] | None) -> Mesh:
         raise ConfigError(f"devices must be left out or be those of the mesh, {mesh.size}, got {count}")
     if devices is None or isinstance(devices, int):
         return mesh
+    # The axis types are part of the user's mesh: rules and models may depend on them.
     return Mesh(np.array(devices, object).reshape(mesh.devices.shape), mesh.axis_names, mesh.axis_types)
 
 
@@ -98,6 +100,7 @@ def _complete_sizes(sizes: Mapping[str, Any], count: int, any_names: bool) -> di
                 f"mesh: an axis must be one of {AXES}, unless `batch_axes` names those that divide the batch, got "
                 f"{name!r}{closest(str(name), AXES)}"
             )
+        # `True` is an int of Python, and would be an axis of size 1.
         if isinstance(size, bool) or not isinstance(size, int) or size == 0 or size < -1:
             raise ConfigError(f"mesh: {name} must be a number of devices or -1, got {size!r}")
     fixed = math.prod(size for size in sizes.values() if size != -1)
@@ -121,6 +124,7 @@ def context_mesh() -> Mesh:
 
 def check_context(devices: Sequence[jax.Device]) -> None:
     """Raise ConfigError unless these are the devices of `jax.set_mesh`, on which JAX runs programs in that context."""
+    # JAX takes the devices of a jitted call from its context, and fails if the arguments are elsewhere.
     context = context_mesh()
     if not context.empty and set(context.devices.flat) != set(devices):
         raise ConfigError(
@@ -179,12 +183,15 @@ def find_data_shard(
     sharding = NamedSharding(mesh, PartitionSpec(axes))
     parts_by_process: dict[int, set[int]] = collections.defaultdict(set)
     device: Any
+    # A vector with one element per part tells which part each device holds.
     for device, (index,) in sharding.devices_indices_map((parts,)).items():
         owner = device.process_index if process_of is None else process_of[device]
         parts_by_process[owner].add(index.start or 0)
     if process not in parts_by_process:
         raise ConfigError(f"the mesh must have devices of every process, got none of process {process}")
+    # Sorted, so that every process numbers the shards alike without talking to the others.
     shards = sorted({tuple(sorted(held)) for held in parts_by_process.values()})
+    # Each part belongs to one shard: then a process can read its own rows without knowing those of the others.
     if len(shards[0]) * len(shards) != parts or len(set().union(*shards)) != parts:
         raise ConfigError(
             f"the mesh {dict(mesh.shape)} must give any two processes the same parts of a batch or none in common, got "

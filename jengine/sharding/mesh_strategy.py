@@ -88,12 +88,15 @@ class MeshStrategy(Strategy):
         for arg in args:
             if not are_whole() and all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)):  # the example
                 self.check_batch(arg)  # before anything is compiled
+        # The shardings depend on the shapes, and are an argument of the jit that creates the arrays.
         shapes = jax.eval_shape(make, *args)
+        # Hook states that are created after the training state, whose shardings are known by now.
         if not hasattr(shapes, "params"):
             return jit_init(make, self.platform, self.shardings(shapes, under="hook_state."))
         params, logical_axes = shapes.params, None
         if model is not None:
             base = get_model(model)
+            # LoRA's frozen parameters are in the model state, but the rules are written for the whole network.
             params, logical_axes = base.base_variables(params, shapes.model_state)[0], base.logical_axes
         assigned = self._placement.place(params, logical_axes)
         leaves = paths.flatten(params)
@@ -104,6 +107,7 @@ class MeshStrategy(Strategy):
         def make_state(*args: Any) -> PyTree:
             return self._add_replica_axis(make(*args))
 
+        # Only now are the specs known by which moments and averages find those of their parameters.
         self._state = self.shardings(jax.eval_shape(make_state, *args))
         return jit_init(make_state, self.platform, self._state)
 
@@ -123,18 +127,22 @@ class MeshStrategy(Strategy):
             return jax.tree.map(
                 lambda x, s: jax.make_array_from_callback(np.shape(x), s, np.asarray(x).__getitem__), batch, shardings
             )
+        # Before the transfer: `device_put` would name neither the entry nor the setting to change.
         self.check_batch(jax.tree.map(lambda x: x[0], batch) if chunked else batch)
         sharding = self.batch_sharding(chunked)
         if jax.process_count() == 1:
             return jax.device_put(batch, sharding)
+        # `device_put` would take the rows of this process for the whole batch.
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
     def whole_batch_shardings(self, batch: Batch, rules: Rules, chunked: bool = False) -> PyTree:
         """Return the shardings by `rules` for a batch without an axis of examples, or for a stack of such batches."""
+        # Rules are lists in a config, which cannot be hashed; their text can.
         form = jax.tree.structure(batch), tuple(map(np.shape, jax.tree.leaves(batch))), chunked, str(rules)
         if form not in self._whole_shardings:
             example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x)[chunked:], np.float32), batch)
             with config_path("batch_rules"):
+                # No entry is large enough for `fsdp` by default: only rules shard the entries of a batch.
                 placement = Placement(self.mesh, rules, fsdp_min_size=sys.maxsize, kind="entry of the batch")
                 placed = placement.place(example)
             self._whole_shardings[form] = paths.map_with_path(
@@ -157,6 +165,7 @@ class MeshStrategy(Strategy):
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile an evaluation step; the metrics, the third argument, are donated and replicated."""
         bound = self._with_mesh(bind_axis_names(step, self.axis_names))
+        # Replicated, as the next step and the host read the sums; XLA chooses how predictions are sharded.
         return jax.jit(bound, donate_argnums=2, out_shardings=(self.sharding(), None))
 
     def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,6 +180,7 @@ class MeshStrategy(Strategy):
         """Return a step whose traces have the mesh as context: a model may constrain shardings by axis names."""
         context = self.mesh.abstract_mesh if mesh is None else mesh
 
+        # The name of the step becomes the name of the program in profiles and dumps.
         @functools.wraps(step)
         def run(*args: Any) -> Any:
             with jax.sharding.use_abstract_mesh(context):

@@ -85,5 +85,6 @@ def default_strategy() -> Strategy:
     It is Pjit over the mesh set with `jax.set_mesh`, if there is one. Else it uses all devices along the axis `data`,
     but on CPU, in a single process, only the first device: several CPU devices would share the cores that one uses.
     """
+    # With several processes a mesh is necessary even on CPU: each of them has only some of the rows.
     several = len(jax.devices()) > 1 and jax.devices()[0].platform != "cpu"
     return Pjit() if several or jax.process_count() > 1 or not context_mesh().empty else SingleDevice()

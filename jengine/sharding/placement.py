@@ -70,6 +70,7 @@ class Placement:
         self._kind = kind
         with config_path("rules"):
             self._rules = [self._build_rule(rule) for rule in rules]
+        # Not in the order given: a rule for `mlp.up` in a base config must not lose to a later `mlp`.
         self._rules.sort(key=lambda rule: (-len(rule[0]), rule[0]))  # the longest key is the most specific
         self._logical = dict(logical_axes or {})
         with config_path("logical_axes"):
@@ -112,7 +113,9 @@ class Placement:
             axes = tuple(self._logical_axis(name) for name in names)
             return Placed(self._spec(path, shape, axes, f"its logical axes {tuple(names)}"), "logical axes")
         count = self.mesh.shape.get("fsdp", 1)
+        # JAX rejects a sharding that does not divide the array's axis evenly.
         divisible = [axis for axis, size in enumerate(shape) if size % count == 0]
+        # A small parameter saves little memory, and gathering it costs an exchange in each step.
         if count == 1 or math.prod(shape) < self._fsdp_min_size or not divisible:
             return Placed(PartitionSpec(), "")
         largest = max(divisible, key=lambda axis: shape[axis])
@@ -155,6 +158,7 @@ class Placement:
         key, axes = rule
         if isinstance(axes, str) or not isinstance(axes, Sequence | PartitionSpec):
             raise ConfigError(f"the axes of the rule {key!r} must be a tuple, one entry for each axis, got {axes!r}")
+        # `unreduced` and `reduced` describe partial sums, which a parameter never is.
         if isinstance(axes, PartitionSpec) and (axes.unreduced or axes.reduced or PartitionSpec.UNCONSTRAINED in axes):
             raise ConfigError(f"the axes of the rule {key!r} must be axes of the mesh or None, got {axes!r}")
         for axis in axes:

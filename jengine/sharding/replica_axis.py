@@ -15,6 +15,7 @@ from jengine.model.model import FROZEN
 PyTree = Any
 
 AXIS = "data"  # the mapped axis of a step of `DataParallel`, by default
+# A context variable: losses call `gather_replicas`, and know neither the strategy nor the axis.
 _axis = contextvars.ContextVar("axis", default=AXIS)  # in the step that is traced
 
 
@@ -88,8 +89,10 @@ def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -
             return leaf
         value = np.asarray(leaf)
         if before is not None:
+            # Shares are summed: the update divides by the sum of the weights over all replicas.
             if _is_share(path):
                 value = np.asarray(value.sum(axis=0))  # each replica holds a share
+            # In float32, as a sum of bfloat16 numbers would round. JAX's `issubdtype` knows bfloat16; NumPy's does not.
             elif jax.numpy.issubdtype(value.dtype, np.floating):
                 value = np.asarray(value.mean(axis=0, dtype=np.float32)).astype(value.dtype)
             else:
@@ -126,6 +129,7 @@ def gather_replicas(rows: jax.Array) -> jax.Array:
     (2, 3)
     """
     try:
+        # `tiled` joins the replicas' rows along the batch axis instead of adding a replica axis.
         return jax.lax.all_gather(rows, _axis.get(), tiled=True)
     except NameError:  # JAX's error for an axis that is not mapped
         return rows

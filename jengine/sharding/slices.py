@@ -32,6 +32,7 @@ def arrange_devices(sizes: Mapping[str, int], slices: Any, devices: Sequence[jax
     by_process = slices is not None and devices[0].platform != "tpu" and len(_group(devices, "slice_index")) == 1
     groups = _group(devices, "process_index" if by_process else "slice_index")
     numbers = _choose_slices(sizes, len(groups)) if slices is None else _check_slices(slices, sizes, groups, by_process)
+    # `mesh_utils` takes two factors of each axis: the part within a slice and the part between slices.
     within = [size // numbers.get(name, 1) for name, size in sizes.items()]
     try:
         if len(groups) == 1:
@@ -74,6 +75,7 @@ def _check_slices(
         if name not in sizes:
             hint = closest(str(name), tuple(sizes))
             raise ConfigError(f"mesh.slices: an axis must be one of {tuple(sizes)}, got {name!r}{hint}")
+        # `True` is an int of Python.
         if isinstance(number, bool) or not isinstance(number, int) or number < 1 or sizes[name] % number:
             raise ConfigError(
                 f"mesh.slices.{name} must be a number of slices that divides the size of the axis, {sizes[name]}, "

@@ -160,6 +160,7 @@ class SingleDevice(Strategy):
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile an evaluation step; the metrics, the third argument, are donated."""
+        # Donated, so that a state such as a confusion matrix is updated in place.
         return jax.jit(bind_axis_names(step, self.axis_names), donate_argnums=2)
 
 
@@ -181,6 +182,7 @@ def _bind_axis_name(step: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(step)
     def run(*args: Any) -> Any:
         # the output has the axis, since what depends on `jax.lax.axis_index` does
+        # A vmap binds the name for `jax.lax.pmean` without a device axis, and XLA removes the axis of size 1.
         outputs = jax.vmap(step, in_axes=None, axis_size=1, axis_name=name)(*args)
         return jax.tree.map(lambda x: x[0], outputs)
 
@@ -213,6 +215,7 @@ class DispatchLimiter:
     """
 
     def __init__(self, limit: int) -> None:
+        # Outputs, not states: the next step donates the state, and a donated array cannot be waited for.
         self._tokens: collections.deque[jax.Array] = collections.deque()
         self.limit = limit
 
@@ -223,6 +226,7 @@ class DispatchLimiter:
             return
         while len(tokens) > self.limit // 2:
             token = tokens.popleft()  # steps finish in order
+        # The last one taken is enough: a device runs its steps in the order of their dispatch.
         token.block_until_ready()
 
     def add(self, token: jax.Array) -> None:
