@@ -84,10 +84,7 @@ def load_optimizer(
     >>> report.step, report.matched["0.mu"]
     (7, 'opt_state.0.mu')
     """
-    if not isinstance(rename, str):  # `v` of Adam is squared: what holds for a parameter need not hold for it
-        own = [rule.shown for rule in parse_rules(rename) if rule.options.transform not in (None, "none", "transpose")]
-        if own:
-            raise ValueError(f"`optimizer` must be False with a function on the arrays, got the rule {own[0]}")
+    _check_rules(() if isinstance(rename, str) else rename)
     params, others = _divide(source.structs, item)
     stored = _find_fields(others, params)
     leaves = flatten(opt_state)
@@ -126,6 +123,13 @@ def load_optimizer(
     restored = jax.tree.unflatten(jax.tree.structure(opt_state), list(leaves.values()))
     rest = tuple(dict.fromkeys(unused))
     return restored, OptimizerReport({**matched, **scalars}, tuple(missing), rest, step, step_from)
+
+
+def _check_rules(rename: Sequence[RuleLike]) -> None:
+    # `v` of Adam is squared: what a function does to a parameter need not hold for it
+    own = [rule.shown for rule in parse_rules(rename) if rule.options.transform not in (None, "none", "transpose")]
+    if own:
+        raise ValueError(f"`optimizer` must be False with a function on the arrays, got the rule {own[0]}")
 
 
 def _divide(structs: Mapping[str, jax.ShapeDtypeStruct], item: str | None) -> tuple[list[str], dict[str, str]]:
