@@ -162,6 +162,9 @@ class TrainStep:
                 )
                 ctx, hook_state = self.hooks.run("traced_batch", batch_ctx, hook_state)
             ctx = ctx.replace(rng=jax.random.fold_in(rng, i))  # phases must not share dropout masks
+            # A phase fused with the one before would round otherwise in a chunk than in a single step.
+            params, opt_state = jax.lax.optimization_barrier((ctx.params, ctx.opt_state))
+            ctx = ctx.replace(params=params, opt_state=opt_state)
             is_due = True if phase.every == 1 else (ctx.step + 1) % phase.every == 0
             before = ctx.metrics
             ctx, hook_state = self._run_phase(phase, ctx, hook_state, is_due)
