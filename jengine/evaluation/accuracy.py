@@ -28,8 +28,8 @@ class Accuracy(PairMetric):
       label: name, index or dotted path of the batch entry with the true classes, int[B].
       prediction: the prediction entry with logits float[B, C], or class indices int[B] for top-1; None if the
         predictions are an array.
-      prefix: prefix of the result names, 'accuracy' by default.
-      ignore_index: the label of examples that do not count; None for no such label.
+      prefix: prefix for result names, 'accuracy' by default.
+      ignore_index: the label that marks examples to leave out; None for no such label.
 
     Examples:
       >>> metric = Accuracy(topk=(1, 2))

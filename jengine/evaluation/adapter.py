@@ -117,7 +117,7 @@ class NnxMetric:
 
 
 class AdapterState(NamedTuple):
-    """State of another library's metric."""
+    """Another library's metric state."""
 
     has_examples: jax.Array  # bool[]
     metric: Any  # the other library's state; None before the first trace if its shapes are unknown
@@ -147,8 +147,8 @@ class MetricAdapter(HostMetric):
         `label` is `labels` too.
       arguments: further arguments for each call, such as `dict(from_logits=True)`.
       name: result name, unless the metric returns several by name.
-      prefix: prefix of the result names, none by default.
-      on_host: collect the arguments on the host, for metrics that cannot be traced, such as those of strings. This
+      prefix: prefix for result names, none by default.
+      on_host: collect the arguments on the host, for metrics that cannot be traced, such as text metrics. This
         transfers them from the device in each batch.
     """
 
@@ -378,7 +378,7 @@ def _strong(leaf: ArrayLike, struct: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _to_plain(leaf: np.ndarray | str | float) -> Any:
-    """Return what can be sent to other processes; strings as a list, which is what metrics of strings take."""
+    """Return what can be sent to other processes; strings as a list, which is what text metrics take."""
     if not hasattr(leaf, "dtype"):
         return leaf
     array = np.asarray(leaf)

@@ -40,14 +40,14 @@ class ConfusionMatrix(PairMetric):
     [[1.0, 1.0], [0.0, 1.0]]
 
     Args:
-      num_classes: number of classes; by default the number of `classes` in the dataset's metainfo.
+      num_classes: number of classes; by default as many as the dataset's metainfo has `classes`.
       label: name, index or dotted path of the batch entry with the true classes, int[B, ...].
       prediction: the prediction entry with logits float[B, ..., C], classes int[B, ...], or, with a `threshold`, scores
         float[B, ...]; None if the predictions are an array.
-      normalize: divide by the number of examples in the row ('true'), in the column ('pred'), or by 'all'.
+      normalize: divide by the row total ('true'), the column total ('pred'), or the grand total ('all').
       threshold: scores above it are class 1, for two classes.
-      ignore_index: label of examples that do not count; None for no such label.
-      prefix: prefix of the result names, none by default.
+      ignore_index: label that marks examples to leave out; None for no such label.
+      prefix: prefix for result names, none by default.
     """
 
     def __init__(
@@ -142,17 +142,17 @@ class PrecisionRecallF1(ConfusionMatrix):
     (0.75, 0.5)
 
     Args:
-      num_classes: number of classes; by default the number of `classes` in the dataset's metainfo.
-      average: 'micro' (over all decisions), 'macro' (mean over classes), 'weighted' (by the classes' numbers of
-        examples), 'binary' (class 1 alone), 'none' (an array by class), or several of these.
+      num_classes: number of classes; by default as many as the dataset's metainfo has `classes`.
+      average: 'micro' (over all decisions), 'macro' (mean over classes), 'weighted' (by the examples in each
+        class), 'binary' (class 1 alone), 'none' (an array by class), or several of these.
       items: which of 'precision', 'recall' and 'f1'.
       label: the batch entry with the true classes, int[B, ...].
       prediction: the prediction entry, as for `ConfusionMatrix`.
       multilabel: labels are bool or int[B, C], 1 for each class that is present; the predictions are scores
         float[B, C], compared with `threshold`.
       threshold: see `ConfusionMatrix`; 0.5 for probabilities, 0 for logits.
-      ignore_index: label of examples that do not count, or with `multilabel` of single decisions.
-      prefix: prefix of the result names, none by default.
+      ignore_index: label that marks examples to leave out, or single decisions with `multilabel`.
+      prefix: prefix for result names, none by default.
     """
 
     def __init__(
@@ -249,8 +249,8 @@ class PrecisionRecallF1(ConfusionMatrix):
 class CalibrationError(PairMetric):
     """Expected and maximum calibration error (Guo et al., 2017, arXiv:1706.04599), `ece` and `mce`.
 
-    Examples are divided by confidence, the probability of the predicted class, into bins of equal width, in each of
-    which the mean confidence is compared with the accuracy.
+    Examples are divided by confidence, the probability of the predicted class, into equally wide bins. In each bin
+    the mean confidence is compared with the accuracy.
 
     >>> metric = CalibrationError(from_logits=False)
     >>> probabilities = jnp.array([[0.75, 0.25], [0.25, 0.75]])
@@ -262,8 +262,8 @@ class CalibrationError(PairMetric):
       label: the batch entry with the true classes, int[B, ...].
       prediction: the prediction entry with logits or probabilities float[B, ..., C]; None if it is an array.
       from_logits: apply a softmax to the predictions.
-      ignore_index: label of examples that do not count; None for no such label.
-      prefix: prefix of the result names, none by default.
+      ignore_index: label that marks examples to leave out; None for no such label.
+      prefix: prefix for result names, none by default.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class CalibrationError(PairMetric):
         return ("ece", "mce")
 
     def init(self) -> tuple[Counts, Sum]:
-        """Return the counts by bin and correctness, [bins, 2], and the sums of confidences, [bins]."""
+        """Return the counts by bin and correctness, [bins, 2], and the summed confidences, [bins]."""
         return Counts.zero(self.num_bins, 2), Sum.zero(self.num_bins)
 
     def update(self, state: tuple[Counts, Sum], predictions: Predictions, batch: Batch) -> tuple[Counts, Sum]:
@@ -327,11 +327,11 @@ class CalibrationError(PairMetric):
 
 
 def divide(numerator: ArrayLike, denominator: ArrayLike, otherwise: float) -> np.ndarray:
-    """Divide on the host, with a value for a denominator of 0."""
+    """Divide on the host, with a value for a zero denominator."""
     parts, totals = np.broadcast_arrays(numerator, denominator)
     return np.divide(parts, totals, out=np.full(parts.shape, otherwise), where=totals > 0)
 
 
 def _expand(mask: jax.Array, like: jax.Array) -> jax.Array:
-    """Return the mask of examples with the shape of the labels."""
+    """Return the example mask in the shape that the labels have."""
     return jnp.broadcast_to(mask.reshape(-1, *(1,) * (like.ndim - 1)), like.shape)

@@ -1,4 +1,4 @@
-"""Predictions of an evaluation as a file."""
+"""Evaluation predictions as a file."""
 
 import io
 import os

@@ -23,7 +23,7 @@ from jengine.registry import EVALUATOR, METRICS, as_config
 
 
 class EvaluatorState(NamedTuple):
-    """Sums of an evaluation."""
+    """Evaluation sums."""
 
     examples: jax.Array  # int32[], number of examples so far, without padding
     batches: jax.Array  # int32[], number of batches so far, for the keys of models that sample
@@ -32,12 +32,12 @@ class EvaluatorState(NamedTuple):
 
 @EVALUATOR.register_module()
 class Evaluator:
-    """Evaluation of several metrics together.
+    """Evaluation with several metrics together.
 
     `init` starts an evaluation, the pure `update` is called in the compiled step, and `evaluate` fetches the sums once.
 
     Args:
-      metrics: a metric, the config of one, or a list of these. Metrics from `flax.nnx.metrics`, clu and metrax, objects
+      metrics: a metric, a metric config, or a list of these. Metrics from `flax.nnx.metrics`, clu and metrax, objects
         or classes, are wrapped in a `MetricAdapter`.
 
     Examples:
@@ -92,9 +92,9 @@ class Evaluator:
         """Return the state with a batch added. Pure.
 
         Args:
-          state: the result of `init` or of the previous `update`.
-          predictions: pytree of arrays with leading axis B.
-          batch: pytree of arrays with leading axis B; examples where the mask is False are padding and do not count.
+          state: the result from `init` or the previous `update`.
+          predictions: pytree with arrays, leading axis B.
+          batch: pytree with arrays, leading axis B; examples where the mask is False are padding and do not count.
         """
         pairs = zip(self.metrics, state.metrics, strict=True)
         metrics = tuple(metric.update(metric_state, predictions, batch) for metric, metric_state in pairs)
@@ -102,7 +102,7 @@ class Evaluator:
         return EvaluatorState(examples, state.batches + 1, metrics)
 
     def process_host(self, predictions: Predictions, batch: Batch) -> None:
-        """Pass a batch without padding to the host metrics; the arguments have the examples of this process only."""
+        """Pass a batch without padding to the host metrics; the arguments have only this process's examples."""
         if not self.host_metrics:
             return
         predictions, batch = jax.device_get((predictions, batch))  # in one transfer
@@ -119,7 +119,7 @@ class Evaluator:
           batches: NumPy arrays.
 
         Raises:
-          ConfigError: labels of a batch that are not classes.
+          ConfigError: labels in a batch that are not classes.
         """
         state, shapes = (
             jax.eval_shape(self.init),
@@ -169,7 +169,7 @@ class Evaluator:
           chunk_size: examples at a time, which the results do not depend on.
 
         Raises:
-          ValueError: other numbers of labels than of predictions, or none.
+          ValueError: labels and predictions differ in number, or there are none.
 
         Examples:
           >>> from jengine.evaluation import Accuracy

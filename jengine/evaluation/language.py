@@ -1,4 +1,4 @@
-"""Metrics of language models and of generated text."""
+"""Metrics for language models and for generated text."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from jengine.selection import Selector, describe_array, select_array
 
 @METRICS.register_module()
 class Perplexity(PairMetric):
-    """Perplexity of a language model, `perplexity`: e to the mean cross-entropy of a token.
+    """Language-model perplexity, `perplexity`: e to the mean cross-entropy per token.
 
     The mean is over all tokens, not over batches. A label outside [0, V) makes the result NaN.
 
@@ -31,8 +31,8 @@ class Perplexity(PairMetric):
     Args:
       label: name, index or dotted path of the batch entry with the next tokens, int[B, T].
       prediction: the prediction entry with logits float[B, T, V]; None if the predictions are an array.
-      ignore_index: label of tokens that do not count; None for no such label.
-      prefix: prefix of the result name, none by default.
+      ignore_index: label that marks tokens to leave out; None for no such label.
+      prefix: prefix for the result name, none by default.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Perplexity(PairMetric):
         return {"perplexity": math.exp(loss) if not loss > 709 else math.inf}
 
     def _token_losses(self, predictions: Predictions, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Return the cross-entropy of each token, 0 where it does not count, and where it counts."""
+        """Return each token's cross-entropy, 0 where it does not count, and where it counts."""
         name = type(self).__name__
         logits, labels = self.select(predictions, batch)
         if logits.shape[:-1] != labels.shape or not jnp.issubdtype(labels.dtype, jnp.integer):
@@ -90,7 +90,7 @@ class Perplexity(PairMetric):
 
 @METRICS.register_module()
 class BitsPerByte(Perplexity):
-    """Bits per byte of a language model, `bits_per_byte`, which does not depend on the tokenizer.
+    """Language-model bits per byte, `bits_per_byte`, which does not depend on the tokenizer.
 
     >>> metric = BitsPerByte()
     >>> batch = {"label": jnp.zeros((1, 4), jnp.int32), "num_bytes": jnp.array([6])}
@@ -146,7 +146,7 @@ class BLEU(PairMetric, HostMetric):
       decode: function from one example's array of tokens to a string.
       tokenize: sacrebleu's tokenizer, '13a' by default; 'zh', 'ja-mecab', 'char', 'none' ...
       lowercase: ignore case.
-      prefix: prefix of the result name, none by default.
+      prefix: prefix for the result name, none by default.
 
     Examples:
       >>> words = np.array(["the", "cat", "is", "here"])
@@ -187,7 +187,7 @@ class BLEU(PairMetric, HostMetric):
             self.results.append((self.decode(prediction), texts))
 
     def compute_metrics(self, results: list[Any]) -> dict[str, float]:
-        """Return the score of the corpus."""
+        """Return the corpus score."""
         predictions, references = zip(*results, strict=True)
         # sacrebleu takes the first references of all texts, then the second ones ...; None where a text has fewer
         count = max(map(len, references))

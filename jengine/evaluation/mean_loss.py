@@ -21,11 +21,11 @@ class MeanLoss(BaseMetric):
     'loss' in the name, as in training.
 
     Args:
-      loss: a function `(predictions, batch) -> loss`, or the config of one in `MODELS`. It should return the loss of
+      loss: a function `(predictions, batch) -> loss`, or a loss config for `MODELS`. It should return a loss for
         each example, float[B, ...] (averaged over all axes but the first), or `(sum, weight)` for the batch, or a
         scalar, the mean over examples without padding; or a dict of these with the keys `parts`.
       parts: the keys if `loss` returns a dict: `init` must know them before the first batch.
-      prefix: prefix of the result names, none by default.
+      prefix: prefix for result names, none by default.
 
     Raises:
       TypeError: `loss` is not callable. ValueError: a part is named `loss`, or no part has 'loss' in its name.
@@ -79,7 +79,7 @@ class MeanLoss(BaseMetric):
 
 
 def _sum_and_weight(loss: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Return the summed loss of a batch without padding, and the number or the weight of the examples."""
+    """Return a batch's summed loss without padding, and the number or the weight of the examples."""
     if isinstance(loss, tuple):
         total, weight = loss  # for example of all tokens
         return jnp.asarray(total), jnp.asarray(weight)

@@ -27,7 +27,7 @@ class BaseMetric:
     transferred to the host once, at the end. It must respect the batch mask, see `example_mask`.
 
     Args:
-      prefix: prefix of the result names, `prefix/name`; by default the class attribute `default_prefix`.
+      prefix: prefix for result names, `prefix/name`; by default the class attribute `default_prefix`.
 
     Examples:
       >>> class PositiveRate(BaseMetric):
@@ -78,7 +78,7 @@ class PairMetric(BaseMetric):
     Args:
       label: name, index or dotted path of the batch entry with the truth.
       prediction: the prediction entry; None if the predictions are an array.
-      prefix: prefix of the result names.
+      prefix: prefix for result names.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def zero(cls, *shape: int) -> "Counts":
-        """Return counts of zero."""
+        """Return zero counts."""
         return cls(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
 
     def add(self, index: tuple[jax.Array, ...], is_counted: jax.Array) -> "Counts":
@@ -228,7 +228,7 @@ class Mean(NamedTuple):
 
     @classmethod
     def zero(cls) -> "Mean":
-        """Return the mean of no values."""
+        """Return an empty mean."""
         return cls(Sum.zero(), Sum.zero())
 
     def add(self, weighted: jax.Array, weight: jax.Array) -> "Mean":

@@ -24,7 +24,7 @@ class RankingMetric(PairMetric, HostMetric):
         are an array.
       from_logits: apply a softmax to the scores if there are several classes, of which one is true.
       ignore_index: label that does not count; None for no such label.
-      prefix: prefix of the result name, none by default.
+      prefix: prefix for the result name, none by default.
     """
 
     name: ClassVar[str]
@@ -45,11 +45,11 @@ class RankingMetric(PairMetric, HostMetric):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of the metric."""
+        """The metric's name."""
         return (self.name,)
 
     def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
-        """Return the value of one class, from bool[N] and float64[N]."""
+        """Return the value for one class, from bool[N] and float64[N]."""
         raise NotImplementedError
 
     def process(self, data_batch: Batch, data_samples: Predictions) -> None:
@@ -168,7 +168,7 @@ class AUROC(RankingMetric):
     name = "auroc"
 
     def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
-        """Return the value of one class."""
+        """Return the value for one class."""
         return area_under_roc(is_positive, scores)
 
 
@@ -188,5 +188,5 @@ class AveragePrecision(RankingMetric):
     name = "average_precision"
 
     def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
-        """Return the value of one class."""
+        """Return the value for one class."""
         return average_precision(is_positive, scores)

@@ -18,7 +18,7 @@ class RegressionMetric(PairMetric):
     Args:
       target: name, index or dotted path of the batch entry with the targets, float[B, ...].
       prediction: the prediction entry with the same shape; None if the predictions are an array.
-      prefix: prefix of the result name, none by default.
+      prefix: prefix for the result name, none by default.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class RegressionMetric(PairMetric):
         super().__init__(target, prediction, prefix)
 
     def error(self, difference: jax.Array) -> jax.Array:
-        """Return the error of each element."""
+        """Return the error for each element."""
         raise NotImplementedError
 
     def init(self) -> Any:

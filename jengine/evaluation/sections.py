@@ -24,7 +24,7 @@ _ALMOST = 0.8  # similarity at which a name is a misspelled argument
 
 @dataclasses.dataclass(frozen=True)
 class EvalSettings:
-    """Settings of one evaluation.
+    """Settings for one evaluation.
 
     Attributes:
       fp16: predict in float16.
@@ -96,7 +96,7 @@ def _has_batches(value: Any) -> bool:
 
 
 def loader_path(mode: str, name: str) -> str:
-    """Return the path of a dataloader in the config.
+    """Return a dataloader's path in the config.
 
     >>> loader_path("val", "robust"), loader_path("test", "0"), loader_path("val", "")
     ('val_dataloader.robust', 'test_dataloader[0]', 'val_dataloader')

@@ -43,9 +43,9 @@ class LinenModel(Model):
     >>> model = LinenModel(SmallCNN(num_classes=3), loss=CrossEntropy(label="label"), inputs="image")
 
     Args:
-      module: the module or its config (`dict(type=..., ...)`).
+      module: the module or a config (`dict(type=..., ...)`).
       loss: function `(outputs, batch) -> losses`, with optional arguments `hyperparams` and `sown`, the sown values by
-        collection and dotted path; or its config.
+        collection and dotted path; or a config.
       inputs: the batch entries to call the module with, in order, each a name, index or dotted path; None to pass the
         whole batch.
       rngs: the random number streams in training.

@@ -50,7 +50,7 @@ class LoRA(ModelWrapper):
     >>> model = LoRA(inner, targets=["attn"], rank=4, trainable=["head"])
 
     Args:
-      model: the model or its config.
+      model: the model or a config.
       targets: regular expressions, searched in each dotted parameter path and torch alias; the first match is used.
         Biases, and parameters with fewer than two axes, are not updated. A dict, or a list with pairs, sets `rank`,
         `alpha`, `stacked` or `in_axes` for each rule: `[('attn', dict(rank=4))]`; see `Target`.

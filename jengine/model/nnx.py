@@ -78,7 +78,7 @@ class NnxModel(Model):
       module: a function or class `(rngs) -> nnx.Module`, or its config, which is built with the argument `rngs`; or a
         module, whose values are the initial ones. The module itself does not change.
       loss: function `(outputs, batch) -> losses`, with optional arguments `hyperparams` and `sown`, the sown values by
-        variable type and dotted path; or its config.
+        variable type and dotted path; or a config.
       inputs: the batch entries to call the module with, in order, each a name, index or dotted path; None to pass the
         whole batch.
       sown_losses: variable types or sown values to add to the losses; or a dict from name to weight. () ignores losses

@@ -48,6 +48,7 @@ class GroupedChain:
         self.members = tuple(tuple(groups) for groups in chains.values())
         self.fields = {name: _field_names(name, optimizer.defaults[name]) for name in optimizer.hyperparams}
         self.dynamic_by_chain = [self._dynamic_in(groups) for groups in self.members]
+        # A setting may be a constant in one chain and data in another: momentum that is 0 in some groups.
         self.dynamic = set().union(*self.dynamic_by_chain)
 
     def transformation(
@@ -85,6 +86,7 @@ class GroupedChain:
             hyperparams: Mapping[str, Any] | None = None, **extra: Any,
         ) -> tuple[Updates, GroupHyperparamsState]:  # fmt: skip
             given = hyperparams or {}
+            # Some may be unknown: a step passes the hyperparameters for the model as well.
             is_known = any(name in state.hyperparams or name.startswith(freeze.PREFIX) for name in given)
             if given and state.hyperparams and not is_known:  # most likely PyTorch's names, which would have no effect
                 raise KeyError(f"hyperparams must have one of {sorted(state.hyperparams)}, got {sorted(given)}")
@@ -138,6 +140,7 @@ class GroupedChain:
             chains.append(self.optimizer.parts(**settings))
         if len(chains) == 1:
             return _named_chain(*before, *chains[0])
+        # `before`, such as clipping, stays outside: the norm is over the gradients of all groups.
         by_groups = _apply_by_groups([_named_chain(*parts) for parts in chains], layout, self.members)
         return _named_chain(*before, ("groups", by_groups))
 
@@ -162,6 +165,7 @@ def _field_names(name: str, value: object) -> tuple[str, ...]:
 
 def _named_chain(*parts: tuple[str, optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:
     """Return `optax.named_chain` with the state in a dict, which JAX flattens in C++, unlike an OrderedDict."""
+    # Named, so that checkpoints and logs do not depend on how many parts there are.
     chain = optax.named_chain(*parts)
 
     def update(grads: Updates, state: OptState, params: Params | None = None, **extra: Any) -> tuple[Updates, OptState]:
@@ -175,6 +179,7 @@ def _apply_by_groups(
     chains: Sequence[optax.GradientTransformationExtraArgs], layout: GroupLayout, members: Sequence[Sequence[int]]
 ) -> optax.GradientTransformationExtraArgs:
     """Apply each chain to the parameters in its groups, with the states in a dict by groups."""
+    # Named by groups, which checkpoints record as well.
     named_chains = [("_".join(map(str, groups)), chain, groups) for chain, groups in zip(chains, members, strict=True)]
 
     def init(params: Params) -> dict[str, Any]:

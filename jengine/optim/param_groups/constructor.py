@@ -77,6 +77,7 @@ class DefaultOptimWrapperConstructor:
         if "optimizer" not in optim_wrapper_cfg:
             raise ArgumentError(f"an optimizer wrapper must have an 'optimizer', got {sorted(optim_wrapper_cfg)}")
         self.optim_wrapper_cfg = dict(optim_wrapper_cfg)
+        # What is left are the arguments of the wrapper itself.
         self.optimizer_cfg = as_config(self.optim_wrapper_cfg.pop("optimizer"))
         with config_path("optimizer"):
             reject_trailing_comma(self.optimizer_cfg, "an optimizer")
@@ -145,6 +146,7 @@ class DefaultOptimWrapperConstructor:
 
         `params` is None if they are unknown until `wrapper.init(params)`, `groups` for one group with all parameters.
         """
+        # `with_groups` returns a copy: the cached optimizer stays without groups.
         optimizer = self.optimizer if groups is None else self.optimizer.with_groups(groups)
         wrapper = OPTIM_WRAPPERS.build({"type": "OptimWrapper", **self.optim_wrapper_cfg}, optimizer=optimizer)
         wrapper.grouped.unmatched = self.unmatched  # for the group table
@@ -210,10 +212,12 @@ class DefaultOptimWrapperConstructor:
           is_dcn_module: whether the parent module is a deformable convolution.
         """
         cfg = self.paramwise_cfg
+        # Names of Flax, which torch shares here; Haiku's `b` is no bias for these rules.
         is_bias = name == "bias"
         is_norm = module.is_norm() or (module.type is None and parameter.ndim == 1 and names_norm(name))
         settings: dict[str, Any] = {}
         patterns: list[str] = []
+        # The order matters: MMEngine asks in this order, and the first decay that applies is used.
         rules = {
             "bias_lr_mult": is_bias and not is_norm and not is_dcn_module,
             "dcn_offset_lr_mult": is_dcn_module and "conv_offset" in module.path and module.is_conv(),
@@ -244,6 +248,7 @@ class DefaultOptimWrapperConstructor:
     # ------------------------------------------------------------------ config
 
     def _overrides_rules(self) -> bool:
+        # A subclass with its own rules reads its own keys, so that none can be called unknown here.
         return type(self).add_params is not DefaultOptimWrapperConstructor.add_params
 
     def _validate_cfg(self) -> None:
@@ -266,6 +271,7 @@ class DefaultOptimWrapperConstructor:
     def report_unmatched(self, params: Params, types: Mapping[str, str], rules: Sequence[str] = _RULES) -> None:
         """Warn of custom keys and applied `rules` that match no parameter; with `strict` raise a ConfigError."""
         leaves = paths.flatten(params)
+        # A key may match only parameters for which a longer key was used; it is no typo.
         names = {alias for path in leaves for alias in paths.path_aliases(path)}
         unmatched: dict[str, str] = {}
         for key in self.paramwise_cfg.get("custom_keys", {}):
@@ -308,6 +314,7 @@ def merge_equal(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for group in groups:
         settings = {k: v for k, v in group.items() if k not in ("params", "patterns", "switched_off", *_NOT_SETTINGS)}
         members = [p if isinstance(p, str) else p.path for p in group["params"]]
+        # By repr, as settings may be lists, which cannot be hashed.
         identity = repr(sorted(settings.items()))
         merged.setdefault(identity, {"params": [], "patterns": [], **settings})["params"] += members
         patterns = rules.setdefault(identity, {})

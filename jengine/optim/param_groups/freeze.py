@@ -28,6 +28,7 @@ def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> Flags |
     names = [name for name in hyperparams if name.startswith(PREFIX)]
     flags: Flags = [None] * len(layout.paths)
     for name in names:
+        # `!= 0` on the device: the value may change between steps, the pattern is part of the program.
         pattern, is_frozen = name.removeprefix(PREFIX), jnp.asarray(hyperparams[name]) != 0
         matches = [any(pattern in alias for alias in paths.path_aliases(path)) for path in layout.paths]
         if not any(matches):
@@ -37,6 +38,7 @@ def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> Flags |
             )
         for i, (old, is_match) in enumerate(zip(flags, matches, strict=True)):
             if is_match:
+                # Several patterns may match a leaf; one of them is enough to freeze it.
                 flags[i] = is_frozen if old is None else old | is_frozen
     return flags if names else None
 
@@ -47,6 +49,7 @@ def skip_frozen(
     """Return `inner` without effect on leaves with a frozen flag: zero gradients, zero updates and unchanged state."""
 
     def update(grads: Updates, state: OptState, params: Params | None = None, **extra: Any) -> tuple[Updates, OptState]:
+        # Before clipping, so that frozen parameters do not count in the norm.
         updates, new_state = inner.update(_zero_frozen(grads, flags), state, params, **extra)
         return _zero_frozen(updates, flags), select_state(layout, flags, chains, state, new_state)
 
@@ -60,6 +63,7 @@ def select_state(
 
     Each part of the state that has the structure of all parameters, or of one chain's, belongs to them leaf by leaf.
     """
+    # What is outside the chains, such as accumulated gradients, has the structure of all parameters.
     everything = sorted({group for chain in chains for group in chain})
     flags_by_structure: dict[Any, list[Any]] = {}
     indices = layout.treedef.unflatten(range(len(layout.paths)))  # leaves that tell which flag is theirs
@@ -87,4 +91,5 @@ def _zero_frozen(tree: Params, flags: Flags) -> Params:
 
 
 def _where(flag: jax.Array | None, frozen: ArrayLike, trained: jax.Array | None) -> jax.Array | None:
+    # No pattern means no `where` in the program for this leaf.
     return trained if flag is None or trained is None else jnp.where(flag, frozen, trained)

@@ -85,6 +85,7 @@ class GroupedOptimizer:
         For a parameter whose layers are in several groups it is an array that broadcasts against it.
         """
         layout = self.layout(params)
+        # `broadcast` takes a vector by group: the same code as for the rates of a step.
         values = np.asarray([function(group) for group in self.param_groups], np.float32)
         tree = layout.broadcast({"value": jnp.asarray(values if len(values) > 1 else values[0])}, params)["value"]
         if len(values) == 1:  # a scalar, which `broadcast` returns as it is
@@ -97,6 +98,7 @@ class GroupedOptimizer:
         layout.check_stacked(self._chain.members, self.optimizer)
         self._last_values = {}  # the dtype may change
         self._dtype = hyperparams_dtype(layout.trainable(params))
+        # Shapes alone: arrays kept here would keep the initial parameters in memory.
         self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
         if self.optimizer.groups is None:
             self.param_groups[0].paths = list(layout.paths)
@@ -109,6 +111,7 @@ class GroupedOptimizer:
     def restrict(self, params: Params) -> None:
         """Freeze all parameters that are not in the tree `params`, if no groups were given."""
         if self.optimizer.groups is None:
+            # An optimizer of several updates a part of the model: what its tree lacks belongs to the others.
             self._members = [list(paths.flatten(params))]
             self._layouts.clear()  # found for all parameters
 
@@ -126,6 +129,7 @@ class GroupedOptimizer:
             values = list(map(get, self.param_groups))  # without a Python call for each group and setting
             if values != self._last_values.get(name):
                 self._read(name, values)
+        # A copy of the dict, so that a caller may add entries for its step.
         return dict(self._arrays)
 
     def cast(self, value: ArrayLike) -> np.ndarray:
@@ -152,6 +156,7 @@ class GroupedOptimizer:
         optimizer = self.optimizer.name
         if name not in self._chain.fields:
             for initial, group in zip(self._initial, self.param_groups, strict=True):
+                # A constant is compiled into the step, so that a new value would silently have no effect.
                 if group[name] != initial[name]:
                     raise ValueError(
                         f"{optimizer}: {name} must stay {initial[name]!r}, because it is part of the chain, "
@@ -201,6 +206,7 @@ class GroupedOptimizer:
             layers = member if isinstance(member, tuple) else (len(groups) if member is None else member,)
             for group in set(layers):
                 tensors[group] += 1
+                # Layers of a stack have equal sizes.
                 parameters[group] += size // len(layers) * layers.count(group)
         rows = []
         for index, settings in enumerate(groups):
@@ -234,7 +240,9 @@ class GroupedOptimizer:
     def _restore(self, group: dict[str, Any], saved: Mapping[str, Any]) -> None:
         """Restore a group, except for the settings that are part of the chain."""
         for key, value in saved.items():
+            # Constants of the chain come from this run's config, which was checked; a checkpoint cannot change them.
             if key in self._chain.fields or key not in self.optimizer.defaults:
+                # JSON has no tuples, but betas are compared with, and unpacked as, a tuple.
                 group[key] = tuple(value) if isinstance(value, list) else value
 
 

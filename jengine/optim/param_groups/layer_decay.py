@@ -85,6 +85,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if not is_mapping(self.optimizer_cfg):
             raise ConfigError(f"layer decay: `optimizer` must be a config, got {self.optimizer_cfg!r}")
         settings = {name: self.paramwise_cfg[name] for name in self._SETTINGS if name in self.paramwise_cfg}
+        # A copy, as the settings are taken out of it: the optimizer does not know them.
         self.optimizer_cfg = dict(self.optimizer_cfg)
         for name in self._SETTINGS:
             if name in settings and name in self.optimizer_cfg:
@@ -171,6 +172,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def _upstream_decay(self, parameter: LayerParameter) -> ParameterDecay:
         decay = ParameterDecay(parameter, self.base_wd)
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
+        # Without `break`, as in MMSelfSup: the last match, which is the shortest key, decides.
         for key in sorted(sorted(custom_keys), key=len, reverse=True):
             if key in parameter.name or key in parameter.path:
                 self.matched.add(key)
@@ -243,6 +245,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         self.require_base_lr("layer decay")
         root = module_tree(params, types)
         parameters = list_layer_parameters(root, names_of(root, self.pattern))
+        # Fixed rules, as in MMSegmentation, which has no multipliers here.
         decays = [ParameterDecay(p, (self.base_wd or 0.0) if _is_decayed(p) else 0.0) for p in parameters]
         rate = self.paramwise_cfg["decay_rate"]
         if self.pattern is None:
@@ -348,6 +351,7 @@ def layer_groups(
         layer = layer_id(parameter.name)
         name = f"layer_{layer}_{'decay' if weight_decay else 'no_decay'}"
         settings = {"weight_decay": weight_decay, "lr_scale": scale(layer), "group_name": name}
+        # MMSelfSup's groups are by name alone; two decays in one layer would be lost there.
         key = name if collapse else (name, weight_decay)
         group = groups.setdefault(key, {"params": [], "patterns": [], **settings, "lr": base_lr * scale(layer)})
         group["params"].append(parameter.path)
@@ -398,6 +402,7 @@ def _check_rate(path: str, rate: object) -> None:
 
 def _is_decayed(parameter: LayerParameter) -> bool:
     name = parameter.name
+    # MMSegmentation's rule: norms and biases have one axis; stacked ones are meant without the layer axis.
     return not (parameter.ndim == 1 or name.endswith(".bias") or name in ("pos_embed", "cls_token"))
 
 

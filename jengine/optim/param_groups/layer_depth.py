@@ -57,11 +57,13 @@ class LayerPattern:
                         f"each group of `layer_pattern` must match a number, got {invalid!r} in {alias!r}; "
                         "write (?:...) for a group that is not a number"
                     )
+                # The index of the group sorts `encoder_*` before `decoder_*`, whatever the numbers.
                 return tuple((i, int(text)) for i, text in groups)
         return None
 
     def number(self, names: Iterable[str]) -> tuple[Callable[[str], int], int]:
         """Return a function name -> layer for these parameters, and the number of layers, including stem and head."""
+        # Ranks and not the numbers: layers may start from 1, or have gaps.
         keys = sorted({key for name in names if (key := self.key(name)) is not None})
         depth = {key: index for index, key in enumerate(keys, start=1)}
 
@@ -100,6 +102,7 @@ class LayerPattern:
         for count in range(1, len(parts)):
             module, suffix = ".".join(parts[:count]), parts[count:]
             for separator in () if suffix[0].isdigit() else ("_", ".", ""):
+                # Try a name as it would be without the stack: `layers.kernel` as `layers_0.kernel` and so on.
                 match = self._layer.search(".".join([f"{module}{separator}0", *suffix]))
                 spans = [match.span(group) for group in range(1, self._layer.groups + 1)] if match else []
                 start = len(module) + len(separator)
@@ -147,6 +150,7 @@ def convnext_layer_id(name: str, layers: int) -> int:
         return 0
     downsampling = _parse_number(name, "backbone.downsample_layers")
     if downsampling is not None:
+        # MMSegmentation's tables, here and below: a downsampling belongs to the layer after it.
         return (0, 2, 3, layers)[downsampling]
     stage = _parse_number(name, "backbone.stages")
     if stage is None:

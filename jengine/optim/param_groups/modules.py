@@ -93,6 +93,7 @@ class Module:
 
     def is_depthwise_conv(self) -> bool:
         """Return whether it is a 2-D convolution with one input channel per group, kernel (h, w, 1, out)."""
+        # A convolution of a gray image has the same shape; Flax does not store the number of groups in parameters.
         return self.is_conv() and self.parameters["kernel"].shape[2] == 1
 
     def is_deformable_conv(self) -> bool:
@@ -153,6 +154,7 @@ def get_params(source: ParamsSource, module_types: Mapping[str, str] | None = No
         return _select_params(nnx, nnx.state(source), type(source).__name__), module_types or list_module_types(source)
     if nnx is not None and isinstance(source, nnx.State):  # before `params`: a state has its keys as attributes
         return _select_params(nnx, source, "an nnx.State"), module_types or {}
+    # Anything with this attribute, such as a TrainState.
     if hasattr(source, "params"):
         params, own_types = get_params(source.params)
         return params, module_types or getattr(source, "module_types", None) or own_types
@@ -176,6 +178,7 @@ def get_params(source: ParamsSource, module_types: Mapping[str, str] | None = No
 
 def _last_name(path: str) -> str:
     """Return the last path part that is not an index: 'norms' for 'layers.norms.0'."""
+    # Modules in a list are called after the list.
     return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
 
 
@@ -197,6 +200,7 @@ def _prefixes(path: str) -> list[str]:
 
 def _sort_key(path: str, rank: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
     """Return the node rank at each path level, with biases last among a module's leaves."""
+    # PyTorch registers weight before bias, and groups are numbered by first appearance.
     is_bias = int(path.rpartition(".")[2] == "bias")
     return tuple((is_bias if node == path else 0, rank.get(node, len(rank))) for node in _prefixes(path))
 

@@ -44,6 +44,7 @@ def get_momentum(group: Mapping[str, Any]) -> float:
     (0.9, 0.0)
     """
     if "betas" in group:
+        # MMEngine logs this as the momentum of Adam.
         return group["betas"][0]
     return group.get("momentum", group.get("b1")) or 0.0
 
@@ -75,12 +76,14 @@ class GroupLayout:
     def flatten(self, tree: Params) -> list[Any]:
         """Return the leaves, including None for each missing frozen leaf; raise ValueError for another structure."""
         try:
+            # Not `jax.tree.leaves`, which drops None: positions would no longer be those of the paths.
             return self.treedef.flatten_up_to(tree)
         except (ValueError, TypeError) as error:
             raise ValueError(f"a tree does not have the structure of the parameters: {error}") from None
 
     def select(self, tree: Params, groups: Sequence[int]) -> Params:
         """Return `tree` with None for each leaf that is not in one of `groups`."""
+        # The layers of a stack are in one chain (`check_stacked`), so that the first tells it.
         first = [group[0] if isinstance(group, tuple) else group for group in self.groups]
         pairs = zip(self.flatten(tree), first, strict=True)
         return self.treedef.unflatten([leaf if group in groups else None for leaf, group in pairs])
@@ -136,6 +139,7 @@ def assign_groups(params: Params, members: Sequence[Sequence[str] | None]) -> Gr
     treedef: Any = jax.tree_util.tree_structure(params)
     if len(leaves) != treedef.num_leaves:
         raise ValueError("two parameters have the same dotted path: keys must not contain dots")
+    # A path that no group adds stays out of it: the parameter is frozen.
     member: dict[str, Any] = {}
     # optax.masked and optax.partition leave out parameters, so that a missing path is no typo
     is_partial = not leaves or any(_is_masked(node) for node in jax.tree.leaves(params, is_leaf=_is_masked))
@@ -182,6 +186,7 @@ def _value_for_leaf(leaf: jax.Array, group: Membership, scalars: Sequence[jax.Ar
         return None
     if isinstance(group, tuple):
         vector = jnp.stack([scalars[g] for g in group])
+        # Layers are along the first axis, but broadcasting aligns the last ones.
         return vector.reshape(vector.shape + (1,) * (len(leaf.shape) - 1))
     return scalars[group]
 
@@ -194,6 +199,7 @@ def _find_leaves(path: str, leaves: Mapping[str, Any], is_partial: bool) -> list
     """Return the leaves, and the layers of stacked ones, at the path of a parameter, a layer or a module."""
     if path in leaves:
         return [(path, None)]
+    # A parameter itself may have such a name, so this comes second.
     layer = re.fullmatch(r"(.*)\[(\d+)\]", path)
     if layer and layer[1] in leaves:
         return [(layer[1], int(layer[2]))]
