@@ -74,6 +74,7 @@ class AmpOptimWrapper(OptimWrapper):
         return autocast(apply_fn, self.dtype)
 
     def _add_loss_scaling(self, chain: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+        # Around the chain, as clipping needs unscaled gradients, and a skip must keep all of its state.
         return chain if self.loss_scale is None else dynamic_loss_scale(chain, *self.loss_scale)
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
@@ -110,6 +111,7 @@ class AmpOptimWrapper(OptimWrapper):
             return metrics
         if "grad_norm" in metrics:
             finite = get_field(after, LossScaleState, "is_finite")
+            # The chain did not run, so its norm is of an earlier update.
             metrics = {"grad_norm": jnp.where(finite, metrics["grad_norm"], jnp.inf)}
         scale = get_field(before, LossScaleState, "loss_scale")
         skipped = get_field(after, LossScaleState, "skipped_steps")
@@ -122,6 +124,7 @@ class AmpOptimWrapper(OptimWrapper):
     def _scale_loss(self, loss: jax.Array, opt_state: OptState) -> jax.Array:
         if self.loss_scale is None:
             return loss
+        # A scale of 65536 is above the largest float16.
         return at_least_float32(loss) * get_field(opt_state, LossScaleState, "loss_scale")
 
     def _call_loss(self, loss_fn: Callable[..., Any], params: Params, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -148,6 +151,7 @@ def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
     if isinstance(loss_scale, str) and loss_scale == "dynamic":
         settings = LossScale()
     elif isinstance(loss_scale, float):
+        # Factors of 1 keep the scale constant; overflows are still skipped.
         settings = LossScale(init_scale=loss_scale, growth_factor=1.0, backoff_factor=1.0)
     elif isinstance(loss_scale, Mapping) or hasattr(loss_scale, "items"):
         arguments = dict(loss_scale.items())

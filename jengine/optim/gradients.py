@@ -31,8 +31,10 @@ def value_and_trainable_grad(
 
     def compute_scaled_loss(trainable: Params) -> tuple[jax.Array, Any]:
         outputs = loss_fn(layout.combine(trainable, params))
+        # The unscaled outputs are the aux of the scaled loss.
         return scale_loss(sum_losses(outputs[0] if has_aux else outputs)), outputs
 
+    # Frozen parameters are None here, which JAX does not differentiate: their gradients are never computed.
     trainable = layout.trainable(params)
     if axis_name is not None:
         # otherwise jax.shard_map sums the gradients of replicated parameters over the replicas

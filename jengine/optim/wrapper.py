@@ -99,8 +99,10 @@ class OptimWrapper:
         """Return the chain that updates every `every` iterations."""
 
         def wrap(chain: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+            # Accumulation is outermost: the loss scale decides once per update, over the sum of the window.
             return accumulate_gradients(self._add_loss_scaling(chain), every, self.axis_name)
 
+        # Clipping is a part before the optimizer, so it sees unscaled mean gradients.
         return self.grouped.transformation(clipping_parts(self.clip_grad), wrap)
 
     def _add_loss_scaling(self, chain: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
@@ -126,6 +128,7 @@ class OptimWrapper:
             counts, total = self.accumulative_counts, self._max_count
             index, remainder = max(self.inner_count - 1, 0), total % counts if total > 0 else 0
             is_shorter = remainder and total - remainder <= index < total  # the last window
+            # The last window of a run may be shorter: its mean is over the iterations that it has.
             hyperparams["accumulation_divisor"] = self.grouped.cast(remainder if is_shorter else counts)
         return hyperparams
 
@@ -230,6 +233,7 @@ class OptimWrapper:
         Returns:
           The updates, to be added by `optax.apply_updates`, exact zeros for frozen parameters; and the new state.
         """
+        # Values read in a trace would stay in the program, and schedules would have no effect.
         if hyperparams is None and not any(isinstance(g, jax.core.Tracer) for g in jax.tree.leaves(grads)):
             hyperparams = self.hyperparams
         divisor = (hyperparams or {}).get("accumulation_divisor")
@@ -395,6 +399,7 @@ class OptimWrapper:
         """Accumulate the gradients of `loss_fn(params, *args)`; return the new state and the output of `loss_fn`."""
         self.start_step()
         if not isinstance(opt_state.inner_state, AccumulateState):
+            # A wrapper that does not accumulate has no room for gradients until `backward` is called.
             trainable = self.grouped.layout(params).trainable(params)
             opt_state = opt_state._replace(inner_state=init_accumulation(trainable, opt_state.inner_state))
         outputs, grads = self.value_and_grad(loss_fn, has_aux)(params, opt_state, *args)
@@ -414,6 +419,7 @@ class OptimWrapper:
             return params, opt_state
         hyperparams = self.hyperparams if hyperparams is None else hyperparams
         layout = self.grouped.layout(params)
+        # The sums are of trainable parameters; the chain takes gradients of all.
         grads = layout.combine(sum_gradients(window, self.axis_name), jax.tree.map(jnp.zeros_like, params))
         state = opt_state._replace(inner_state=window.inner_state)
         updates, state = self._tx_without_accumulation.update(grads, state, params, hyperparams=hyperparams)
@@ -425,6 +431,7 @@ class OptimWrapper:
         window = opt_state.inner_state
         if not isinstance(window, AccumulateState):
             return opt_state
+        # At 0 the sums count as invalid, so that no zeros have to be written.
         return opt_state._replace(inner_state=window._replace(num_accumulated=jnp.zeros((), jnp.int32)))
 
     @contextlib.contextmanager

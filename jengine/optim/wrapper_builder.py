@@ -92,6 +92,7 @@ def build_without_params(cfg: Any) -> dict[str, OptimWrapper]:
 def _build_constructor(cfg: Any) -> Any:
     if is_optimizer(cfg):
         cfg = {"optimizer": cfg}
+    # `optax.adam` instead of `optax.adam(1e-3)` is a frequent slip.
     if callable(cfg):
         name = getattr(cfg, "__name__", "NAME")
         raise TypeError(
@@ -102,6 +103,7 @@ def _build_constructor(cfg: Any) -> Any:
         raise TypeError(f"an optimizer wrapper must be a dict, got {type(cfg).__name__}: {cfg!r}")
     wrapper_cfg = resolve({key: value for key, value in cfg.items() if key != "_delete_"})
     paramwise_cfg = wrapper_cfg.pop("paramwise_cfg", None)
+    # A key `optimizer` is the config of one wrapper; else names of optimizers are the keys.
     has_several = "optimizer" not in wrapper_cfg and wrapper_cfg and all(map(_is_wrapper, wrapper_cfg.values()))
     default = "MultiOptimWrapperConstructor" if has_several else "DefaultOptimWrapperConstructor"
     name = wrapper_cfg.pop("constructor", default)

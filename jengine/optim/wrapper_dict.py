@@ -59,6 +59,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
     def __len__(self) -> int:
         return len(self.optim_wrappers)
 
+    # Without it, `Mapping` would ask `__getitem__`, which makes an error message first.
     def __contains__(self, name: object) -> bool:
         return name in self.optim_wrappers
 
@@ -138,6 +139,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
                     f"`state_dict` must have the names of optimizer wrappers, got {name!r}{closest(name, self)}"
                 )
 
+    # Methods that say what to call, as "no attribute" would not help after MMEngine.
     update_params = _rejected("update_params")
     backward = _rejected("backward")
     step = _rejected("step")

@@ -88,6 +88,7 @@ class MultiOptimWrapperConstructor:
             modules = [name] if is_built else self.optim_wrapper_cfg[name].get("modules", [name])
             with config_path(name):
                 selected = _select_modules(params, [modules] if isinstance(modules, str) else modules)
+                # Two optimizers would each step the parameter, with moments that know nothing of the other's steps.
                 for path in paths.flatten(selected):
                     if path in owners:
                         raise ValueError(

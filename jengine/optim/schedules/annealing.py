@@ -59,6 +59,7 @@ class CosineAnnealingRule(_CosineRule):
                 return None
             if (t - 1 - length) % period == 0:  # at the minimum the distance to it is 0, and so no ratio helps
                 return (1.0, -rebound, rebound)
+            # The closed form (1 + cos) / 2 at this step over that at the last one, as in PyTorch's chainable form.
             ratio = (1.0 + cos(step * t)) / (1.0 + cos(step * (t - 1)))
             return (ratio, 1.0 - ratio, 0.0)
 
@@ -148,6 +149,7 @@ class OneCycleRule(Rule):
         anneal = _ANNEAL[self.anneal_strategy]
         start = 1.0 / self.div_factor
         finish = start / self.final_div_factor
+        # PyTorch's phases: the last step of the increase has the index pct_start * total - 1.
         peak = self.pct_start * total - 1.0
         phases = [(0.0, peak, start, 1.0), (peak, total - 1.0, 1.0, finish)]
         if self.three_phase:

@@ -52,6 +52,7 @@ class OptaxRule(Rule):
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
         """Return each group's multiplier: the initial value divided by that in the optimizer's own settings."""
+        # A multiplier is a quotient by it.
         if reference == 0.0:
             raise ConfigError("the optimizer's own initial value must not be 0 for an optax schedule, got 0")
         return [initial / reference for initial in initial_values]
@@ -99,6 +100,7 @@ def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
     if not isinstance(cfg, Mapping) or not isinstance(cfg.get("type"), str):
         raise TypeError(f"`schedule` must be a function of the step or a dict with a 'type', got {cfg!r}")
     known = {name for name in vars(optax) if name.endswith(("_schedule", "_schedules"))} - {"scale_by_schedule"}
+    # The one schedule of optax whose name does not end in `_schedule`.
     known |= {"exponential_decay"}
     name = cfg["type"]
     if name not in known:
@@ -145,11 +147,13 @@ def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[int], float]:
     if _trace(schedule, is_int) is None:  # it branches on the step in Python
         return lambda t: float(schedule(t))
     blocks: dict[int, np.ndarray] = {}  # only the current one
+    # One call for many steps, as each dispatch has a cost on the host.
     evaluate = jax.jit(jax.vmap(lambda step: jax.numpy.asarray(schedule(step), dtype=float)))
 
     def compute_block(number: int) -> np.ndarray:
         device = _host_device()
         steps = np.arange(number * _BLOCK, (number + 1) * _BLOCK, dtype=np.int64 if is_int else np.float64)
+        # float64, so that values equal those of the other schedules, which are Python floats.
         with jax.enable_x64(True), jax.default_device(device):
             return jax.device_get(evaluate(jax.device_put(steps, device)))
 

@@ -88,6 +88,7 @@ class PlateauScheduler(ParamScheduler):
             )
         self.reductions: list[int] = []  # the global step of each reduction, so that they can be replayed
         super().__init__(*args, **kwargs)
+        # MMEngine's start values; infinities would not be JSON.
         self.state = PlateauState(best=1e9 if self.settings.rule == "less" else -1e9)
 
     def step(self, metrics: Mapping[str, float] | None = None) -> None:
@@ -118,6 +119,7 @@ class PlateauScheduler(ParamScheduler):
         for index, _, minimum in self._scheduled:
             value = float(groups[index][self.param_name])
             reduced = max(value * self.settings.factor, minimum)
+            # As in PyTorch: a reduction too small to matter is not applied.
             if value - reduced > self.settings.eps:
                 self._write(groups[index], reduced)
 
@@ -138,6 +140,7 @@ class PlateauScheduler(ParamScheduler):
             return [float(min_value)] * count
         targets = [float(value) for value in min_value]
         if len(targets) == count - 1 and default_group(self.optimizer) is not None:
+            # The optimizer's own settings are one more group, which the user's list does not know.
             targets.append(targets[-1])
         if len(targets) != count:
             raise ConfigError(

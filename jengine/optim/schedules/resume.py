@@ -132,6 +132,7 @@ def check_values(schedulers: Schedulers, *, iters: int | None, epochs: int | Non
     limit = min(_MAX_CHECKED // max(1, sum(s.num_groups for s in chain)), *(s.settings.max_checked() for s in chain))
     iters = 0 if iters is None or all(s.by_epoch for s in chain) else min(iters, limit)
     epochs = min(epochs or 0, limit, *([iters // epoch_length] if iters and epoch_length else []))
+    # All first: schedulers share groups, and each snapshot must be from before any step.
     restore = [scheduler.snapshot() for scheduler in chain]
     for scheduler in chain:
         scheduler.verbose = False
@@ -163,6 +164,7 @@ def replay_schedulers(
     """
     chain = flatten_schedulers(schedulers)
     converted_iters = iters if converted_iters is None else converted_iters
+    # A converted schedule counts this run's iterations, of which earlier epochs may have had another number.
     counts = {s: iters if s.epoch_length is None else converted_iters for s in chain if not s.by_epoch}
     by_epoch = [scheduler for scheduler in chain if scheduler.by_epoch]
 
@@ -205,6 +207,7 @@ def _pair_chains(schedulers: Schedulers, state: SchedulersState) -> list[tuple[s
 def _compare(scheduler: ParamScheduler, state: dict[str, Any]) -> list[str]:
     own = scheduler.state_dict()["settings"]
     saved = state["settings"]
+    # Initial values are compared with the settings of the optimizer, where they come from.
     skipped = {"base_values", "end"} if scheduler.keeps_end(state) else {"base_values"}
     if scheduler.has_other_epochs(state):  # its settings are in iterations, of which an epoch has another number
         skipped |= {"begin", "end", *(scheduler.family.epoch_units or ())}

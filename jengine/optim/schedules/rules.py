@@ -109,7 +109,9 @@ class ConstantRule(Rule):
         if last == 0:
             return lambda t: None
         if self.factor == 0.0:
+            # No product restores a value that was multiplied by 0: it is hidden instead, see `Frozen`.
             return lambda t: (1.0, 0.0, 0.0) if t in (0, last) else None
+        # Relative changes and not absolute values, so that other schedules in the chain keep their effect.
         changes = {0: (self.factor, 0.0, 0.0), last: (1.0 / self.factor, 0.0, 0.0)}
         return changes.get
 
@@ -139,6 +141,7 @@ class LinearRule(Rule):
         def change(t: int) -> Affine | None:
             if t == 0:
                 return (start or 1.0, 0.0, 0.0)  # from 0 the value is frozen, not multiplied: it must be restored
+            # Both factors times `last`, whose ratio has no division by it.
             previous = last * start + (t - 1) * rise
             return ((previous + rise) / (previous or last), 0.0, 0.0)
 
@@ -186,6 +189,7 @@ class MultiStepRule(Rule):
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the changes at the milestones."""
+        # As in PyTorch, whose MultiStepLR counts milestones.
         counts = collections.Counter(self.milestones)
         return {milestone: (self.gamma**count, 0.0, 0.0) for milestone, count in counts.items()}.get
 
@@ -225,6 +229,7 @@ class PolyRule(Rule):
         def change(t: int) -> Affine | None:
             if t == 0:
                 return None
+            # ((last - t) / (last - t + 1))**power, the quotient of two neighbouring values of the closed form.
             ratio = (1.0 - 1.0 / (last - t + 1)) ** power
             return (ratio, 1.0 - ratio, 0.0)
 
@@ -262,6 +267,7 @@ class QuadraticWarmupRule(Rule):
             raise ConfigError("`end` must be given for a quadratic warm-up, got no end")
 
         def change(t: int) -> Affine:
+            # (t + 1)**2 - t**2 = 2t + 1; the first step sets the value, later ones add to it.
             return (0.0 if t == 0 else 1.0, 0.0, (2 * t + 1) / num_steps**2)
 
         return change

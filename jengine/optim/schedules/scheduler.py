@@ -121,6 +121,7 @@ class ParamScheduler:
         self.base_values = self._record_initial_values(resumed=last_step > -1)
         self._bind()
         self.last_step = last_step
+        # One before the first step, as `step` below counts it.
         self.global_step = -1 if last_step == -1 else int(begin) + last_step
         self.step()
 
@@ -226,6 +227,7 @@ class ParamScheduler:
         if 0 <= self.last_step < self._frozen_steps:
             groups = self._groups()
             values = [groups[scheduled.group_index][self.param_name] for scheduled in self._scheduled]
+            # The groups in the checkpoint have 0 here, from which no value could be restored.
             state["hidden"] = [v.hidden if isinstance(v, Frozen) else float(v) for v in values]
         return state
 

@@ -136,6 +136,7 @@ def _build_list(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedul
 
 def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamScheduler]:
     if isinstance(cfg, ParamScheduler):
+        # A list for several optimizers may hold built schedulers of all; each belongs to one.
         return [cfg] if cfg.optimizer is wrapper else []
     if callable(cfg) and not isinstance(cfg, type):  # without an end, so that the run can be extended
         cfg = {"type": "OptaxLR", "schedule": cfg, "by_epoch": False, "end": INF}
@@ -146,6 +147,7 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
             f"such as an optax schedule, got {type(cfg).__name__}: {cfg!r}"
         )
     arguments = {key: value for key, value in cfg.items() if key != "_delete_"}
+    # These two are read here, before the constructor checks its arguments.
     annotations.check_values("", _read_units, arguments)
     converted = arguments.pop("convert_to_iter_based", False)
     entry: Any = arguments.get("type")
@@ -157,6 +159,7 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
     del arguments["type"]
     by_epoch = arguments.get("by_epoch", _default(entry, "by_epoch", True))
     follows_validations = getattr(entry, "need_val_args", False)
+    # An error and not a guess: both readings of the numbers are plausible.
     if by_epoch and not run.by_epoch_loop and not converted and not follows_validations:
         raise ConfigError(
             f"`by_epoch` of {entry.__name__} must be False in a train loop that counts iterations, got True (the "
@@ -185,6 +188,7 @@ def _construct(
         raise ConfigError(
             "`convert_to_iter_based` must be False unless the train dataloader has a known length, got True"
         )
+    # `build_iter_from_epoch` takes `**kwargs`, so that a misspelled name would fail far from the config.
     check_arguments(entry, {"optimizer": wrapper, **arguments})
     return entry.build_iter_from_epoch(wrapper, epoch_length=run.epoch_length or 1, **arguments)
 

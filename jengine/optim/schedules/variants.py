@@ -53,6 +53,7 @@ def make_scheduler(
         optimizer, scheduled_name = settings.pop("optimizer"), settings.pop("param_name", param_name)
         base.__init__(self, optimizer, scheduled_name, family(**settings), **common)
 
+    # For the registry, which checks arguments by signature, and for `help`.
     init.__signature__ = signature  # type: ignore[attr-defined]
     init.__name__ = "__init__"
     members = {

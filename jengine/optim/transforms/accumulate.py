@@ -29,9 +29,9 @@ def accumulate_gradients(
 ) -> optax.GradientTransformationExtraArgs:
     """Call `inner` with the mean gradient of `every` iterations; the others add gradients and return zero updates.
 
-    Unlike in `optax.MultiSteps`, `inner` does not run in the other iterations (`lax.cond`, or no code at all if
-    `is_last` is a Python bool), gradients may have weights, and replicas exchange them once per window. It wraps
-    `inner`, like `optax.apply_if_finite`, because a part of a chain cannot keep the parts after it from running.
+    Unlike in `optax.MultiSteps`, `inner` runs only in the last iteration (`lax.cond`, or a Python bool `is_last`),
+    gradients may have weights, and replicas exchange them once per window. It wraps `inner`, like
+    `optax.apply_if_finite`, because a part of a chain cannot keep the parts after it from running.
 
     >>> tx = accumulate_gradients(optax.sgd(1.0), every=2)
     >>> state = tx.init(jnp.zeros(1))
@@ -55,7 +55,6 @@ def accumulate_gradients(
       axis_name: mapped axis (of `jax.pmap` or `jax.shard_map`) over which gradients are averaged.
     """
     inner = optax.with_extra_args_support(inner)
-
     if every == 1:
         return optax.GradientTransformationExtraArgs(inner.init, functools.partial(_update_at_once, inner, axis_name))
 
@@ -75,15 +74,10 @@ def accumulate_gradients(
     ) -> tuple[Updates, AccumulateState]:
         total, count, weight_sum, _ = state
         if not is_added:
-            share = _share(weight, axis_name)
-            total = _add(state, _scale(grads, share))
-            added = jnp.asarray(1 if share is None else share, weight_sum.dtype)
-            weight_sum = jnp.where(count == 0, 0, weight_sum) + added
-            count = count + 1
+            total, count, weight_sum = _add_to_window(state, grads, _share(weight, axis_name))
 
         def accumulate() -> tuple[Updates, AccumulateState]:
-            zeros = jax.tree.map(jnp.zeros_like, grads)
-            return zeros, AccumulateState(total, count, weight_sum, state.inner_state)
+            return jax.tree.map(jnp.zeros_like, grads), AccumulateState(total, count, weight_sum, state.inner_state)
 
         def finish() -> tuple[Updates, AccumulateState]:
             if weight is None:
@@ -131,6 +125,7 @@ def init_accumulation(params: Params, inner_state: OptState) -> AccumulateState:
 def sum_gradients(state: AccumulateState, axis_name: str | None = None) -> Updates:
     """Return the sum of the gradients accumulated so far, on this replica."""
     total = _add(state, jax.tree.map(jnp.zeros_like, state.accumulated_grads))
+    # Gradients were added with a share of 1 / replicas; here a replica's own sum is asked for.
     return total if axis_name is None else _scale(total, jax.lax.axis_size(axis_name))
 
 
@@ -147,12 +142,14 @@ def _update_inner(
         divisor = jnp.maximum(divisor, _MIN_WEIGHT)
         grads = jax.tree.map(lambda g: g / jnp.asarray(divisor, g.dtype), grads)
     if "grad" in extra:
+        # A line search starts from the gradient of the whole window, not of the last iteration.
         extra = {**extra, "grad": grads}
     return inner.update(grads, state, params, **extra)
 
 
 def _share(weight: ArrayLike | None, axis_name: str | None) -> ArrayLike | None:
     """Return the weight of a replica's gradients in a sum over replicas; None for 1."""
+    # A sum over replicas, of shares that add up to 1, is their mean.
     return 1 / jax.lax.axis_size(axis_name) if weight is None and axis_name is not None else weight
 
 
@@ -161,8 +158,19 @@ def _sum_over_replicas(tree: Updates, axis_name: str | None) -> Updates:
 
 
 def _add(state: AccumulateState, grads: Updates) -> Updates:
+    # `where` and not a product with 0: the old sums may contain NaN from a skipped update.
     is_first = state.num_accumulated == 0
     return jax.tree.map(lambda a, g: jnp.where(is_first, 0, a) + g.astype(a.dtype), state.accumulated_grads, grads)
+
+
+def _add_to_window(
+    state: AccumulateState, grads: Updates, share: ArrayLike | None
+) -> tuple[Updates, jax.Array, jax.Array]:
+    """Return the weighted sum with these gradients, the number of iterations in it, and the sum of the weights."""
+    total = _add(state, _scale(grads, share))
+    added = jnp.asarray(1 if share is None else share, state.weight_sum.dtype)
+    weight_sum = jnp.where(state.num_accumulated == 0, 0, state.weight_sum) + added
+    return total, state.num_accumulated + 1, weight_sum
 
 
 def _scale(grads: Updates, weight: ArrayLike | None) -> Updates:

@@ -32,6 +32,7 @@ def clip_by_norm(max_norm: float, norm_type: float = 2.0) -> optax.GradientTrans
 
     def update(grads: Updates, state: ClipByNormState, params: Params | None = None) -> tuple[Updates, ClipByNormState]:
         norm = global_norm(grads, norm_type)
+        # A norm of NaN or infinity makes all gradients NaN or 0, as in PyTorch.
         factor = jnp.minimum(max_norm / (norm + 1e-6), 1.0)
         clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
         return clipped, ClipByNormState(norm.astype(state.grad_norm.dtype))
@@ -45,11 +46,13 @@ def global_norm(grads: Updates, norm_type: float = 2.0) -> jax.Array:
     >>> global_norm({"a": jnp.array([3.0]), "b": jnp.array([-4.0])}).item()
     5.0
     """
+    # Squares of float16 gradients overflow above 256, and sums of bfloat16 round.
     leaves = [jnp.asarray(leaf, jnp.promote_types(jnp.float32, leaf.dtype)) for leaf in jax.tree.leaves(grads)]
     if not leaves:
         return jnp.zeros((), jnp.float32)
     if math.isinf(norm_type):
         return jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves]))
+    # A power with a variable exponent costs a log and an exp per element; so 2 and 1 have their own forms.
     if norm_type == 2:
         return jnp.sqrt(sum(jnp.sum(leaf * leaf) for leaf in leaves))
     if norm_type == 1:
@@ -89,6 +92,7 @@ def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue |
         return None
     if not isinstance(cfg, Mapping) and not hasattr(cfg, "items"):
         raise TypeError(f"`clip_grad` must be a dict or None, got {type(cfg).__name__}: {cfg!r}")
+    # `foreach` only chooses an implementation in PyTorch; `_delete_` is for the merging of configs.
     keys = {k: v for k, v in cfg.items() if k not in ("type", "_delete_", "foreach")}
     if not keys:
         raise ArgumentError("`clip_grad` must have max_norm (and norm_type) or clip_value, or be None, got neither")

@@ -64,6 +64,7 @@ def scale_by_group_learning_rate(
         updates: Updates, state: optax.EmptyState, params: Params | None = None
     ) -> tuple[Updates, optax.EmptyState]:
         rates = broadcast_to_params(learning_rate, updates if params is None else params)
+        # In the dtype of the update: a float32 rate would promote bfloat16 updates.
         return jax.tree.map(lambda u, lr: sign * jnp.asarray(lr, u.dtype) * u, updates, rates), state
 
     return optax.GradientTransformation(optax.init_empty_state, update)

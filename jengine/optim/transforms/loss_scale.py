@@ -78,11 +78,11 @@ def dynamic_loss_scale(
         # `lax.cond` rather than `jnp.where` on every leaf, which costs four times as much as the update
         updates, inner_state = jax.lax.cond(finite, apply, skip)
         tracker = jnp.where(finite, state.growth_tracker + 1, 0)
-        is_growing = tracker == growth_interval
+        is_growing = tracker == growth_interval  # after the count of this update, as PyTorch's scaler does
         larger = state.loss_scale * growth_factor
         scale = jnp.where(
             finite,
-            jnp.where(is_growing & (larger <= max_scale), larger, state.loss_scale),
+            jnp.where(is_growing & (larger <= max_scale), larger, state.loss_scale),  # never infinite
             jnp.maximum(state.loss_scale * backoff_factor, min(min_scale, init_scale)),
         )
         skipped = state.skipped_steps + (~finite).astype(jnp.int32)
