@@ -55,12 +55,15 @@ class Average(abc.ABC):
         """Return the state after one update with new `params`, a pytree with the same structure and shapes."""
         first = state.steps == 0
         is_due = state.steps % self.interval == 0 if self.interval > 1 else None  # None: always
+        # Computed at step 0 too, where it is not used: a scalar costs less than a branch.
         weight = self.weight(state.steps)
 
         def move(average: jax.Array, new: jax.Array) -> jax.Array:
             """Return the average moved towards the new value, or a copy of the value."""
+            # A mean of counters or keys means nothing.
             if not jnp.issubdtype(average.dtype, jnp.inexact):
                 return jnp.array(new, copy=True)
+            # Widened first: a difference in bfloat16 would round small steps to 0.
             new = jnp.asarray(new, average.dtype)
             moved = average + weight.astype(average.dtype) * (new - average)
             # Selected, not blended: a copy is exact, and an average that is not due does not change by a single bit.

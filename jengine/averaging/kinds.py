@@ -42,6 +42,7 @@ class ExponentialMovingAverage(Average):
 
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return `momentum`."""
+        # `float` is float32 unless `jax_enable_x64` is set.
         return jnp.asarray(self.momentum, float)
 
 
@@ -58,6 +59,7 @@ class StochasticWeightAverage(Average):
 
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return one over the number of values, including the new one."""
+        # The running mean: new value number n moves the mean of n - 1 values by 1 / n.
         return 1.0 / (steps // self.interval + 1).astype(float)
 
 
@@ -81,6 +83,7 @@ class MomentumAnnealingEMA(Average):
 
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return a weight that decreases from 1 to `momentum`."""
+        # Near step 0 the quotient is near 1, so that the average follows the parameters at first.
         gamma = jnp.asarray(self.gamma, float)
         return jnp.maximum(jnp.asarray(self.momentum, float), gamma / (gamma + steps.astype(float)))
 
@@ -140,12 +143,14 @@ class CosineEMA(Average):
         """Return `momentum` at step 0, `end_momentum` from step `total_steps` on, and half a cosine in between."""
         if self.total_steps is None:
             raise ValueError("CosineEMA: total_steps must be set outside a Runner, got None")
+        # A resumed, longer run keeps the last weight instead of following the cosine back up.
         progress = jnp.minimum(steps.astype(float) / self.total_steps, 1.0)
         return self.end_momentum - (self.end_momentum - self.momentum) * (jnp.cos(math.pi * progress) + 1) / 2
 
 
 def _warn_of_decay(average: ExponentialMovingAverage | MomentumAnnealingEMA | ExpMomentumEMA | CosineEMA) -> None:
     name, momentum = type(average).__name__, average.momentum
+    # In most papers and in optax, the number is a decay, the weight of the old value.
     if momentum > 0.5:
         warnings.warn(
             f"{name}: momentum={momentum:g} is the weight of the new value, which is usually small; for a decay of "

@@ -22,6 +22,7 @@ from jengine.sharding.mesh import find_data_shard
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Print the plan of a config, and return the exit code: 1 if it does not fit into the chips' memory."""
+    # Before the config is read and JAX starts, which takes seconds.
     for name in ("devices", "processes", "slices"):
         if (number := getattr(args, name)) is not None and number < 1:
             raise ConfigError(f"--{name} must be at least 1, got {number}")
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         print(encode(found, indent=1))
     else:
         print(format_search(plans) if args.search else format_plan(found))
+    # None on CPUs, whose memory is not that of the chips, is no failure.
     return 1 if fits is False else 0
 
 
@@ -57,6 +59,7 @@ def _plan_on_chips(
 ) -> dict[str, Any]:
     topology = _parse_chips(args)
     candidates: list[dict[str, Any]] = [{"mesh": mesh, "overrides": []}]
+    # In a process of its own: XLA's compilers read their settings from the environment when they load.
     (result,) = compile_candidates(args.config, overrides, topology, candidates, args.processes)
     if "error" in result:
         details = f"\n{result['traceback']}" if args.traceback else ""
@@ -119,6 +122,7 @@ def set_devices(cfg: Mapping[str, Any], devices: int, mesh: Mapping[str, Any] | 
 
 def scale_batches(cfg: Mapping[str, Any], mesh: jax.sharding.Mesh, processes: int) -> dict[str, Any]:
     """Return the config with the batches that `processes` processes would read for devices that here belong to one."""
+    # Neighbours in this order belong to one process, as on a real cluster.
     devices = sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
     if len(devices) % processes:
         raise ConfigError(f"--processes must divide the {len(devices)} devices, got {processes}")
@@ -134,6 +138,7 @@ def scale_batches(cfg: Mapping[str, Any], mesh: jax.sharding.Mesh, processes: in
             return {**loader, "batch_size": loader.get("batch_size", 1) * shards}
         return loader
 
+    # Only batches that processes read together grow; `test_dataloader` has no program here.
     loaders = split_dataloaders("val_dataloader", cfg.get("val_dataloader"))
     scaled = {name: scale(loader) for name, loader in loaders.items()}
     evaluated = scaled[""] if list(scaled) == [""] else scaled

@@ -53,6 +53,7 @@ def compile_candidates(
 
 def _run_worker(request: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
     """Return the candidates' results, and the end of the output from a process that did not finish them."""
+    # Results in a file, line by line: what was compiled before a crash is kept, and stdout is free for messages.
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "results")
         command = [sys.executable, "-m", "jengine.cli.plan_worker", json.dumps(request), path]
@@ -62,5 +63,6 @@ def _run_worker(request: Mapping[str, Any], environment: Mapping[str, str]) -> t
             with open(path) as file:
                 results = [json.loads(line) for line in file]
     lines = [line for line in process.stderr.splitlines() if "cuda drivers" not in line]
+    # XLA names the cause there; a stack trace without symbols follows.
     failed = [line for line in lines if "Check failed" in line] or lines[-_SHOWN_LINES:]
     return results, "\n".join([f"the compiler ended with exit code {process.returncode}", *failed])

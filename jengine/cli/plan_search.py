@@ -55,6 +55,7 @@ def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | No
             f"--search tries meshes of data, fsdp and tensor, so `parallel.batch_axes` must be left out, got "
             f"{parallel['batch_axes']}; or give the mesh with --mesh"
         )
+    # Rules may be nested in any form; without one that names `tensor`, its sizes would only divide the batch less.
     has_tensor = "tensor" in repr((parallel.get("rules"), parallel.get("logical_axes")))
     meshes = [mesh] if mesh is not None else list(iterate_meshes(topology.size, has_tensor, topology.slices))
     remat_paths = list(_find_options(cfg["model"], "remat", "model"))

@@ -53,6 +53,7 @@ def compile_plan(cfg: Mapping[str, Any], chip: Chip | None = None, training_only
       training_only: compile only the programs for training iterations, the update and perhaps the accumulation.
     """
     with tempfile.TemporaryDirectory() as work_dir:
+        # Nothing of the run itself is touched: no files, no weights, no checkpoint.
         settings = {"work_dir": work_dir, "log_level": "WARNING", "resume": False, "load_from": None}
         arguments, _ = check_top_level({**cfg, **settings}, Runner.__init__)
         runner = Runner(**{name: value for name, value in arguments.items() if name != "vars"})
@@ -142,6 +143,7 @@ def _global_batch(strategy: MeshStrategy, example: PyTree, rules: Rules | None, 
     sharding = strategy.batch_sharding(chunked=steps is not None)
 
     def scale(x: np.ndarray | jax.Array) -> jax.ShapeDtypeStruct:
+        # Each process reads its share of the rows; the program sees them all.
         shape = (*leading, x.shape[0] * strategy.data_shard.count, *x.shape[1:])
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
@@ -169,6 +171,7 @@ def _compile(traced: jax.stages.Traced, arguments: Mapping[str, PyTree], devices
         return {"fits": False, "error": str(error).strip().splitlines()[0], "flops": sum(flops.values())}
     seconds = time.monotonic() - start
     plan = measure_program(compiled, arguments)
+    # Compiled but too large happens too: some compilers do not stop at the limit.
     fits = None if chip is None else plan["total_memory"] <= chip.memory
     plan.update(fits=fits, flops=sum(flops.values()), compiler_options=options, compile_seconds=seconds)
     return plan if chip is None else {**plan, **estimate_time(flops, plan, chip)}
@@ -188,6 +191,7 @@ def measure_program(compiled: jax.stages.Compiled, arguments: Mapping[str, PyTre
     memory_stats: Any = compiled.memory_analysis()  # which the platforms of `jengine plan` all have
     memory = _measure_memory(memory_stats, arguments)
     costs = compiled.cost_analysis() or {}
+    # A list or a dict, depending on the version of JAX and the backend.
     costs = costs[0] if isinstance(costs, list) else costs
     return {
         "memory": memory,
@@ -213,6 +217,7 @@ def _measure_memory(memory: Any, arguments: Mapping[str, PyTree]) -> dict[str, i
     names = {"variables": "parameters and state of the model", "batch": "batch"}
     parts |= {name: arguments[key] for key, name in names.items() if key in arguments}
     kinds = {name: _shard_bytes(part) for name, part in parts.items()}
+    # XLA reports only the sum of the arguments.
     kinds["hyperparameters and padding"] = max(memory.argument_size_in_bytes - sum(kinds.values()), 0)
     # outputs reuse the memory of donated inputs
     kinds["outputs that reuse no input"] = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
@@ -244,6 +249,7 @@ def estimate_time(flops: Mapping[str, float], plan: Plan, chip: Chip) -> Plan:
     They are the compiler's, and a lower bound from the chip's peaks.
     """
     peaks = get_peak_flops(chip.kind)
+    # Without a peak for the dtype, FLOPs cannot be turned into seconds.
     known = {kind: count for kind, count in flops.items() if kind in peaks}
     limits = {
         "compute": sum(count / peaks[kind] for kind, count in known.items()),
@@ -251,6 +257,7 @@ def estimate_time(flops: Mapping[str, float], plan: Plan, chip: Chip) -> Plan:
         "links": sum(row["traffic"] for row in plan["collectives"]) / chip.links,
     }
     limited_by = max(limits, key=lambda name: limits[name])
+    # Compute, memory and links work at the same time, so that the slowest decides.
     seconds = max(limits[limited_by], plan["compiler_seconds"] or 0.0)
     # If nothing takes longer than the FLOPs at their peak, only the estimate is full, not the chip.
     is_known = len(known) == len(flops) and not plan["unknown_loops"] and limits["compute"] < seconds

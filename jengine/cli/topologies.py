@@ -147,6 +147,7 @@ class Topology(NamedTuple):
                 ).devices
             options: dict[str, Any] = {"num_slices": self.slices} if self.slices > 1 else {}
             if math.prod(self.shape) == 1:
+                # The default of several chips per host does not fit a single one.
                 options["chips_per_host_bounds"] = [1, 1, 1]
             return topologies.get_topology_desc(self.slice_name, platform="tpu", **options).devices
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
@@ -179,6 +180,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
             raise ConfigError(
                 f"--slices must be left out for GPUs, got {slices}; --topology {name}:{slices * count} has them all"
             )
+        # (hosts, GPUs per host)
         shape = (max(count // _GPUS_PER_HOST, 1), min(count, _GPUS_PER_HOST))
     return Topology(name, shape, slices)
 
@@ -187,6 +189,7 @@ def check_compiler(topology: Topology) -> None:
     """Check that XLA's compiler for these chips is installed."""
     platform = topology.chip.platform
     package, _, module = _COMPILERS[platform].partition(".")
+    # Found, not imported: loading a compiler takes seconds, and this process does not use it.
     is_installed = importlib.util.find_spec(package) is not None
     if not is_installed or (module and importlib.util.find_spec(f"{package}.{module}") is None):
         raise ConfigError(

@@ -310,7 +310,7 @@ _LIBRARIES = ("clu", "flax", "metrax")
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def find_kind(metric: Any) -> Kind | None:
+def find_kind(metric: object) -> Kind | None:
     """Return how to use a metric from another library, an object or a class; None for anything else."""
     # jengine's own metrics have `update` and `compute` too, with other arguments.
     if isinstance(metric, BaseMetric) or (isinstance(metric, type) and issubclass(metric, BaseMetric)):
@@ -329,7 +329,7 @@ def find_kind(metric: Any) -> Kind | None:
     return None
 
 
-def get_class(kind: Any) -> Any:
+def get_class(kind: object) -> Any:
     """Return the class for a name in `METRICS` or an import path, and anything else unchanged.
 
     A path into another library is imported even if its last part is a name in `METRICS`, as is `Accuracy`.
@@ -349,7 +349,7 @@ def _build(metric: Any) -> Any:
     return metric
 
 
-def _by_name(value: Any, name: str) -> dict[str, Any]:
+def _by_name(value: object, name: str) -> dict[str, Any]:
     """Return results by name: the entries of a dict, the fields of a dataclass as `name/field`, or one value."""
     if isinstance(value, Mapping):
         return {key: leaf for outer, entry in value.items() for key, leaf in _by_name(entry, outer).items()}

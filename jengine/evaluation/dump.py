@@ -13,6 +13,7 @@ from jengine import paths
 from jengine.data.host_entries import Batch
 from jengine.errors import ConfigError
 from jengine.evaluation.metric import HostMetric, Predictions
+from jengine.model.model import ArrayTree
 from jengine.registry import METRICS
 
 
@@ -58,7 +59,7 @@ class DumpResults(HostMetric):
         return {}
 
 
-def write_arrays(path: str | os.PathLike[str], arrays: Any) -> dict[str, np.ndarray]:
+def write_arrays(path: str | os.PathLike[str], arrays: ArrayTree) -> dict[str, np.ndarray]:
     """Write a pytree of NumPy arrays as an .npz file, with dotted paths as names, or `predictions` for a single array.
 
     Returns:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from jengine.data.host_entries import Batch
 from jengine.data.masking import are_whole
@@ -78,7 +79,7 @@ class MeanLoss(BaseMetric):
         return {"loss": sum(value for name, value in parts.items() if "loss" in name), **parts}
 
 
-def _sum_and_weight(loss: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def _sum_and_weight(loss: ArrayLike | tuple[ArrayLike, ArrayLike], batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Return a batch's summed loss without padding, and the number or the weight of the examples."""
     if isinstance(loss, tuple):
         total, weight = loss  # for example of all tokens

@@ -13,6 +13,7 @@ import numpy as np
 
 from jengine.data.host_entries import Batch
 from jengine.data.masking import are_whole, get_mask
+from jengine.model.model import ArrayTree
 from jengine.selection import Selector, select_array
 
 # Arrays with a leading batch axis, by name or in order, as the model's `predict` returns them
@@ -159,7 +160,7 @@ def example_mask(batch: Batch) -> jax.Array:
     return jnp.ones(sizes[0], bool)
 
 
-def drop_padding(tree: Any, mask: np.ndarray) -> Any:
+def drop_padding(tree: ArrayTree, mask: np.ndarray) -> Any:
     """Return `tree` with only the examples where `mask`, bool[B], is True; leaves without axis B are not changed."""
     # Predictions may contain values that are not by example, such as a temperature.
     return jax.tree.map(lambda leaf: leaf[mask] if np.shape(leaf)[:1] == mask.shape else leaf, tree)

@@ -79,16 +79,16 @@ def split_dataloaders(argument: str, section: Any) -> dict[str, Any]:
     return {name: section[name] for name in names}
 
 
-def _is_batch(value: Any) -> bool:
+def _is_batch(value: object) -> bool:
     """Return whether a dict in a list is a batch, which may have an entry `dataset` as well."""
     return is_mapping(value) and "batch_size" not in value and not set(value) <= _LOADER_ARGUMENTS
 
 
-def _is_loader(value: Any) -> bool:
+def _is_loader(value: object) -> bool:
     return isinstance(value, DataLoader | IterableLoader) or (is_mapping(value) and "dataset" in value)
 
 
-def _has_batches(value: Any) -> bool:
+def _has_batches(value: object) -> bool:
     """Return whether a value of a dict is data in batches, which no argument of a dataloader would be."""
     if isinstance(value, list | tuple):
         return bool(value) and all(is_mapping(batch) for batch in value)
@@ -160,14 +160,14 @@ def _split_evaluators(argument: str, section: Any, names: Sequence[str]) -> dict
     return dict(by_name)
 
 
-def _is_evaluator(value: Any) -> bool:
+def _is_evaluator(value: object) -> bool:
     """Return whether an element of a list is a whole evaluator, and not one of several metrics."""
     if is_mapping(value):
         return "metrics" in value or str(value.get("type")) in EVALUATOR
     return isinstance(value, Evaluator | list | tuple) or (isinstance(value, str) and value in EVALUATOR)
 
 
-def _is_equal(first: Any, second: Any) -> bool:
+def _is_equal(first: object, second: object) -> bool:
     try:
         # Configs compare by value, objects by identity: only the same object is shared.
         return first is second or bool(first == second)

@@ -76,5 +76,5 @@ def _cut_middle(rows: Sequence[list[str]], kept: Iterable[int]) -> list[list[str
     return result
 
 
-def _format_number(value: Any) -> str:
+def _format_number(value: object) -> str:
     return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -33,7 +33,9 @@ class AsyncWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="jengine-log", daemon=True)
             self._thread.start()
+            # A daemon thread is killed at exit, in the middle of a line; so the process waits for it.
             atexit.register(self.close)
+        # Wait rather than drop: a log without some of its lines would mislead.
         if self._jobs.qsize() >= _MAX_PENDING_JOBS:
             self.flush()
         self._jobs.put(lambda: job(*args))
@@ -41,6 +43,7 @@ class AsyncWriter:
 
     def flush(self) -> None:
         """Wait until all jobs are done and raise the error of one that failed; return at once if a job calls it."""
+        # A job that waits for all jobs would wait for itself.
         if threading.current_thread() is not self._thread:
             if self._thread is not None:
                 done = threading.Event()
@@ -61,6 +64,7 @@ class AsyncWriter:
             try:
                 job()
             except Exception as error:
+                # The first error is the cause; later ones often follow from it.
                 self._error = self._error or error
 
     def _raise_error(self) -> None:

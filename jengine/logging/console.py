@@ -45,6 +45,7 @@ def build_logger(
     level_number = parse_level(level)
     logger = logging.getLogger(name)
     for handler in list(logger.handlers):
+        # Only own handlers: those of the user stay.
         if isinstance(handler, _TerminalHandler | _RunFileHandler):
             logger.removeHandler(handler)
             handler.close()
@@ -59,6 +60,7 @@ def build_logger(
         handler.addFilter(_is_first_process_or_error)
         handler.addFilter(_RepeatedWarningFilter())
         logger.addHandler(handler)
+    # The file gets every level; the terminal's handler has a level of its own.
     logger.setLevel(level_number if log_file is None else min(level_number, logging.DEBUG))
     logger.propagate = False
     _loggers.pop(name, None)  # the newest logger is the last entry
@@ -121,6 +123,7 @@ def print_log(msg: object, logger: logging.Logger | str | None = None, level: in
 def write_line(line: str, level: str = "INFO") -> None:
     """Write a line to the terminal verbatim, without wrapping or markup; on a TTY, ` - level - ` is colored."""
     file = terminal.file
+    # Without rich: a file or a pipe needs none of its layout.
     if not _is_tty(file):
         print(line, file=file, flush=True)
         return
@@ -128,6 +131,7 @@ def write_line(line: str, level: str = "INFO") -> None:
     start = line.find(f" - {level} - ")
     if start >= 0 and level in _LEVEL_STYLES:
         text.stylize(_LEVEL_STYLES[level], start + 3, start + 3 + len(level))
+    # Otherwise rich breaks lines at the width of the terminal, and a copied path has a newline in it.
     terminal.print(text, soft_wrap=True)
 
 

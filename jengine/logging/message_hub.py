@@ -83,6 +83,7 @@ class MessageHub:
         """
         cls._kept.pop(name, None)
         cls._instances.pop(name, None)
+        # Weak in `_instances`: a process that makes many runs must not keep all of their histories.
         hub = cls._newest = cls._instances[name] = cls(name)
         return hub
 
@@ -95,6 +96,7 @@ class MessageHub:
     def start_iteration(self, iteration: int) -> None:
         """Set the iteration for subsequent scalars; fetch pending ones from half the capacity on."""
         self.iteration = iteration
+        # Here, between two steps, rather than at some scalar in the middle of one.
         if 2 * self._pending.size >= self._capacity:
             self.flush()
 
@@ -111,6 +113,7 @@ class MessageHub:
           TypeError: `value` is not a real number, or is traced. ValueError: `value` does not have one element, or
             `count` is below 1. ArgumentError: `resumed` differs from earlier updates of the key.
         """
+        # The common cases are one type comparison: this runs for each scalar of each step.
         if type(value) is not float and not (type(value) in _ARRAY_TYPES and value.shape == ()):
             value = _check_scalar(key, value)
         if count != 1:

@@ -87,6 +87,7 @@ class PendingScalars:
         taken, self._segments = self._segments, {}  # segments may end after `step`: their rest is kept
         for key, segments in taken.items():
             for count, steps, values in segments:
+                # Steps are in order, as scalars are added by the loop.
                 end = len(steps) if step == math.inf else bisect.bisect_right(steps, step)
                 if end < len(steps):
                     self._segments.setdefault(key, []).append((count, steps[end:], values[end:]))

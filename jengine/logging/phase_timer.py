@@ -25,6 +25,7 @@ class PhaseTimer:
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        # `perf_counter` and not `time`, which jumps when the system's clock is set.
         self._clock = clock
         self._phase = ""
         self._since = clock()

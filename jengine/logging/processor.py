@@ -92,6 +92,7 @@ class LogProcessor:
         self.num_digits = num_digits
         self.log_with_hierarchy = log_with_hierarchy
         self.mean_pattern = re.compile(mean_pattern)
+        # The same names come at each log line.
         self._matches_mean_pattern = functools.cache(self.mean_pattern.search)
         self._unknown_sources: set[str] = set()
         _check_custom_cfg(self.custom_cfg, by_epoch)
@@ -116,6 +117,7 @@ class LogProcessor:
 
         digits, rates, others = self.num_digits, [], {}
         for name, value in scalars.items():
+            # Rates span many powers of ten, so they are in scientific notation, and first, as in MMEngine.
             if name.endswith("lr"):
                 rates.append(f"{escape_name(name)}: {value:.{digits}e}")
             elif mode == "train":  # in other modes, the hub has the metrics of the previous pass until this one ends
@@ -190,6 +192,7 @@ class LogProcessor:
             if source not in histories:  # a scalar of another loop, or of a later iteration
                 self._warn_of_typo(source, histories)
                 continue
+            # The newest values so far in this epoch, and all values.
             window = {"epoch": batch_idx + 1, "global": histories[source].updates}
             if arguments.get("window_size") in ("epoch", "global"):
                 arguments["window_size"] = window[arguments["window_size"]]

@@ -21,7 +21,7 @@ from jengine import paths
 from jengine.annotations import Count, Index
 from jengine.errors import ConfigError
 from jengine.model.constrain import set_sharding
-from jengine.model.model import Batch, Model, ModelState, Params
+from jengine.model.model import ArrayTree, Batch, Model, ModelState, Params, Scalars
 from jengine.model.prediction import predict_with_key
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import MeshSizes, axes_of_type, build_mesh, choose_batch_axes
@@ -134,7 +134,7 @@ class DataParallel(MeshStrategy):
                 "same batch; use Pjit"
             )
 
-        def replica(state: PyTree, batch: Batch, hyperparams: PyTree) -> Any:
+        def replica(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
             # The step derives its key from the state's; without an own key, replicas would drop out the same units.
             with replicas_along(self.axis_name):
                 new_state, metrics = step(state.replace(rng=self._replica_key(state.rng)), batch, hyperparams)
@@ -143,7 +143,7 @@ class DataParallel(MeshStrategy):
 
         return self._pmap(replica, chunked) if self.impl == "pmap" else self._shard_map(replica, chunked, rules)
 
-    def constrain(self, tree: PyTree, under: str = "") -> PyTree:
+    def constrain(self, tree: ArrayTree, under: str = "") -> PyTree:
         """Set the shardings within a replica; see `Strategy`."""
         if self._mapped == set(self.mesh.axis_names):
             return tree
@@ -207,12 +207,12 @@ class DataParallel(MeshStrategy):
         return averaged
 
     def _shard_map(self, replica: Callable[..., Any], chunked: bool, rules: Rules | None) -> Callable[..., Any]:
-        def run_replica(state: PyTree, batch: Batch, hyperparams: PyTree) -> Any:
+        def run_replica(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
             new_state, metrics = replica(map_per_replica(lambda x: x[0], state), batch, hyperparams)
             # `shard_map` keeps the mapped axis with size 1; the step knows nothing of it.
             return map_per_replica(lambda x: x[None], new_state), metrics
 
-        def run(state: PyTree, batch: Batch, hyperparams: PyTree) -> Any:
+        def run(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
             specs = self._replica_specs(state)
             # The stacked batches of a chunk have the axis of examples second.
             batch_specs: Any = PartitionSpec(None, self.axis_name) if chunked else self._per_replica
@@ -254,7 +254,7 @@ class DataParallel(MeshStrategy):
                 lambda x: x.reshape(*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :]), batch
             )
 
-        def run(state: PyTree, batch: Batch, hyperparams: PyTree) -> Any:
+        def run(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
             if not compiled:
                 axes = paths.map_with_path(lambda path, _: 0 if is_per_replica(path) else None, state)
                 compiled.append(
@@ -271,7 +271,7 @@ class DataParallel(MeshStrategy):
 
         return run
 
-    def _add_replica_axis(self, state: PyTree) -> PyTree:
+    def _add_replica_axis(self, state: ArrayTree) -> PyTree:
         """Give all replicas the same initial state."""
         return map_per_replica(lambda leaf: jnp.broadcast_to(leaf, (self.replicas, *leaf.shape)), state)
 
@@ -280,7 +280,7 @@ class DataParallel(MeshStrategy):
             return PartitionSpec(self.axis_name, *super()._spec(path, shape[1:]))
         return super()._spec(path, shape)
 
-    def _replica_specs(self, state: PyTree) -> PyTree:
+    def _replica_specs(self, state: ArrayTree) -> PyTree:
         """Return how `shard_map` divides each leaf: along the replica axis, or not at all."""
         return paths.map_with_path(
             lambda path, _: self._per_replica if is_per_replica(path) else PartitionSpec(), state

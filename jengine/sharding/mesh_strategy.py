@@ -17,7 +17,7 @@ from jengine.data.masking import are_whole
 from jengine.errors import config_path
 from jengine.logging import format_table
 from jengine.model import get_model
-from jengine.model.model import Batch, Model
+from jengine.model.model import ArrayTree, Batch, Model
 from jengine.sharding.mesh import (
     DataShard,
     check_batch,
@@ -111,7 +111,7 @@ class MeshStrategy(Strategy):
         self._state = self.shardings(jax.eval_shape(make_state, *args))
         return jit_init(make_state, self.platform, self._state)
 
-    def shardings(self, tree: PyTree, under: str = "") -> PyTree:
+    def shardings(self, tree: ArrayTree, under: str = "") -> PyTree:
         """Return the sharding for every leaf in a training state, or in a part that is `under` a path with a dot.
 
         A leaf is sharded like the parameter whose path is the end of the leaf's path; other leaves are replicated.
@@ -154,7 +154,7 @@ class MeshStrategy(Strategy):
         """Raise ValueError if this process's batch cannot be divided over the local devices."""
         check_batch(batch, self.batch_multiple)
 
-    def put_replicated(self, tree: PyTree) -> PyTree:
+    def put_replicated(self, tree: ArrayTree) -> PyTree:
         """Copy small values, which are equal on all processes, to every device."""
         sharding = self.sharding()
         if jax.process_count() == 1:
@@ -198,7 +198,7 @@ class MeshStrategy(Strategy):
 
         return run
 
-    def _add_replica_axis(self, state: PyTree) -> PyTree:
+    def _add_replica_axis(self, state: ArrayTree) -> PyTree:
         """Convert the training state from a single device to this strategy; without replicas it is unchanged."""
         return state
 

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from jengine.annotations import Count, Index
 from jengine.errors import ConfigError
 from jengine.model.constrain import set_sharding
+from jengine.model.model import ArrayTree
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import MeshSizes, build_mesh, context_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
@@ -72,7 +73,7 @@ class Pjit(MeshStrategy):
             self._with_mesh(bind_axis_names(step, self.axis_names)), donate_argnums=0, out_shardings=shardings
         )
 
-    def constrain(self, tree: PyTree, under: str = "") -> PyTree:
+    def constrain(self, tree: ArrayTree, under: str = "") -> PyTree:
         """Set the shardings within a compiled step; see `Strategy`."""
         return jax.tree.map(
             lambda leaf, sharding: set_sharding(leaf, self.mesh, sharding.spec), tree, self.shardings(tree, under)

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax.sharding import Mesh, PartitionSpec
 
@@ -150,7 +150,7 @@ class Placement:
             )
         return PartitionSpec(*axes)
 
-    def _build_rule(self, rule: Any) -> tuple[str, tuple[Axis, ...]]:
+    def _build_rule(self, rule: object) -> tuple[str, tuple[Axis, ...]]:
         if not isinstance(rule, Sequence) or isinstance(rule, str) or len(rule) != 2 or not isinstance(rule[0], str):
             raise ConfigError(
                 f"a rule must be a pair of a part of a name and axes, ('kernel', (None, 'tensor')), got {rule!r}"

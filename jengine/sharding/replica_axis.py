@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jengine import paths
-from jengine.model.model import FROZEN
+from jengine.model.model import FROZEN, ArrayTree
 
 PyTree = Any
 
@@ -48,12 +48,12 @@ def _is_share(path: str) -> bool:
     return item == "opt_state" and rest[1:2] in (["accumulated_grads"], ["weight_sum"])
 
 
-def map_per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:
+def map_per_replica(fn: Callable[[Any], Any], state: ArrayTree) -> PyTree:
     """Apply `fn` to the per-replica leaves of `state`, a training state or a dict with the same items."""
     return paths.map_with_path(lambda path, leaf: fn(leaf) if is_per_replica(path) else leaf, state)
 
 
-def take_first_replica(state: PyTree) -> PyTree:
+def take_first_replica(state: ArrayTree) -> PyTree:
     """Return a training state with the first replica's values."""
 
     def first(leaf: jax.Array) -> jax.Array:
@@ -65,7 +65,7 @@ def take_first_replica(state: PyTree) -> PyTree:
     return map_per_replica(first, state)
 
 
-def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -> PyTree:
+def convert_replica_axis(state: ArrayTree, before: int | None, after: int | None) -> PyTree:
     """Convert a state to another number of replicas.
 
     Statistics are averaged, integers are taken from the first replica, and every new replica gets a copy. Accumulated
@@ -104,7 +104,7 @@ def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -
     return paths.map_with_path(convert, state)
 
 
-def convert_replica_axis_structs(state: PyTree, before: int | None, after: int | None) -> PyTree:
+def convert_replica_axis_structs(state: ArrayTree, before: int | None, after: int | None) -> PyTree:
     """Return `state` with ShapeDtypeStructs for the leaves that `convert_replica_axis` converts.
 
     The arrays may be on other processes' devices, which `convert_replica_axis` cannot read.

@@ -4,7 +4,6 @@ import collections
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +14,9 @@ from jengine.errors import ConfigError, closest
 logger = logging.getLogger("jengine")
 
 
-def arrange_devices(sizes: Mapping[str, int], slices: Any, devices: Sequence[jax.Device]) -> np.ndarray:
+def arrange_devices(
+    sizes: Mapping[str, int], slices: Mapping[str, int] | None, devices: Sequence[jax.Device]
+) -> np.ndarray:
     """Return a device array in the shape of a mesh, in which neighbours are close.
 
     Physical axes of a TPU slice are split where necessary, for instance 4 x 4 x 4 chips for an 8 x 8 mesh.
@@ -66,7 +67,7 @@ def _choose_slices(sizes: Mapping[str, int], count: int) -> dict[str, int]:
 
 
 def _check_slices(
-    slices: Any, sizes: Mapping[str, int], groups: Mapping[int, int], by_process: bool
+    slices: object, sizes: Mapping[str, int], groups: Mapping[int, int], by_process: bool
 ) -> Mapping[str, int]:
     """Return the given number of slices along each axis, if they fit the axes and the devices."""
     if not isinstance(slices, Mapping):

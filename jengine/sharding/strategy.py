@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 
 from jengine.annotations import Index
-from jengine.model.model import Batch, Model, ModelState, Params
+from jengine.model.model import ArrayTree, Batch, Model, ModelState, Params
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import DataShard, check_context
 from jengine.sharding.placement import Rules
@@ -61,7 +61,7 @@ class Strategy(Protocol):
           ValueError: a batch that cannot be divided.
         """
 
-    def put_replicated(self, tree: PyTree) -> PyTree:
+    def put_replicated(self, tree: ArrayTree) -> PyTree:
         """Copy small values, which are equal on all processes, to every device."""
 
     def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,7 +85,7 @@ class Strategy(Protocol):
           rules: see `put_batch`.
         """
 
-    def constrain(self, tree: PyTree, under: str = "") -> PyTree:
+    def constrain(self, tree: ArrayTree, under: str = "") -> PyTree:
         """Set the shardings for a part of the training state within a compiled step, where XLA would choose them.
 
         Args:
@@ -144,7 +144,7 @@ class SingleDevice(Strategy):
         """Start the transfer of a host batch to the device; see `Strategy`."""
         return batch if self._takes_host_batches else jax.device_put(batch, self.device)
 
-    def put_replicated(self, tree: PyTree) -> PyTree:
+    def put_replicated(self, tree: ArrayTree) -> PyTree:
         """Copy values to the device."""
         return jax.device_put(tree, self.device)
 

@@ -42,6 +42,7 @@ def to_rgb(image: ArrayLike) -> np.ndarray:
         array = array[..., None]
     check_image_shape(array)
     if array.dtype == bool or np.issubdtype(array.dtype, np.floating):
+        # Casting a NaN to uint8 has an undefined result.
         array = (np.clip(np.nan_to_num(array.astype(np.float32)), 0, 1) * 255).round().astype(np.uint8)
     if array.dtype != np.uint8:
         raise TypeError(f"`image` must be uint8 (0 to 255) or float (0 to 1), got {array.dtype}")
@@ -60,6 +61,7 @@ def draw_sem_seg(image: np.ndarray, labels: np.ndarray, palette: Sequence[Color]
     labels = np.asarray(labels)
     if labels.shape != image.shape[:2]:
         raise ValueError(f"`labels` must have the size of the image, {image.shape[:2]}, got {labels.shape}")
+    # Other labels, such as 255 for pixels to ignore, leave the image as it is.
     has_color = (labels >= 0) & (labels < len(palette))
     colors = np.asarray(palette, np.float32)[np.where(has_color, labels, 0)]
     blended = (image * (1 - alpha) + colors * alpha).astype(np.uint8)
@@ -88,8 +90,10 @@ def draw_boxes(
     canvas, pen = _open_canvas(image)
     boxes = np.asarray(boxes, np.float32).reshape(-1, 4)
     for (left, top, right, bottom), color in zip(boxes.tolist(), colors, strict=True):
+        # Pillow rejects corners in another order, which an untrained detector predicts.
         corners = (min(left, right), min(top, bottom), max(left, right), max(top, bottom))
         pen.rectangle(corners, outline=color, width=width)
+    # After all boxes, so that no line crosses a text.
     for text, (left, top, *_), color in zip(texts, boxes.tolist(), colors, strict=True) if texts else ():
         _draw_text(canvas, pen, (left, top), text, color)
     return np.asarray(canvas).copy()
@@ -138,7 +142,9 @@ def resize_nearest(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if array.shape == size:
         return array
     rows, columns = (
-        ((np.arange(new) + 0.5) * old / new).astype(int) for new, old in zip(size, array.shape, strict=True)
+        # Pixel centers, so that the result is not shifted by half a pixel.
+        ((np.arange(new) + 0.5) * old / new).astype(int)
+        for new, old in zip(size, array.shape, strict=True)
     )
     return array[rows[:, None], columns[None, :]]
 

@@ -64,6 +64,7 @@ class MLflowVisBackend(RunVisBackend):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         client = self._import_package()(tracking_uri=self._uri)
         if self._run_id is not None:
+            # The interrupted run may have been marked as finished or failed.
             client.update_run(self._run_id, status="RUNNING")
             return client
         existing = client.get_experiment_by_name(self._exp_name)
@@ -121,5 +122,6 @@ class MLflowVisBackend(RunVisBackend):
             in_order = sorted(history, key=lambda m: (m.timestamp, m.step))  # as they were logged
             self._logged_steps[name] = collections.Counter(m.step for m in in_order[self._counts[name] :])
         is_logged = self._logged_steps[name][metric.step] > 0
+        # A bool counts as 0 or 1.
         self._logged_steps[name][metric.step] -= is_logged
         return is_logged

@@ -50,6 +50,7 @@ class TensorboardVisBackend(BaseVisBackend):
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
         """Write `image`, uint8[H, W, C], as PNG; errors as in `encode_png`."""
         height, width, channels = np.shape(image) if np.ndim(image) == 3 else (0, 0, 0)
+        # For a wrong shape these are zeros, and `encode_png` raises the error.
         encoded = {"height": height, "width": width, "colorspace": channels, "encoded_image_string": encode_png(image)}
         self.experiment.add_event(_make_event(step, tag=name, image=encoded))
 
@@ -57,6 +58,7 @@ class TensorboardVisBackend(BaseVisBackend):
         """Write the histogram bins."""
         count, edges = int(histogram.counts.sum()), histogram.edges
         total = count * histogram.mean if count else 0.0
+        # E[x**2] = mean**2 + variance
         squares = count * (histogram.mean**2 + histogram.std**2) if count else 0.0
         bins = dict(bucket_limit=edges[1:].tolist(), bucket=histogram.counts.tolist())
         proto = dict(min=edges[0], max=edges[-1], num=count, sum=total, sum_squares=squares, **bins)

@@ -63,6 +63,7 @@ class Visualizer:
                     backend = {key: value for key, value in backend.items() if key != "name"}
                 if not isinstance(backend, BaseVisBackend):
                     backend = VISBACKENDS.build(backend, **defaults)
+                # The name is also the key of the backend's position in checkpoints, hence unique.
                 key = custom_name or type(backend).__name__
                 if key in self.vis_backends:
                     raise RuntimeError(
@@ -100,6 +101,7 @@ class Visualizer:
         """Write a histogram of array elements; see `histogram`. A device array blocks until it is computed."""
         with self._lock:
             if backends := self._active_backends():
+                # Once for all backends, and only if there is one: the array may be on the device.
                 binned = histogram(values, bins)
                 for backend in backends:
                     backend.add_histogram(name, binned, step)
@@ -180,4 +182,5 @@ class Visualizer:
 
     def _active_backends(self) -> list[BaseVisBackend]:
         """Return the backends that this process writes to."""
+        # Asked at each write: the index is unknown before `jax.distributed.initialize`.
         return list(self.vis_backends.values()) if jax.process_index() == 0 else []

@@ -94,6 +94,7 @@ class WandbVisBackend(RunVisBackend):
             run = wandb.init(**{"dir": str(self.save_dir), **self._init_kwargs})
             self._run_id, self._num_entries = run.id, run.step  # step > 0 if `init_kwargs` select an existing run
             return run
+        # The checkpoint's run is selected instead, and W&B rejects two selections.
         kwargs = {k: v for k, v in self._init_kwargs.items() if k not in _RUN_SELECTION}
         init = {"dir": str(self.save_dir), **kwargs}
         if self._num_entries == 0:
@@ -109,5 +110,6 @@ class WandbVisBackend(RunVisBackend):
             return wandb.init(**init, id=self._run_id, resume="allow")
 
     def _log(self, entry: Mapping[str, Any], step: int) -> None:
+        # Not `step=`: W&B drops entries whose step is below the last, as validations and images may be.
         self.experiment.log({**entry, "step": step})
         self._num_entries += 1
