@@ -7,12 +7,12 @@ import jax
 import numpy as np
 
 from jengine.distributed.processes import Processes, SingleProcess
-from jengine.model.model import Batch
+from jengine.model.model import ArrayTree, Batch
 
 PyTree = Any
 
 
-def process_local_batch(tree: PyTree, batch: Batch) -> PyTree:
+def process_local_batch(tree: ArrayTree, batch: Batch) -> PyTree:
     """Return the examples that this process has loaded, from arrays with one entry per example in the global batch.
 
     All processes must call it, since arrays that are not sharded like the batch are exchanged.

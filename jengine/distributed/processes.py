@@ -187,7 +187,7 @@ def assert_equal_across_processes(processes: SingleProcess | Processes, values: 
             )
 
 
-def first_difference(one: Any, other: Any, path: str = "") -> tuple[str, str, str] | None:
+def first_difference(one: object, other: object, path: str = "") -> tuple[str, str, str] | None:
     """Return the path and the two values at which nested dicts and lists first differ; None if they are equal.
 
     >>> first_difference({"lr": [0.1, 0.2]}, {"lr": [0.1, 0.3]})
@@ -205,5 +205,5 @@ def first_difference(one: Any, other: Any, path: str = "") -> tuple[str, str, st
     return next((difference for difference in differences if difference is not None), None)
 
 
-def _format(value: Any) -> str:
+def _format(value: object) -> str:
     return _MISSING if value is ... else repr(value)
