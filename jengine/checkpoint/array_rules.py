@@ -60,8 +60,8 @@ class Options:
         return self.transform is not None or self.reshape is not None
 
 
-class Rule(NamedTuple):
-    """Rule of `rename` with one or more old and new names."""
+class RenameRule(NamedTuple):
+    """Rule of `rename`, with one or more old and new names."""
 
     old: tuple[str, ...]
     new: tuple[str, ...]  # () leaves the array out
@@ -76,7 +76,7 @@ class Piece(NamedTuple):
     """Array that is made from stored ones, for one parameter."""
 
     names: tuple[tuple[str, ...], ...]  # of the stored arrays: by place in the stack, and by part of the merged array
-    rule: Rule | None = None
+    rule: RenameRule | None = None
     options: Options = NO_OPTIONS
     part: int = 0  # of a split or unstacked array
     parts: int = 1
@@ -133,7 +133,7 @@ class Piece(NamedTuple):
             raise ValueError(f"{message}: {error}") from error
 
 
-def parse_rules(rename: Sequence[RuleLike]) -> list[Rule]:
+def parse_rules(rename: Sequence[RuleLike]) -> list[RenameRule]:
     """Return the rules, with the options checked.
 
     Raises:
@@ -146,7 +146,7 @@ def parse_rules(rename: Sequence[RuleLike]) -> list[Rule]:
     return rules
 
 
-def _parse_rule(rule: RuleLike) -> Rule:
+def _parse_rule(rule: RuleLike) -> RenameRule:
     values: tuple[Any, ...] = tuple(rule)
     shown = f"({', '.join(map(repr, values))})"
     if len(values) not in (2, 3) or (len(values) == 3 and not is_mapping(values[2])):
@@ -170,11 +170,11 @@ def _parse_rule(rule: RuleLike) -> Rule:
             raise ValueError(f"a rule of `rename` must have {need}, got {shown}")
     if options.transform is not None:
         _find_transform(options.transform)  # an unknown name is found before anything is read
-    return Rule(old, new, options, shown)
+    return RenameRule(old, new, options, shown)
 
 
 def apply_rules(
-    keys: Mapping[str, tuple[str | None, str]], structs: Mapping[str, jax.ShapeDtypeStruct], rules: Sequence[Rule]
+    keys: Mapping[str, tuple[str | None, str]], structs: Mapping[str, jax.ShapeDtypeStruct], rules: Sequence[RenameRule]
 ) -> tuple[dict[tuple[str | None, str], Piece], list[str]]:
     """Return the piece for each new path, and the names that a rule leaves out.
 
@@ -188,7 +188,7 @@ def apply_rules(
     Raises:
       ValueError: a rule matches no path, two arrays have the same new path, or a number of a stack is missing.
     """
-    found: dict[tuple[str | None, str], tuple[Rule | None, int, int, dict[tuple[int, int], str]]] = {}
+    found: dict[tuple[str | None, str], tuple[RenameRule | None, int, int, dict[tuple[int, int], str]]] = {}
     dropped, used = [], set()
     for name, (item, path) in keys.items():
         # A generator, so that only the first rule that matches is expanded
@@ -224,7 +224,9 @@ class _Target(NamedTuple):
     parts: int = 1
 
 
-def _expand(path: str, struct: jax.ShapeDtypeStruct, rules: Sequence[Rule]) -> Iterator[tuple[Rule, list[_Target]]]:
+def _expand(
+    path: str, struct: jax.ShapeDtypeStruct, rules: Sequence[RenameRule]
+) -> Iterator[tuple[RenameRule, list[_Target]]]:
     """Yield the rules that match a path, with the new paths that they give it."""
     for rule in rules:
         for member, old in enumerate(rule.old):
@@ -233,7 +235,7 @@ def _expand(path: str, struct: jax.ShapeDtypeStruct, rules: Sequence[Rule]) -> I
 
 
 def _list_targets(
-    path: str, struct: jax.ShapeDtypeStruct, rule: Rule, member: int, match: re.Match[str] | None
+    path: str, struct: jax.ShapeDtypeStruct, rule: RenameRule, member: int, match: re.Match[str] | None
 ) -> Iterator[_Target]:
     options, number = rule.options, 0
     if options.stack is not None:
@@ -264,7 +266,9 @@ def _unused_numbers(match: re.Match[str], new: Sequence[str]) -> list[int]:
     return [int(x) for i, x in groups if (x or "").isdigit() and not {str(i), names.get(i)} & references]
 
 
-def _make_piece(path: str, rule: Rule | None, part: int, parts: int, places: Mapping[tuple[int, int], str]) -> Piece:
+def _make_piece(
+    path: str, rule: RenameRule | None, part: int, parts: int, places: Mapping[tuple[int, int], str]
+) -> Piece:
     if rule is None:
         return Piece(((places[0, 0],),))
     present, members = {number for number, _ in places}, len(rule.old)

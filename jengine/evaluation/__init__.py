@@ -20,5 +20,5 @@ from jengine.evaluation.metric import example_mask as example_mask
 from jengine.evaluation.ranking import AUROC as AUROC
 from jengine.evaluation.ranking import AveragePrecision as AveragePrecision
 from jengine.evaluation.regression import MeanAbsoluteError as MeanAbsoluteError
-from jengine.evaluation.regression import MeanSquaredError as MeanSquaredError
+from jengine.evaluation.regression import MeanSquaredErrorMetric as MeanSquaredErrorMetric
 from jengine.evaluation.regression import R2Score as R2Score

@@ -55,11 +55,11 @@ class RegressionMetric(PairMetric):
         return at_least_float32(predictions), at_least_float32(targets), jnp.broadcast_to(mask, targets.shape)
 
 
-@METRICS.register_module()
-class MeanSquaredError(RegressionMetric):
+@METRICS.register_module("MeanSquaredError")
+class MeanSquaredErrorMetric(RegressionMetric):
     """Mean squared error over all elements, `mse`, or its root, `rmse`.
 
-    >>> metric = MeanSquaredError()
+    >>> metric = MeanSquaredErrorMetric()
     >>> metric.compute(metric.update(metric.init(), jnp.array([1.0, 3.0]), {"target": jnp.array([1.0, 1.0])}))
     {'mse': 2.0}
 

@@ -18,7 +18,7 @@ from jengine.evaluation import (
     ConfusionMatrix,
     Evaluator,
     MeanAbsoluteError,
-    MeanSquaredError,
+    MeanSquaredErrorMetric,
     Perplexity,
     PrecisionRecallF1,
     R2Score,
@@ -193,8 +193,11 @@ def test_a_label_out_of_range_makes_every_result_nan(label):
 @pytest.mark.parametrize("batch_size", [8, 64])
 def test_regression_equals_scikit_learn(batch_size):
     data = make_data(4)
-    kinds = [MeanSquaredError, MeanAbsoluteError, R2Score]
-    metrics = [*(kind(prediction="estimate") for kind in kinds), MeanSquaredError(prediction="estimate", root=True)]
+    kinds = [MeanSquaredErrorMetric, MeanAbsoluteError, R2Score]
+    metrics = [
+        *(kind(prediction="estimate") for kind in kinds),
+        MeanSquaredErrorMetric(prediction="estimate", root=True),
+    ]
     got = evaluate(metrics, data, batch_size)
     target, estimate = (data[name].astype(np.float64).ravel() for name in ("target", "estimate"))
     assert got == pytest.approx(
@@ -216,7 +219,7 @@ def test_r2_of_constant_targets_is_as_in_scikit_learn(shift, expected):
 
 
 def test_predictions_of_another_shape_do_not_broadcast():
-    metric = MeanSquaredError()
+    metric = MeanSquaredErrorMetric()
     with pytest.raises(ValueError, match=r"must have the shape of the targets f32\[4\], got f32\[4,1\]"):
         metric.update(metric.init(), jnp.zeros((4, 1)), {"target": jnp.zeros(4)})
 
