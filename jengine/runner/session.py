@@ -142,8 +142,8 @@ def log_start(runner: RunnerInternals, groups: GroupTable) -> None:
     traced = [type(hook).__name__ for hook in runner.hooks if hook.get_traced_points()]
     if has_own_step(runner) and traced:
         runner.logger.warning(
-            f"{type(runner).__name__}.train_step takes the place of the built-in step: the traced points of "
-            f"{', '.join(traced)} have no effect unless it calls that step. A `train_step` of the model has them."
+            f"{type(runner).__name__}.train_step replaces the built-in step: the traced points of {', '.join(traced)} "
+            "have no effect unless it calls `super().train_step(batch)`. A `train_step` of the model runs them."
         )
     warn_if_inexact(runner)
 

@@ -149,6 +149,4 @@ def test_a_step_of_the_runner_refuses_chunks_and_names_the_hooks_without_effect(
         run(steps_per_call=2)
     assert not (tmp_path / "own").exists()
     run()
-    assert "Own.train_step takes the place of the built-in step: the traced points of EMAHook have no effect" in (
-        caplog.text
-    )
+    assert "Own.train_step replaces the built-in step: the traced points of EMAHook have no effect" in (caplog.text)
