@@ -90,6 +90,7 @@ def main(work_dir, *settings):
         hooks = [ActionHook(int(options["process"]), int(options["iteration"]), ACTIONS[options["action"]])]
     if "stop" in options:
         hooks = [StopTrainingHook(int(options["stop"]))]
+    clean, other = (dict(batch_size=4 // count, dataset=make_dataset(size)) for size in (11, 6))
     runner = Runner(
         model=FunctionalModel(
             init=lambda: {"w": jnp.zeros((2,)), "b": jnp.zeros(())},
@@ -100,7 +101,7 @@ def main(work_dir, *settings):
         train_dataloader=dict(batch_size=8 // count, dataset=make_dataset(32)),
         train_cfg=dict(by_epoch=True, max_epochs=int(options.get("epochs", 2))),
         optim_wrapper=dict(optimizer=dict(type="Adam", lr=float(options.get("lr", 0.1))), clip_grad=dict(max_norm=1.0)),
-        val_dataloader=dict(batch_size=4 // count, dataset=make_dataset(11)),
+        val_dataloader=dict(clean=clean, other=other) if "several" in options else clean,
         val_cfg=dict(),
         val_evaluator=[dict(type="MeanLoss", loss=lambda p, batch: jnp.square(p - batch["y"])), Median()],
         custom_hooks=hooks,
