@@ -19,7 +19,7 @@ from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.manifest import MANIFEST, META, read_manifest, validate_checkpoint
 from jengine.errors import closest
 from jengine.json_codec import decode
-from jengine.local_path import check_local_path
+from jengine.storage import check_local_path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ from jengine.checkpoint.manifest import (
 )
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.json_codec import decode, encode, pack, unpack
-from jengine.local_path import check_local_path
+from jengine.storage import check_local_path
 
 POINTER = "last_checkpoint"
 CURRENT_RUN = "current_run"

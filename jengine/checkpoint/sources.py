@@ -28,8 +28,8 @@ from jengine.checkpoint.huggingface import read_config
 from jengine.checkpoint.layout import ALONE, STATE, ProcessGroup, find_checkpoint, read_meta
 from jengine.checkpoint.manifest import MANIFEST, META
 from jengine.checkpoint.restore import list_arrays
-from jengine.local_path import check_local_path
 from jengine.paths import dotted, flatten
+from jengine.storage import check_local_path
 
 Structs = Mapping[str, jax.ShapeDtypeStruct]
 Entry = tuple[Path, str, jax.ShapeDtypeStruct]  # the file or directory, the name in it, shape and dtype

@@ -10,7 +10,7 @@ from jengine.cli.commands import build_runner
 from jengine.errors import ConfigError
 from jengine.evaluation.dump import write_arrays
 from jengine.evaluation.sections import list_dataloaders, loader_path
-from jengine.local_path import check_local_path
+from jengine.storage import check_local_path
 
 _MODES = ("test", "val", "train")
 

@@ -18,8 +18,8 @@ from jengine.data.batch_check import Batch
 from jengine.errors import ArgumentError, ConfigError, closest
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.local_path import check_local_path
 from jengine.registry import HOOKS, is_built_in
+from jengine.storage import check_local_path
 from jengine.train import TrainState
 
 # Entries in a checkpoint; hooks may add others in `before_save_checkpoint`

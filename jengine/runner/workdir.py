@@ -25,8 +25,8 @@ from jengine.config import check_keys
 from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, config_path
-from jengine.local_path import check_local_path
 from jengine.logging import escape_name
+from jengine.storage import check_local_path
 
 # Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts
 _SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from", "resume_note")

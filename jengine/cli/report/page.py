@@ -15,7 +15,7 @@ from jengine.cli.report.page_data import build_page_data
 from jengine.cli.report.run_files import find_runs, name_runs, read_run
 from jengine.errors import require_extra
 from jengine.json_codec import encode
-from jengine.local_path import check_local_path
+from jengine.storage import check_local_path
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
