@@ -18,6 +18,7 @@ PLACES = {
     "optimizer wrapper constructor": "optim_wrapper = {}",
     "parameter scheduler": "param_scheduler = [{}]",
     "model": "model = {}",
+    "transform": 'custom_hooks = [dict(type="BatchAugmentHook", augments=[{}])]',
     "dataset": "train_dataloader = dict(batch_size=64, dataset={})",
     "data sampler": 'train_dataloader = dict(batch_size=64, dataset=dict(type="Digits"), sampler={})',
     "metric": "val_evaluator = [{}]",
@@ -52,6 +53,7 @@ _ADAMW = 'optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05)'
 _ARGUMENTS = {
     "hook": {
         "AutogradProfilerHook": 'enable_predicate=lambda hook: hook.trainer.iter == 20, output_dir="work_dirs/trace"',
+        "BatchAugmentHook": 'augments=[dict(type="SoftLabels", num_classes=10), dict(type="MixUp", alpha=0.8)]',
         "CheckInvalidLossHook": "interval=50",
         "CheckpointHook": 'interval=5, max_keep_ckpts=2, save_best="accuracy/top1"',
         "DeepClusterHook": "extract_dataloader=dict(batch_size=256, dataset=dict(type='Digits')), "
@@ -159,6 +161,7 @@ _ARGUMENTS = {
         "TokenWindows": "tokens=list(range(1000)), length=64",
         "TransformedDataset": 'dataset=dict(type="Digits"), pipeline=[lambda sample: sample]',
     },
+    "transform": {"SoftLabels": "num_classes=10, smoothing=0.1", "MixUp": "alpha=0.8", "RandomErasing": "prob=0.25"},
     "data sampler": {"DefaultSampler": "shuffle=True, seed=0", "InfiniteSampler": "shuffle=True"},
     "loop": {
         "EpochBasedTrainLoop": "max_epochs=20, val_interval=4",

@@ -58,10 +58,10 @@ PAGES = {
         (registry.MODELS,),
     ),
     "data": Page(
-        "Datasets and samplers",
-        "The `dataset` and the `sampler` of a dataloader: see [Data](../data.md). The registry `TRANSFORMS` has no "
-        "entries of its own; register yours.",
-        (registry.DATASETS, registry.DATA_SAMPLERS),
+        "Datasets, samplers and transforms",
+        "The `dataset` and the `sampler` of a dataloader, and transforms of samples or batches: see "
+        "[Data](../data.md).",
+        (registry.DATASETS, registry.DATA_SAMPLERS, registry.TRANSFORMS),
     ),
     "metrics": Page(
         "Metrics",

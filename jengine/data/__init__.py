@@ -1,5 +1,9 @@
 """Datasets, samplers and loaders, adapters for foreign data, and the path to the device."""
 
+from jengine.data.augments import CutMix as CutMix
+from jengine.data.augments import MixUp as MixUp
+from jengine.data.augments import RandomErasing as RandomErasing
+from jengine.data.augments import SoftLabels as SoftLabels
 from jengine.data.batch_check import BatchCheck as BatchCheck
 from jengine.data.batch_check import BatchForm as BatchForm
 from jengine.data.batch_stream import BatchStream as BatchStream

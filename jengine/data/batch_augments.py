@@ -45,6 +45,7 @@ class BatchAugment:
         """Return the augmented batch."""
         if self.probs[0] == 1:  # no random choice to compile
             return self.augments[0](batch, rng)
+        self.check(batch, rng)
         choice_rng, augment_rng = jax.random.split(rng)
         index = jax.random.choice(choice_rng, len(self.probs), p=jnp.asarray(self.probs))
         return jax.lax.switch(index, [*self.augments, identity], batch, augment_rng)
@@ -57,9 +58,10 @@ class BatchAugment:
             if after != before:
                 path = next(p for p in {**before, **after} if before.get(p) != after.get(p))
                 raise ConfigError(
-                    "an augmentation must keep the shapes and dtypes of a batch, so that it can be switched off; "
+                    "an augmentation that is drawn or switched must keep the shapes and dtypes of a batch; "
                     f"{getattr(augment, '__name__', augment)} turns the entry {path!r} from "
-                    f"{before.get(path, 'nothing')} into {after.get(path, 'nothing')}"
+                    f"{before.get(path, 'nothing')} into {after.get(path, 'nothing')}; a BatchAugmentHook before it "
+                    "may change them"
                 )
 
 

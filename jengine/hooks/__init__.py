@@ -1,5 +1,6 @@
 """Hooks, which act around and inside the compiled step."""
 
+from jengine.hooks.batch_augment import BatchAugmentHook as BatchAugmentHook
 from jengine.hooks.batch_norm import PreciseBNHook as PreciseBNHook
 from jengine.hooks.batch_norm import SyncBuffersHook as SyncBuffersHook
 from jengine.hooks.checkpoint import CheckpointHook as CheckpointHook

@@ -21,7 +21,7 @@ from jengine.selection import Selector, describe_array, select_array
 @MODELS.register_module()
 @dataclasses.dataclass(eq=False)
 class CrossEntropy:
-    """Softmax cross-entropy with integer labels.
+    """Softmax cross-entropy with integer labels, or with soft labels: a probability for each class.
 
     A label outside [0, C) that is not `ignore_index` has the loss NaN, which ends a run with a message about the label.
 
@@ -29,7 +29,8 @@ class CrossEntropy:
     {'loss': Array([1.3862944, 1.3862944], dtype=float32)}
 
     Args:
-      label: name, index or dotted path of the batch entry with the class indices, int[B, ...].
+      label: name, index or dotted path of the batch entry with the class indices, int[B, ...], or with
+        probabilities of the C classes, f[B, ..., C].
       label_smoothing: fraction of the probability that is distributed over all classes, in [0, 1).
       name: the loss name in the log.
       output: the model output with the logits; None if the outputs are the logits.
@@ -53,14 +54,20 @@ class CrossEntropy:
 
         Raises:
           KeyError: the outputs or the batch do not have the entry.
-          ValueError: the labels are not integers, or their shape is not the logits' without the last axis.
+          ValueError: the shape of integer labels is not the logits' without the last axis, that of soft labels is not
+            the logits', or soft labels with `ignore_index`.
         """
         logits = select_array(outputs, self.output, "CrossEntropy.output", "outputs")
         labels = select_array(batch, self.label, "CrossEntropy.label", "batch")
+        is_soft = jnp.issubdtype(labels.dtype, jnp.floating) and labels.shape == logits.shape
+        if is_soft and self.ignore_index is None:
+            targets = optax.smooth_labels(labels.astype(jnp.float32), self.label_smoothing)
+            return {self.name: optax.softmax_cross_entropy(at_least_float32(logits), targets)}
         if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.shape != logits.shape[:-1]:
+            soft = "as ignore_index needs" if is_soft else "or probabilities of their shape"
             raise ValueError(
                 f"`CrossEntropy.label` must be class indices of the shape of the logits {describe_array(logits)} "
-                f"without the last axis, got {self.label!r}, {describe_array(labels)}"
+                f"without the last axis, {soft}, got {self.label!r}, {describe_array(labels)}"
             )
         num_classes = logits.shape[-1]
         require_class_indices(labels, num_classes, "CrossEntropy.label", self.ignore_index)

@@ -24,6 +24,16 @@ def test_outputs_and_labels_are_chosen_by_index_or_path(loss, outputs, batch):
     np.testing.assert_allclose(loss(outputs, batch)["loss"], VALUES, rtol=1e-6)
 
 
+def test_soft_labels_have_the_loss_of_their_expectation():
+    one_hot = np.eye(3, dtype=np.float32)[LABELS]
+    for smoothing in (0.0, 0.3):
+        loss = CrossEntropy(label_smoothing=smoothing)
+        hard = loss(LOGITS, {"label": LABELS})["loss"]
+        np.testing.assert_allclose(loss(LOGITS, {"label": one_hot})["loss"], hard, rtol=1e-6)
+    mixed = CrossEntropy()(LOGITS, {"label": 0.75 * one_hot + 0.25 * one_hot[::-1]})["loss"]
+    np.testing.assert_allclose(mixed[0], -0.75 * np.log(0.7) - 0.25 * np.log(0.1), rtol=1e-6)
+
+
 def test_a_tuple_of_outputs_without_a_choice_lists_the_entries():
     with pytest.raises(
         KeyError, match=r"`CrossEntropy.output` .* got None; the outputs have 0 f32\[2,3\], 1 f32\[2,3\]"
@@ -46,7 +56,8 @@ def test_the_squared_error_of_an_entry():
             {"label": LABELS[:, None]},
             r"of the shape of the logits f32\[2,3\] .*got 'label', i64\[2,1\]",
         ),
-        (CrossEntropy(), {"label": np.eye(3, dtype=np.float32)[LABELS]}, r"must be class indices .* got 'label', f32"),
+        (CrossEntropy(), {"label": np.zeros((2, 4), np.float32)}, r"must be class indices .* got 'label', f32"),
+        (CrossEntropy(ignore_index=0), {"label": np.zeros((2, 3), np.float32)}, r"as ignore_index needs, got 'label'"),
         (
             MeanSquaredError(),
             {"target": LABELS},

@@ -9,7 +9,16 @@ import pytest
 from jengine.checkpoint import load
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
-from jengine.model import BaseTTAModel, CastModel, FunctionalModel, LinenModel, Precision, SwitchedLoss, get_model
+from jengine.model import (
+    BaseTTAModel,
+    CastModel,
+    CrossEntropy,
+    FunctionalModel,
+    LinenModel,
+    Precision,
+    SwitchedLoss,
+    get_model,
+)
 from jengine.registry import MODELS
 from jengine.visualization import Visualizer
 
@@ -194,6 +203,43 @@ def test_each_batch_gets_one_of_several_augmentations_or_none(make_runner):
     shares = [np.mean([out["seen"] == level for out in watch.outputs]) for level in (10, 0, 1)]
     np.testing.assert_allclose(shares, [0.4, 0.3, 0.3], atol=0.17)  # three deviations of 80 draws
     assert sum(shares) == 1
+
+
+def test_labels_become_soft_in_training_alone(make_runner):
+    images = np.random.RandomState(0).rand(8, 4, 4, 1).astype(np.float32)
+    data = ArrayDataset({"image": images, "label": np.arange(8, dtype=np.int32) % 3})
+
+    def logits(params, batch):
+        return params["w"] * batch["image"].reshape(4, -1)[:, :3]
+
+    def loss(params, batch):
+        assert batch["label"].shape == (4, 3)
+        return {"loss": CrossEntropy()(logits(params, batch), batch)["loss"], "top": batch["label"].max()}
+
+    def predict(params, batch):
+        assert batch["label"].dtype == jnp.int32
+        return logits(params, batch)
+
+    mixes = dict(augments=[dict(type="MixUp", alpha=1.0), dict(type="CutMix")], probs=[0.5, 0.5])
+    augments = [dict(type="SoftLabels", num_classes=3), mixes, dict(type="RandomErasing")]
+    found = []
+    for steps_per_call in (1, 2):
+        watch = Watch()
+        runner = make_runner(
+            model=FunctionalModel(lambda: {"w": jnp.ones(())}, loss, predict),
+            train_dataloader=dict(batch_size=4, dataset=data),
+            train_cfg=dict(max_epochs=2, steps_per_call=steps_per_call),
+            val_dataloader=dict(batch_size=4, dataset=data),
+            val_evaluator=dict(type="Accuracy"),
+            custom_hooks=[dict(type="BatchAugmentHook", augments=augments), *[watch] * (steps_per_call == 1)],
+        )
+        found.append(float(runner.train().params["w"]))
+        if watch.outputs:
+            tops = [out["top"] for out in watch.outputs]
+            assert len(set(tops)) > 1
+            assert min(tops) < 1  # mixed
+    assert found[0] == pytest.approx(found[1], rel=1e-6)  # chunks draw the same
+    assert found[0] != 1
 
 
 @pytest.mark.parametrize(
