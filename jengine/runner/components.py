@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jengine.annotations import is_mapping
+from jengine.checkpoint.identity import Identity
 from jengine.errors import ConfigError, config_path
 from jengine.evaluation.sections import split_settings
 from jengine.hooks import Hook
@@ -20,7 +21,6 @@ from jengine.optim.schedules import build_param_schedulers
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, Config, Registry, as_config
 from jengine.runner.config_checks import EVAL_LOOPS, LoopSection, is_epoch_based, train_loop_config
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.runner.workdir import Identity
 from jengine.sharding import Strategy, default_strategy
 from jengine.train.state import MAX_STEP
 from jengine.visualization import Visualizer

@@ -11,6 +11,7 @@ from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
 from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.fingerprint import describe_settings
+from jengine.checkpoint.identity import agree_on_identity
 from jengine.checkpoint.start_from import default_resume_command, parse_resume_policy, remove_in_memory
 from jengine.config import format_config, resolve
 from jengine.data.batch_check import Batch
@@ -34,7 +35,6 @@ from jengine.runner.loops import TrainLoop
 from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume, saved_hashes
 from jengine.runner.session import GroupTable, RunFiles, record_session
-from jengine.runner.workdir import agree_on_identity
 from jengine.sharding import DispatchLimiter
 from jengine.sharding.initial_state import StateInitializer
 from jengine.train import TrainState

@@ -24,7 +24,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jengine.checkpoint import Checkpointer, find_checkpoint, load, restore
 from jengine.checkpoint.progress import StalledError, report_progress, wait_for_processes
 from jengine.distributed import get_processes
-from jengine.runner.workdir import agree_on_identity
+from jengine.checkpoint.identity import agree_on_identity
 
 process, address, work_dir = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 jax.config.update("jax_cpu_collectives_implementation", "gloo")

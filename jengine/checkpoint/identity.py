@@ -1,4 +1,4 @@
-"""Identity of a run (name, seed, directories and initial weights), and locks on the directories."""
+"""Identity of a run: name, seed, directories, initial weights and the checkpoint to continue."""
 
 import dataclasses
 import datetime
