@@ -58,7 +58,7 @@ class CheckpointHook(Hook):
       published_keys: after training, write copies of the last and the best checkpoints that contain only these keys
         (see `jengine.checkpoint.publish`).
       save_begin: the first epoch or iteration to save, counted from 1; the interval counts from there.
-      keep_every: keep regular checkpoints at multiples of this many epochs or iterations permanently, in addition to
+      keep_period: keep regular checkpoints at multiples of this many epochs or iterations permanently, in addition to
         the `max_keep_ckpts` newest; -1 for none.
       keep_best: number of best checkpoints per metric; every validation that ranks among them is saved.
       checksums: whether to store the SHA-256 of each file, which a resume compares; it takes about a second per
@@ -89,12 +89,12 @@ class CheckpointHook(Hook):
         backend_args: Mapping[str, Any] | None = None,
         published_keys: str | Sequence[str] | None = None,
         save_begin: Index = 0,
-        keep_every: CountOrNever = -1,
+        keep_period: CountOrNever = -1,
         keep_best: Count = 1,
         checksums: bool = True,
     ) -> None:
-        if keep_every != -1 and max_keep_ckpts == -1:
-            raise ValueError("CheckpointHook: keep_every needs a positive max_keep_ckpts; -1 keeps all")
+        if keep_period != -1 and max_keep_ckpts == -1:
+            raise ValueError("CheckpointHook: keep_period needs a positive max_keep_ckpts; -1 keeps all")
         if keep_best != 1 and not save_best:
             raise ValueError("CheckpointHook: keep_best needs save_best")
         _check_destination(out_dir, filename_tmpl, file_client_args, backend_args)
@@ -108,7 +108,7 @@ class CheckpointHook(Hook):
         self.filename_tmpl = filename_tmpl
         self.published_keys = _as_tuple(published_keys)
         self.save_begin = save_begin
-        self.keep_every = keep_every
+        self.keep_period = keep_period
         self.keep_best = keep_best
         self.checksums = checksums
         self._greater_keys = _as_tuple(greater_keys) or GREATER_KEYS
@@ -264,7 +264,7 @@ class CheckpointHook(Hook):
     def _explain_regular(self, numbers: list[int]) -> dict[int, str]:
         """Return the reason for keeping each regular checkpoint by number, without surplus ones."""
         unit = "epochs" if self.by_epoch else "iterations"
-        return keep_regular(numbers, latest=self.max_keep_ckpts, every=self.keep_every, unit=unit)
+        return keep_regular(numbers, latest=self.max_keep_ckpts, every=self.keep_period, unit=unit)
 
     # --- Best checkpoints. ---
 

@@ -53,7 +53,7 @@ def get_config():
         val_cfg=dict(),
         val_evaluator=dict(type="MeanLoss", loss=dict(type="squared_error")),
         default_hooks=dict(
-            checkpoint=dict(type="CheckpointHook", interval=1, max_keep_ckpts=2, keep_every=2, save_best="loss"),
+            checkpoint=dict(type="CheckpointHook", interval=1, max_keep_ckpts=2, keep_period=2, save_best="loss"),
             logger=None,
         ),
         custom_hooks=[dict(type="EMAHook", momentum=0.1)],

@@ -174,8 +174,8 @@ def test_a_resumed_run_prunes_to_a_smaller_number(make):
     assert runner.message_hub.get_info("keep_ckpt_ids") == [10, 15]
 
 
-def test_multiples_of_keep_every_are_kept_in_addition_to_the_newest(train):
-    runner = train(epochs=12, interval=1, max_keep_ckpts=2, keep_every=5)
+def test_multiples_of_keep_period_are_kept_in_addition_to_the_newest(train):
+    runner = train(epochs=12, interval=1, max_keep_ckpts=2, keep_period=5)
     assert kept_names(runner) == ["epoch_5", "epoch_10", "epoch_11", "epoch_12"]
     assert runner.message_hub.get_info("keep_ckpt_ids") == [5, 10, 11, 12]
     assert runner.hook.state_dict()["reasons"] == {
@@ -184,12 +184,12 @@ def test_multiples_of_keep_every_are_kept_in_addition_to_the_newest(train):
         "epoch_11": "one of the latest 2",
         "epoch_12": "the latest",
     }
-    runner = train(epochs=3, epoch_length=4, interval=2, by_epoch=False, max_keep_ckpts=1, keep_every=4)
+    runner = train(epochs=3, epoch_length=4, interval=2, by_epoch=False, max_keep_ckpts=1, keep_period=4)
     assert kept_names(runner) == ["iter_4", "iter_8", "iter_12"]
 
 
-def test_a_resumed_run_with_a_larger_keep_every_removes_surplus_checkpoints(make):
-    hook = CheckpointHook(interval=1, max_keep_ckpts=1, keep_every=10, save_best="acc", keep_best=1)
+def test_a_resumed_run_with_a_larger_keep_period_removes_surplus_checkpoints(make):
+    hook = CheckpointHook(interval=1, max_keep_ckpts=1, keep_period=10, save_best="acc", keep_best=1)
     best = [{"score": 0.9, "name": "best_acc_epoch_6"}, {"score": 0.8, "name": "best_acc_epoch_3"}]
     hook.load_state_dict({"kept": [5, 10, 11], "last": "epoch_11", "best": {"acc": best}, "evicting": []})
     existing = ("epoch_5", "epoch_10", "epoch_11", "best_acc_epoch_6", "best_acc_epoch_3")
@@ -366,11 +366,11 @@ def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(train):
         ({"max_keep_ckpts": 0}, ValueError, "max_keep_ckpts` must be -1 or an integer of at least 1, got 0"),
         ({"save_begin": -1}, ValueError, "save_begin` must be an integer of at least 0, got -1"),
         (
-            {"max_keep_ckpts": 2, "keep_every": 0},
+            {"max_keep_ckpts": 2, "keep_period": 0},
             ValueError,
-            "keep_every` must be -1 or an integer of at least 1, got 0",
+            "keep_period` must be -1 or an integer of at least 1, got 0",
         ),
-        ({"keep_every": 5}, ValueError, "keep_every needs a positive max_keep_ckpts"),
+        ({"keep_period": 5}, ValueError, "keep_period needs a positive max_keep_ckpts"),
         ({"save_best": "acc", "keep_best": -1}, ValueError, "keep_best` must be an integer of at least 1, got -1"),
         ({"keep_best": 2}, ValueError, "keep_best needs save_best"),
         ({"filename_tmpl": "epoch"}, ValueError, "one {} for the number, like 'epoch_{}', got 'epoch'"),
