@@ -69,3 +69,38 @@ def caplog(caplog, monkeypatch):
     logger.addHandler(caplog.handler)
     yield caplog
     logger.removeHandler(caplog.handler)
+
+
+@pytest.fixture(scope="session")
+def google_storage():
+    """An emulator of Google Cloud Storage, which records requests and can fail; see `tests.object_stores`."""
+    from tests.object_stores import serve_google_storage
+
+    with serve_google_storage() as store:
+        yield store
+
+
+@pytest.fixture
+def gs_bucket(google_storage):
+    """The URL of a new bucket, `gs://bucket-0`."""
+    google_storage.requests.clear()
+    yield google_storage.make_bucket()
+    google_storage.choose_fault = lambda method, path: None
+    google_storage.delay = 0.0
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """The address of an emulator of S3."""
+    from tests.object_stores import serve_s3
+
+    with serve_s3() as address:
+        yield address
+
+
+@pytest.fixture
+def s3_bucket(s3_server):
+    """The URL of a new bucket, `s3://bucket-0`."""
+    from tests.object_stores import make_s3_bucket
+
+    return make_s3_bucket()

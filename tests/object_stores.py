@@ -1,0 +1,222 @@
+"""Emulators of Google Cloud Storage and S3 on free ports of 127.0.0.1, with faults; see the fixtures in conftest.py."""
+
+import contextlib
+import http.server
+import io
+import itertools
+import logging
+import os
+import re
+import threading
+import time
+import urllib.parse
+
+from gcp_storage_emulator.handlers import buckets
+from gcp_storage_emulator.server import RequestHandler, Router
+from gcp_storage_emulator.storage import Storage
+
+FAULTS = ("error", "lost", "stall", "cut", "lag")
+_STALL = 3.0  # seconds
+_PAGE = 1000  # entries of a listing that the real store returns per request
+_NUMBERS = itertools.count()
+
+
+class GoogleStorage:
+    """Emulator of Google Cloud Storage that honors generations and can misbehave.
+
+    Attributes:
+      requests: method and path of each request; a listing counts once for each page of the real store.
+      choose_fault: function of method and path that returns one of these, or None; called for each request.
+        'error': 503, nothing was done. 'lost': done, but the answer is 503. 'stall': no answer for some seconds, then a
+        closed connection. 'cut': the answer ends in the middle. 'lag': a listing as it was at the last request for it.
+      delay: seconds before each answer.
+    """
+
+    def __init__(self):
+        self.requests = []
+        self.choose_fault = lambda method, path: None
+        self.delay = 0.0
+        self.storage = _Storage()
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: _Handler(self, *args))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.lock = threading.Lock()  # the emulator is not thread-safe
+        self.listings = {}
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def environment(self):
+        """The variables that direct gcsfs and TensorStore to the emulator."""
+        return dict(
+            STORAGE_EMULATOR_HOST=self.url,
+            TENSORSTORE_GCS_HTTP_URL=self.url,
+            NO_GCE_CHECK="true",
+            GCE_METADATA_ROOT="127.0.0.1:1",  # nobody is there to ask for credentials
+        )
+
+    def make_bucket(self):
+        """Return the URL of a new bucket."""
+        name = f"bucket-{next(_NUMBERS)}"
+        with self.lock:
+            buckets.create_bucket(name, self.storage)
+            self.storage.buckets[name]["softDeletePolicy"] = {"retentionDurationSeconds": 0}
+        return f"gs://{name}"
+
+    def list_names(self, url):
+        """Return the names of all objects below a URL, without a request."""
+        bucket, _, prefix = url.removeprefix("gs://").partition("/")
+        with self.lock:
+            return sorted(
+                name.removeprefix(prefix).lstrip("/")
+                for name in self.storage.objects.get(bucket, {})
+                if name.startswith(prefix)
+            )
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _PreconditionError(Exception):
+    """The object has another generation."""
+
+
+class _Storage(Storage):
+    def __init__(self):
+        super().__init__(use_memory_fs=True)
+        self.generation = None  # what the request expects: '0' for an object that does not exist
+
+    def _write_config_to_file(self):
+        pass  # the emulator would write a list of all objects at each request
+
+    def create_file(self, bucket_name, file_name, *args, **kwargs):
+        self._check(bucket_name, file_name)
+        super().create_file(bucket_name, file_name, *args, **kwargs)
+
+    def delete_file(self, bucket_name, file_name):
+        self._check(bucket_name, file_name)
+        super().delete_file(bucket_name, file_name)
+
+    def _check(self, bucket_name, file_name):
+        current = self.objects.get(bucket_name, {}).get(file_name, {}).get("generation", "0")
+        if self.generation not in (None, current):
+            raise _PreconditionError
+
+
+class _Handler(RequestHandler):
+    def __init__(self, store, *args):
+        self._store = store
+        super().__init__(store.storage, *args)
+
+    def do_GET(self):
+        self._serve("GET")
+
+    def do_POST(self):
+        self._serve("POST")
+
+    def do_PUT(self):
+        self._serve("PUT")
+
+    def do_PATCH(self):
+        self._serve("PATCH")
+
+    def do_DELETE(self):
+        self._serve("DELETE")
+
+    def _serve(self, method):
+        path = urllib.parse.unquote(self.path)
+        fault = self._store.choose_fault(method, path)
+        time.sleep(self._store.delay)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if fault == "stall":
+            time.sleep(_STALL)
+            return
+        if fault == "error":
+            self._answer_unavailable()
+            self._store.requests.append((method, path))
+            return
+        self.rfile = io.BytesIO(body)
+        sent = self._run(method)
+        is_listing = method == "GET" and re.search(r"/b/[^/]+/o(\?|$)", path)
+        pages = max(1, -(-sent.count(b'"name"') // _PAGE)) if is_listing else 1
+        self._store.requests += [(method, path)] * pages
+        if is_listing:
+            earlier, self._store.listings[path] = self._store.listings.get(path, sent), sent
+            sent = earlier if fault == "lag" else sent
+        if fault == "lost":
+            self._answer_unavailable()
+            return
+        with contextlib.suppress(ConnectionError):  # of a client that was killed
+            self.wfile.write(sent[: len(sent) // 2 + 1] if fault == "cut" else sent)
+
+    def _run(self, method):
+        """Return the answer as it goes over the wire."""
+        connection, self.wfile = self.wfile, io.BytesIO()
+        query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+        try:
+            with self._store.lock:
+                self.storage.generation = query.get("ifGenerationMatch", [None])[0]
+                Router(self).handle(method)
+        except _PreconditionError:
+            self.wfile = io.BytesIO()
+            self._headers_buffer = []
+            self.send_response(412)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        finally:
+            answer, self.wfile = self.wfile.getvalue(), connection
+        return answer
+
+    def _answer_unavailable(self):
+        self.send_response(503)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format, *args):
+        pass
+
+
+@contextlib.contextmanager
+def serve_google_storage():
+    """Run an emulator of Google Cloud Storage, to which this process and its children send their requests."""
+    logging.getLogger("api").setLevel(logging.CRITICAL)  # it logs each object that is not found
+    for name in ("gcp_storage_emulator", "gcsfs"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    store = GoogleStorage()
+    os.environ.update(store.environment)
+    yield store
+    for name in store.environment:
+        os.environ.pop(name)
+    store.close()
+
+
+@contextlib.contextmanager
+def serve_s3():
+    """Run an emulator of S3, to which this process and its children send their requests; yields its address."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", 0)
+    server.start()
+    host, port = server.get_host_and_port()
+    environment = dict(
+        AWS_ENDPOINT_URL=f"http://{host}:{port}",
+        AWS_ACCESS_KEY_ID="test",
+        AWS_SECRET_ACCESS_KEY="test",
+        AWS_DEFAULT_REGION="us-east-1",
+        AWS_EC2_METADATA_DISABLED="true",
+    )
+    os.environ.update(environment)
+    yield environment["AWS_ENDPOINT_URL"]
+    for name in environment:
+        os.environ.pop(name)
+    server.stop()
+
+
+def make_s3_bucket():
+    """Return the URL of a new bucket of the emulator of S3."""
+    import s3fs
+
+    name = f"bucket-{next(_NUMBERS)}"
+    s3fs.S3FileSystem().mkdir(name)
+    return f"s3://{name}"
