@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_config_commands(commands, common)
     _add_plan(commands, common)
     _add_report(commands, traceback)
+    _add_table(commands, traceback)
     _add_ckpt(commands, traceback)
     convert = _add(commands, "convert", "convert.run", "convert a config of MMEngine or iMIX", traceback)
     convert.add_argument("mmengine_config", metavar="MMENGINE_CONFIG", help="a flat Python file, with its base files")
@@ -144,6 +145,20 @@ def _add_report(commands: Commands, traceback: argparse.ArgumentParser) -> None:
     report.add_argument("--serve", action="store_true", help="serve the page and follow the runs instead of writing it")
     report.add_argument("--host", default="127.0.0.1", metavar="HOST", help="address to serve on (default: 127.0.0.1)")
     report.add_argument("--port", type=int, default=8080, metavar="PORT", help="port to serve on; 0 for any free one")
+
+
+def _add_table(commands: Commands, traceback: argparse.ArgumentParser) -> None:
+    text = "print runs with the hyperparameters that differ and their metrics"
+    table = _add(commands, "table", "table.run", text, traceback)
+    work_dirs = "a work dir, for its newest run; one of its directories WORK_DIR/TIMESTAMP; or a sweep's directory"
+    table.add_argument("work_dirs", nargs="+", metavar="WORK_DIR", help=work_dirs)
+    table.add_argument("--group", action="store_true", help="one row for the seeds of equal runs: mean ± deviation")
+    table.add_argument("--sort", metavar="COLUMN", help="sort by a column, named as in the table (default: best first)")
+    table.add_argument("--reverse", action="store_true", help="reverse the order of the rows")
+    styles = table.add_mutually_exclusive_group()
+    for style in ("csv", "markdown", "latex"):
+        styles.add_argument(f"--{style}", dest="style", action="store_const", const=style, help=f"print {style}")
+    table.set_defaults(style="text")
 
 
 def _add_ckpt(commands: Commands, traceback: argparse.ArgumentParser) -> None:

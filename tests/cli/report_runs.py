@@ -13,7 +13,7 @@ def train_row(step, **values):
     return {"lr": 0.1, "time": 0.5, "data_time": 0.01, **values, "epoch": 1 + step // 10, "iter": step, "mode": "train"}
 
 
-def write_run(work_dir, rows, *, config=None, images=(), timestamp="20250131_120000", **session):
+def write_run(work_dir, rows, *, config=None, images=(), timestamp="20250131_120000", seed=0, **session):
     """Write a run and return its log directory.
 
     Args:
@@ -34,7 +34,7 @@ def write_run(work_dir, rows, *, config=None, images=(), timestamp="20250131_120
         "iter": 40, "seconds": {"step": 3.0, "compile": 1.0}, **session,
     }  # fmt: skip
     record = {
-        "seed": 0, "max_iters": 40, "max_epochs": 4, "epoch_length": 10, "sessions": [session],
+        "seed": seed, "max_iters": 40, "max_epochs": 4, "epoch_length": 10, "sessions": [session],
         "model": {"tensors": 2, "parameters": 30, "bytes": 120},
         "groups": {"columns": ["group", "lr"], "rows": [["0", "0.1"]]},
     }  # fmt: skip

@@ -4,8 +4,9 @@ import math
 import pytest
 
 from jengine.cli.report.page import collect_data
-from jengine.cli.report.page_data import MAX_IMAGE_NAMES, compare_configs, read_curves, thin
+from jengine.cli.report.page_data import MAX_IMAGE_NAMES, thin
 from jengine.cli.report.run_files import find_runs, name_runs, read_run
+from jengine.cli.report.run_metrics import compare_configs, read_curves
 
 from .report_runs import losses, train_row, write_run
 

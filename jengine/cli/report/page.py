@@ -4,30 +4,22 @@ import base64
 import functools
 import gzip
 import importlib.resources
-import itertools
-import pathlib
 import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.cli.report.page_data import build_page_data
-from jengine.cli.report.run_files import find_runs, name_runs, read_run
+from jengine.cli.report.run_files import read_runs
 from jengine.errors import require_extra
 from jengine.json_codec import encode
-from jengine.storage import check_local_path
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def collect_data(work_dirs: Sequence[str], images: int) -> dict[str, Any]:
     """Read the runs (see `find_runs`) and return the report data, with at most `images` steps per image."""
-    skipped: list[str] = []
-    found = (find_runs(pathlib.Path(check_local_path("work_dir", path)), skipped) for path in work_dirs)
-    log_dirs = list(dict.fromkeys(itertools.chain.from_iterable(found)))
-    runs = dict(zip(name_runs(log_dirs), map(read_run, log_dirs), strict=True))
-    next(iter(runs.values())).notes.extend(skipped)
-    return {"created": time.strftime("%Y-%m-%d %H:%M:%S"), **build_page_data(runs, images)}
+    return {"created": time.strftime("%Y-%m-%d %H:%M:%S"), **build_page_data(read_runs(work_dirs), images)}
 
 
 def render_page(data: dict[str, Any], refresh: float = 0) -> str:

@@ -1,11 +1,12 @@
 """Run files that a report shows, perhaps while the run is training."""
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.checkpoint.lock import is_locked
@@ -13,7 +14,9 @@ from jengine.cli.report.foreign_files import ForeignFiles, conform, get_dict, is
 from jengine.config import parse_config
 from jengine.errors import ConfigError
 from jengine.runner.session import FILE as RECORD
+from jengine.storage import check_local_path
 
+TRIAL = "trial.json"  # in the work dir of a sweep's run: `overrides`, `sweep`, and `error` or `pruned`
 _SCALARS = pathlib.PurePath("vis_data", "scalars.json")
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 _STEP = re.compile(r"(.+)_(\d+)")  # the name of an image and its step
@@ -46,11 +49,28 @@ class ReportedRun:
     rows: list[dict[str, Any]]  # the lines in `vis_data/scalars.json`
     images: Mapping[str, list[tuple[int, pathlib.Path]]]  # steps and PNG files, in order, by image name
     test: Mapping[str, Any]  # the metrics of a test at the end of the run; empty if there was none
+    trial: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # `trial.json`; empty unless it is of a sweep
+
+    @property
+    def work_dir(self) -> pathlib.Path:
+        """The directory with the checkpoints: the log directory itself if a trial failed before it had one."""
+        return self.log_dir.parent if _is_log_dir(self.log_dir) else self.log_dir
+
+
+def read_runs(work_dirs: Sequence[str]) -> dict[str, ReportedRun]:
+    """Read runs (see `find_runs`) and return them by name; the first has notes about what was skipped."""
+    skipped: list[str] = []
+    found = (find_runs(pathlib.Path(check_local_path("work_dir", path)), skipped) for path in work_dirs)
+    log_dirs = list(dict.fromkeys(itertools.chain.from_iterable(found)))
+    runs = dict(zip(name_runs(log_dirs), map(read_run, log_dirs), strict=True))
+    next(iter(runs.values())).notes.extend(skipped)
+    return runs
 
 
 def find_runs(path: pathlib.Path, notes: list[str] | None = None) -> list[pathlib.Path]:
     """Return the log directories that `path` stands for: itself, the newest run in a work dir, or in several.
 
+    A sweep's run that failed before it had a log directory is found as its work dir.
     `notes` gets the directories that are skipped, because they cannot be read or lead out of `path`.
     """
     if not path.is_dir():
@@ -87,9 +107,15 @@ def name_runs(log_dirs: list[pathlib.Path]) -> list[str]:
 def read_run(log_dir: pathlib.Path) -> ReportedRun:
     """Read a run, which may be from anyone; nothing outside the log directory is read."""
     files = ForeignFiles(log_dir)
-    record, config = _read_record(files), _read_config(files)
+    if not _is_log_dir(log_dir):
+        trial = _read_trial(log_dir)
+        notes = [trial["error"]] if "error" in trial else []
+        status = "failed" if notes else "waiting"
+        return ReportedRun(files, notes, log_dir, status, {"sessions": []}, {}, [], {}, {}, trial)
+    record, config, trial = _read_record(files), _read_config(files), _read_trial(log_dir.parent)
+    status = "pruned" if trial.get("pruned") else _find_status(log_dir, record)
     return ReportedRun(
-        files, files.notes, log_dir, _find_status(log_dir, record), record, config, rows=_read_rows(files),
+        files, files.notes, log_dir, status, record, config, rows=_read_rows(files), trial=trial,
         images=_list_images(files, config), test=files.read_json(log_dir / f"{log_dir.name}.json"),
     )  # fmt: skip
 
@@ -108,8 +134,9 @@ def _directories(files: ForeignFiles, path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _newest_run(work_dir: pathlib.Path, files: ForeignFiles) -> pathlib.Path | None:
-    """Return the log directory with the latest start time, which is the name; None if there is none."""
-    return max(filter(_is_log_dir, _directories(files, work_dir)), default=None)
+    """Return the log directory with the latest start time, which is the name; a trial without one itself; else None."""
+    trial = work_dir if (work_dir / TRIAL).is_file() else None
+    return max(filter(_is_log_dir, _directories(files, work_dir)), default=trial)
 
 
 def _find_status(log_dir: pathlib.Path, record: Mapping[str, Any]) -> str:
@@ -120,6 +147,13 @@ def _find_status(log_dir: pathlib.Path, record: Mapping[str, Any]) -> str:
         return "training" if is_training else ""
     status = record["sessions"][-1].get("status", "")
     return "stopped" if status == "training" else status
+
+
+def _read_trial(work_dir: pathlib.Path) -> dict[str, Any]:
+    """Return what a sweep wrote about its run; {} for another run."""
+    trial = ForeignFiles(work_dir).read_json(work_dir / TRIAL)
+    forms = {"overrides": dict, "sweep": str, "error": str, "pruned": bool}
+    return {name: trial[name] for name, form in forms.items() if isinstance(trial.get(name), form)}
 
 
 def _read_record(files: ForeignFiles) -> dict[str, Any]:

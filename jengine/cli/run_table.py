@@ -1,0 +1,283 @@
+"""Table of runs: the hyperparameters that differ, final and best metrics, and means over seeds."""
+
+import collections
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jengine.cli.report.foreign_files import is_number
+from jengine.cli.report.run_files import ReportedRun, read_runs
+from jengine.cli.report.run_metrics import TIMES, find_best, flatten_config, list_saved_metrics, read_curves
+from jengine.cli.table_format import Cell, Spread, format_cells, spread
+from jengine.errors import ConfigError, closest
+
+# Differences that are no hyperparameters: names, places, and the seed, which has a column of its own
+_NO_HYPERPARAMS = (
+    "work_dir", "experiment_name", "resume", "resume_policy", "log_level", "visualizer", "randomness", "vars",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRow:
+    """Row of a table: one run.
+
+    Attributes:
+      name: the work dir name, extended where two are equal.
+      work_dir: the directory with its checkpoints.
+      log_dir: the directory with its logs; the work dir if the run failed before it made one.
+      status: 'finished', 'training', 'pruned', 'failed', 'waiting', or why it stopped; '' if unknown.
+      error: the message of a failed trial of a sweep; '' if there is none.
+      seed: the random seed; None if unknown.
+      iter: iterations trained.
+      hyperparams: the values at the table's `hyperparams`, without those that the run does not have.
+      best: the best value of each validation metric whose direction is known.
+      final: the last value of each metric; `test/NAME` of a test after training.
+    """
+
+    name: str
+    work_dir: str
+    log_dir: str
+    status: str
+    error: str
+    seed: int | None
+    iter: int
+    hyperparams: Mapping[str, Any]
+    best: Mapping[str, float]
+    final: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedGroup:
+    """Runs that differ only in the seed, the best one first.
+
+    Attributes:
+      runs: the runs.
+      hyperparams: what they share.
+      best, final: mean and spread over the runs that have the metric.
+    """
+
+    runs: Sequence[RunRow]
+    hyperparams: Mapping[str, Any]
+    best: Mapping[str, Spread]
+    final: Mapping[str, Spread]
+
+    @property
+    def status(self) -> str:
+        """The status of all, or how many runs have each: 'finished 3, failed 1'."""
+        counts = collections.Counter(run.status for run in self.runs)
+        return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{name} {n}" for name, n in counts.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class RunTable:
+    """Table of runs, the best one first.
+
+    Attributes:
+      rows: the runs.
+      hyperparams: config paths at which the runs differ; those that a sweep sets come first.
+      metrics: metric names, the main one first.
+      rules: 'greater' or 'less' for each metric whose direction is known, by config or by name.
+      notes: what could not be read, and why.
+
+    >>> row = RunRow("a", "a", "a", "finished", "", 0, 9, {"optim_wrapper.lr": 0.1}, {"loss": 1.5}, {"loss": 2.0})
+    >>> table = RunTable([row], ["optim_wrapper.lr"], ["loss"], {"loss": "less"})
+    >>> print(table)
+    +-----+-----------+-----------+------+----------+-----+
+    |  lr | best loss | last loss | seed | status   | run |
+    +-----+-----------+-----------+------+----------+-----+
+    | 0.1 |       1.5 |         2 |    0 | finished | a   |
+    +-----+-----------+-----------+------+----------+-----+
+    >>> table.best().name
+    'a'
+    """
+
+    rows: Sequence[RunRow]
+    hyperparams: Sequence[str]
+    metrics: Sequence[str]
+    rules: Mapping[str, str]
+    notes: Sequence[str] = ()
+
+    def best(self, metric: str | None = None) -> RunRow:
+        """Return the run with the best value of a metric, by default of the main one.
+
+        Raises:
+          ConfigError: no run has this metric, or its direction is unknown.
+        """
+        name = self._check_metric(metric)
+        found = [row for row in self.rows if name in row.best]
+        return min(found, key=lambda row: _rank(row.best[name], self.rules[name]))
+
+    def groups(self, metric: str | None = None) -> list[SeedGroup]:
+        """Return the runs grouped over seeds, the group with the best mean of a metric first.
+
+        `groups()[0].runs[0]` is the best seed of the best hyperparameters.
+
+        Raises:
+          ConfigError: no run has this metric, or its direction is unknown.
+        """
+        name = self._check_metric(metric) if metric or self.rules else ""
+        by_settings: dict[str, list[RunRow]] = {}
+        for row in sorted(self.rows, key=lambda row: _rank(row.best.get(name), self.rules.get(name, ""))):
+            by_settings.setdefault(repr(sorted(row.hyperparams.items())), []).append(row)
+        groups = [
+            SeedGroup(
+                runs, runs[0].hyperparams, _average(run.best for run in runs), _average(run.final for run in runs)
+            )
+            for runs in by_settings.values()
+        ]
+        return sorted(groups, key=lambda group: _rank(group.best.get(name), self.rules.get(name, "")))
+
+    def cells(self, group: bool = False) -> tuple[list[str], list[list[Cell]]]:
+        """Return the headings and the rows, one for each run, or with `group` for each group over seeds."""
+        names = shorten_paths(self.hyperparams)
+        columns = [(kind, metric) for metric in self.metrics for kind in ("best", "last")]
+        columns = [(kind, metric) for kind, metric in columns if kind == "last" or metric in self.rules]
+        ends = ["seeds", "status"] if group else ["seed", "status", "run"]
+        headings = [*(names[path] for path in self.hyperparams), *(f"{kind} {name}" for kind, name in columns), *ends]
+        rows: list[list[Cell]] = []
+        found: Sequence[RunRow | SeedGroup] = self.groups() if group else self.rows
+        for row in found:
+            values = [_as_cell(row.hyperparams.get(path)) for path in self.hyperparams]
+            metrics = [(row.best if kind == "best" else row.final).get(name) for kind, name in columns]
+            last = [len(row.runs), row.status] if isinstance(row, SeedGroup) else [row.seed, row.status, row.name]
+            rows.append([*values, *metrics, *last])
+        return headings, rows
+
+    def _check_metric(self, metric: str | None) -> str:
+        known = [name for name in self.metrics if name in self.rules]
+        if metric is None and known:
+            return known[0]
+        if metric in known:
+            return str(metric)
+        problem = "no validation metric with a known direction" if metric is None else f"{metric!r}"
+        raise ConfigError(
+            f"the metric must be one of {', '.join(known) or 'none'}, got {problem}"
+            f"{closest(str(metric), known) if metric else '; set save_best and rule of the CheckpointHook'}"
+        )
+
+    def __str__(self) -> str:
+        return format_cells(*self.cells(), style="text")
+
+    def _repr_markdown_(self) -> str:
+        """Return the table as Jupyter shows it."""
+        return format_cells(*self.cells(), style="markdown")
+
+
+def read_table(work_dirs: Iterable[str | os.PathLike[str]]) -> RunTable:
+    """Read runs and return their table.
+
+    Args:
+      work_dirs: a work dir, for its newest run; a directory of work dirs, such as a sweep; or a log directory.
+
+    Raises:
+      FileNotFoundError: a directory does not exist or has no runs.
+    """
+    return build_table(read_runs([os.fspath(path) for path in work_dirs]))
+
+
+def build_table(runs: Mapping[str, ReportedRun]) -> RunTable:
+    """Return the table of runs, by name."""
+    configs = {name: flatten_config(run.config) for name, run in runs.items()}
+    paths = _find_differing(list(runs.values()), list(configs.values()))
+    rules: dict[str, str] = {}
+    rows = [_describe(name, run, {**_overrides(run), **configs[name]}, paths, rules) for name, run in runs.items()]
+    names = dict.fromkeys(metric for row in rows for metric in row.final)
+    saved = [metric for run in runs.values() for metric in list_saved_metrics(run.config)]
+    # The main metric is that of the best checkpoints, else the first that is no loss
+    order = sorted(names, key=lambda name: (name not in saved, name.startswith("test/"), "loss" in name))
+    main = next((name for name in order if name in rules), "")
+    rows.sort(key=lambda row: _rank(row.best.get(main), rules.get(main, "")))
+    notes = [f"{name}: {note}" for name, run in runs.items() for note in run.notes]
+    return RunTable(rows, paths, order, rules, notes)
+
+
+def shorten_paths(paths: Sequence[str]) -> dict[str, str]:
+    """Return the shortest end of each path that no other path has.
+
+    >>> shorten_paths(["optim_wrapper.optimizer.lr", "model.head.width", "model.neck.width"])
+    {'optim_wrapper.optimizer.lr': 'lr', 'model.head.width': 'head.width', 'model.neck.width': 'neck.width'}
+    """
+    ends = {path: [".".join(path.split(".")[-n:]) for n in range(1, path.count(".") + 2)] for path in paths}
+    counts = collections.Counter(end for found in ends.values() for end in found)
+    return {path: next((end for end in found if counts[end] == 1), path) for path, found in ends.items()}
+
+
+def _as_cell(value: Any) -> Cell:
+    return (
+        value
+        if value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
+        else repr(value)
+    )
+
+
+def _rank(value: "float | Spread | None", rule: str) -> float:
+    """Return a number by which better values come first, and missing ones last."""
+    number = value.mean if isinstance(value, Spread) else value
+    if number is None or math.isnan(number) or not rule:
+        return math.inf
+    return -number if rule == "greater" else number
+
+
+def _average(metrics: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
+    values: dict[str, list[float]] = {}
+    for found in metrics:
+        for name, value in found.items():
+            values.setdefault(name, []).append(value)
+    return {name: spread(found) for name, found in values.items()}
+
+
+def _overrides(run: ReportedRun) -> dict[str, Any]:
+    return dict(run.trial.get("overrides", {}))
+
+
+def _find_differing(runs: Sequence[ReportedRun], configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the config paths at which runs differ; in a single sweep only those that it sets, as others follow."""
+    swept = list(dict.fromkeys(path for run in runs for path in _overrides(run)))
+    complete = [config for config in configs if config]  # a run that failed early has none
+    all_paths = list(dict.fromkeys(path for config in complete for path in config))
+    is_sweep = all(run.trial for run in runs) and len({run.trial.get("sweep") for run in runs}) == 1
+    paths = swept if is_sweep else [*swept, *(path for path in all_paths if path not in swept)]
+    incomplete = [_overrides(run) for run, config in zip(runs, configs, strict=True) if not config]
+    found = []
+    for path in paths:
+        values = {repr(config.get(path)) for config in complete}
+        values |= {repr(overrides[path]) for overrides in incomplete if path in overrides}
+        if len(values) > 1 and path.partition(".")[0].partition("[")[0] not in _NO_HYPERPARAMS:
+            found.append(path)
+    return found
+
+
+def _describe(
+    name: str, run: ReportedRun, values: Mapping[str, Any], paths: Sequence[str], rules: dict[str, str]
+) -> RunRow:
+    """Return the row of a run; the directions of its metrics are added to `rules`."""
+    curves, _ = read_curves(run.rows)
+    best: dict[str, float] = {}
+    final = {}
+    for metric in find_best(curves, run.config):
+        final[metric["metric"]] = curves["val", metric["metric"]][1][-1]
+        if metric["rule"]:
+            rules.setdefault(metric["metric"], metric["rule"])
+        if metric["best"]:
+            best[metric["metric"]] = metric["best"]["value"]
+    final |= {f"test/{key}": float(x) for key, x in run.test.items() if is_number(x) and key not in TIMES}
+    if not final and ("train", "loss") in curves:  # a run without a validation
+        losses = [value for value in curves["train", "loss"][1] if math.isfinite(value)]
+        final["train/loss"] = curves["train", "loss"][1][-1]
+        rules["train/loss"] = "less"
+        best |= {"train/loss": min(losses)} if losses else {}
+    iterations = [session.get("iter", 0) for session in run.record["sessions"]] + [x[-1] for x, _ in curves.values()]
+    return RunRow(
+        name=name,
+        work_dir=str(run.work_dir),
+        log_dir=str(run.log_dir),
+        status=run.status,
+        error=str(run.trial.get("error", "")),
+        seed=run.record.get("seed", values.get("randomness.seed")),
+        iter=int(max(iterations, default=0)),
+        hyperparams={path: values[path] for path in paths if path in values},
+        best=best,
+        final=final,
+    )

@@ -1,0 +1,99 @@
+import json
+
+import pytest
+
+from jengine.cli import main
+from jengine.cli.run_table import read_table
+
+from .report_runs import train_row, write_run
+
+
+def write_trial(work_dir, lr, seed, scores, **config):
+    rows = [
+        {"accuracy/top1": score, "loss": 1 - score, "iter": 10 * i, "mode": "val"} for i, score in enumerate(scores, 1)
+    ]
+    config = {"optim_wrapper": {"optimizer": {"type": "SGD", "lr": lr}}, "work_dir": str(work_dir), **config}
+    return write_run(work_dir, rows, config=config, seed=seed)
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Write runs of two learning rates and two seeds, and one that failed before it had a log."""
+    for name, lr, seed, scores in (
+        ("a", 0.1, 0, (0.5, 0.8, 0.7)), ("b", 0.1, 1, (0.5, 0.6)), ("c", 0.3, 0, (0.9,)), ("d", 0.3, 1, (0.7,)),
+    ):  # fmt: skip
+        write_trial(tmp_path / name, lr, seed, scores)
+    (tmp_path / "e").mkdir()
+    trial = {"overrides": {"optim_wrapper.optimizer.lr": 9.0, "randomness.seed": 3}, "error": "ValueError: too large"}
+    (tmp_path / "e" / "trial.json").write_text(json.dumps(trial))
+    return tmp_path
+
+
+def test_the_table_shows_what_differs_and_the_metrics_the_best_run_first(sweep):
+    headings, rows = read_table([sweep]).cells()
+    assert headings == [
+        "lr", "best accuracy/top1", "last accuracy/top1", "best loss", "last loss", "seed", "status", "run",
+    ]  # fmt: skip
+    assert [row[:3] + row[5:] for row in rows] == [
+        [0.3, 0.9, 0.9, 0, "finished", "c"],
+        [0.1, 0.8, 0.7, 0, "finished", "a"],
+        [0.3, 0.7, 0.7, 1, "finished", "d"],
+        [0.1, 0.6, 0.6, 1, "finished", "b"],
+        [9.0, None, None, 3, "failed", "e"],
+    ]
+
+
+def test_groups_over_seeds_have_the_mean_and_the_sample_deviation(sweep):
+    table = read_table([sweep])
+    best, second, failed = table.groups()
+    assert (best.hyperparams, [run.name for run in best.runs]) == ({"optim_wrapper.optimizer.lr": 0.3}, ["c", "d"])
+    assert best.best["accuracy/top1"] == pytest.approx((0.8, 0.02**0.5, 2))  # 0.9 and 0.7
+    assert second.final["accuracy/top1"] == pytest.approx((0.65, 0.005**0.5, 2))  # 0.7 and 0.6
+    assert (failed.status, failed.best) == ("failed", {})
+    assert table.best().name == "c"
+    assert table.best("loss").work_dir == str(sweep / "c")
+
+
+def test_the_direction_and_the_main_metric_are_those_of_the_checkpoint_hook(tmp_path):
+    hooks = {"checkpoint": {"type": "CheckpointHook", "save_best": "recall", "rule": "less"}}
+    for name, values in (("a", (3.0, 1.0, 2.0)), ("b", (4.0, 5.0, 6.0))):
+        rows = [{"acc": 1 / value, "recall": value, "iter": i, "mode": "val"} for i, value in enumerate(values)]
+        write_run(tmp_path / name, rows, config={"default_hooks": hooks})
+    table = read_table([tmp_path])
+    assert (table.metrics[0], [row.best["recall"] for row in table.rows]) == ("recall", [1.0, 4.0])
+
+
+def test_runs_without_a_validation_are_compared_by_their_training_loss(tmp_path):
+    write_run(tmp_path / "a", [train_row(1, loss=3.0), train_row(2, loss=1.0), train_row(3, loss=float("nan"))])
+    assert read_table([tmp_path]).best().best == {"train/loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--csv"], ["lr,best accuracy/top1,last accuracy/top1,best loss,last loss,seed,status,run", "9.0,,,,,3,failed,e"]),
+        (
+            ["--markdown", "--group"],
+            [
+                "| lr | best accuracy/top1 | last accuracy/top1 | best loss | last loss | seeds | status |",
+                "|--:|--:|--:|--:|--:|--:|---|",
+                "| 0.3 | 0.8 ± 0.14 | 0.8 ± 0.14 | 0.2 ± 0.14 | 0.2 ± 0.14 | 2 | finished |",
+            ],
+        ),
+        (["--latex", "--group"], [r"\begin{tabular}{rrrrrrl}", r"9 &  &  &  &  & 1 & failed \\", r"\end{tabular}"]),
+    ],
+)  # fmt: skip
+def test_the_command_prints_csv_markdown_and_latex(sweep, capsys, options, expected):
+    assert main(["table", str(sweep), *options]) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert [line for line in lines if line in expected] == expected
+    assert "e: ValueError: too large" in printed.err
+
+
+def test_rows_are_sorted_by_a_column_and_a_wrong_one_is_refused(sweep, capsys):
+    assert main(["table", str(sweep), "--csv", "--sort", "seed", "--reverse"]) == 0
+    seeds = [line.split(",")[5] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert seeds == ["3", "1", "1", "0", "0"]
+    assert main(["table", str(sweep), "--sort", "lrr"]) == 2
+    assert "`--sort` must be one of lr, " in capsys.readouterr().err
