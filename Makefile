@@ -12,7 +12,8 @@ PINS = $(wildcard constraints/$(shell $(BIN)/python -c '$(PYTHON_TAG)').txt)
 
 .PHONY: demo test test-all configs processes foreign test-chips pytest-chips test-newest test-versions lint types pytest lock lock-oldest docs docs-serve bench bench-peers clean
 
-demo: $(VENV)/.installed
+# Only what configs/ requires, unless the environment has the packages of the tests already.
+demo: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
 	$(BIN)/jengine train $(CONFIG)
 
 test: lint types pytest
@@ -103,7 +104,8 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jengine needs Python 3.11 or newer; set PYTHON=")'
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
+$(VENV)/.demo: EXTRAS := examples
+$(VENV)/.demo $(VENV)/.installed: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
 	$(if $(PINS),,@echo "Installing the newest versions; constraints/ pins those tested with $(basename $(notdir $(wildcard constraints/py*.txt))).")
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]' $(PINS:%=-c %)
 	@touch $@

@@ -38,14 +38,20 @@ def _pins(path):
     return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
 
 
-def _dry_run(tmp_path, tag, *arguments):
+def _dry_run(tmp_path, tag, *arguments, target=".installed"):
     """Return the commands that `make` runs to install into an environment with Python `tag`, such as py312."""
     python = tmp_path / "venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
+    python.parent.mkdir(parents=True, exist_ok=True)
     python.write_text(f"#!/bin/sh\necho {tag}\n")
     python.chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    command = ["make", "--dry-run", f"VENV={tmp_path}/venv", f"{tmp_path}/venv/.installed", *arguments]
+    command = [
+        "make",
+        "--dry-run",
+        f"VENV={tmp_path}/venv",
+        target if target == "demo" else f"{tmp_path}/venv/{target}",
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
 
 
@@ -75,6 +81,17 @@ def test_make_installs_the_pins_of_its_python_version(path, tmp_path):
 def test_the_tests_with_other_libraries_have_pins_and_an_environment_of_their_own(tmp_path):
     assert "torch" in _pins(ROOT / "constraints" / "py311.txt")
     assert "-e '.[dev,interop]' -c constraints/py311.txt" in _dry_run(tmp_path, "py311", "EXTRAS=dev,interop")
+
+
+def test_the_demo_installs_only_what_its_config_requires_and_uses_the_environment_of_the_tests_if_it_is_there(tmp_path):
+    installing = "-e '.[examples]' -c constraints/py311.txt"
+    assert installing in _dry_run(tmp_path / "empty", "py311", target="demo")
+    newer = tmp_path / "tested" / "venv" / ".installed"
+    newer.parent.mkdir(parents=True)
+    newer.touch()
+    commands = _dry_run(tmp_path / "tested", "py311", target="demo")
+    assert "pip install" not in commands
+    assert "jengine train" in commands
 
 
 def test_make_installs_the_newest_versions_on_request(tmp_path):
@@ -107,7 +124,7 @@ def test_a_python_that_is_not_supported_is_an_error_of_test_versions():
     command = [sys.executable, ROOT / ".ci" / "test_versions.py", "3.9"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "unknown: 3.9; there are 3.11, 3.12, 3.13, oldest\n"
+    assert done.stderr == "unknown: 3.9; there are 3.11, 3.12, 3.13, 3.14, oldest\n"
 
 
 def test_a_python_that_is_not_installed_is_named_and_fails(tmp_path):
@@ -162,6 +179,7 @@ def test_the_page_about_installing_has_the_tested_versions():
     assert "JAX from {0} to {2} ({1} with Python 3.11)".format(*jax_versions) in readme
     core = {name: version for name, version in pins[2].items() if name in {row[0] for row in rows}}
     assert core.items() <= _pins(ROOT / "constraints" / "py313.txt").items()
+    assert core.items() <= _pins(ROOT / "constraints" / "py314.txt").items()
 
 
 def test_every_page_names_the_current_version():
