@@ -7,13 +7,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jengine.cli.report import report as report
     from jengine.config import load_config as load_config
     from jengine.runner import Runner as Runner
     from jengine.runner import load_model as load_model
 
 __version__ = "0.2.0"
 
-_NAMES = {"Runner": "jengine.runner", "load_config": "jengine.config", "load_model": "jengine.runner"}
+_NAMES = {
+    "Runner": "jengine.runner",
+    "load_config": "jengine.config",
+    "load_model": "jengine.runner",
+    "report": "jengine.cli.report",
+}
 _PACKAGES = (
     "averaging", "checkpoint", "config", "contrib", "data", "distributed", "errors", "evaluation", "hooks", "logging",
     "model", "optim", "paths", "registry", "runner", "sharding", "train", "visualization",

@@ -10,6 +10,7 @@ from jengine.hooks.hook import Hook
 from jengine.hooks.priority import Priority, get_level, get_priority, get_priority_name, to_priority
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging import shorten_rows, tables
+from jengine.logging.notebook import in_notebook
 from jengine.registry import HOOKS, as_config
 from jengine.train.scanned_step import ChunkMetrics
 
@@ -27,6 +28,7 @@ DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
     param_scheduler=dict(type="ParamSchedulerHook"),
     checkpoint=dict(type="CheckpointHook", interval=1),
 )
+_NOTEBOOK_HOOKS = dict(progress=dict(type="ProgressHook"))  # further default hooks in a notebook
 _MODES = ("train", "val", "test")
 _MAX_ROWS = 10  # of the table
 _ALMOST = 0.9  # similarity at which a method is a misspelled stage; hooks may define their own stages
@@ -93,8 +95,9 @@ class HookList:
         """Register the default hooks; `hooks` replaces them by name, removes them with None, or adds others."""
         if hooks is not None and not hasattr(hooks, "items"):
             raise TypeError(f"default_hooks must be a dict of hooks by name, got {type(hooks).__name__}")
-        missing = {name: hook for name, hook in DEFAULT_HOOKS.items() if name not in self.names}
-        known = [*DEFAULT_HOOKS, *(name for name in self.names if name not in DEFAULT_HOOKS)]
+        defaults = {**DEFAULT_HOOKS, **(_NOTEBOOK_HOOKS if in_notebook() else {})}
+        missing = {name: hook for name, hook in defaults.items() if name not in self.names}
+        known = list(dict.fromkeys((*DEFAULT_HOOKS, *_NOTEBOOK_HOOKS, *self.names)))
         for name, hook in {**missing, **dict((hooks or {}).items())}.items():
             with config_path("default_hooks", name):
                 if hook is not None:

@@ -1,4 +1,4 @@
-"""Progress bar with the remaining time, for a terminal."""
+"""Progress bar with the remaining time, for a terminal or a notebook."""
 
 import contextlib
 import logging
@@ -11,6 +11,7 @@ from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging import console, terminal_handlers
+from jengine.logging.notebook import NotebookProgress, in_notebook
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
 
@@ -18,12 +19,44 @@ _REDRAW_SECONDS = 0.1
 _LINE_SECONDS = 60.0
 
 
+class _TerminalProgress:
+    """Bar below the log lines of a terminal, which disappears at the end."""
+
+    def __init__(self, total: int | None, completed: int) -> None:
+        from rich import progress
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("eta"),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[loss]}"),
+            console=console.terminal,
+            transient=True,  # only the log lines stay
+        )
+        self._task = self._bar.add_task("training", total=total, completed=completed, loss="")
+
+    def start(self) -> None:
+        self._bar.start()
+
+    def add_loss(self, iteration: int, loss: float) -> None:
+        self._bar.update(self._task, loss=f"loss: {loss:.4f}")
+
+    def update(self, completed: int) -> None:
+        self._bar.update(self._task, completed=completed)
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):  # the terminal may be gone, with a SIGHUP
+            self._bar.stop()
+
+
 @HOOKS.register_module()
 class ProgressHook(Hook):
-    """Progress bar below the log lines, with the remaining time and the loss of the newest training line.
+    """Progress bar with the remaining time and the loss of the newest training line; in a notebook with a plot of it.
 
-    The command line adds it when the output is a TTY. The bar is redrawn at most ten times a second, and the terminal
-    shows at most one training line a minute; the log file has all lines.
+    The command line adds it when the output is a TTY; in a notebook it is a default hook, `progress`. The bar is
+    redrawn at most ten times a second, and one training line a minute is shown; the log file has all lines.
 
     Args:
       clock: returns the time in seconds.
@@ -34,28 +67,15 @@ class ProgressHook(Hook):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next_redraw = 0.0
-        self._progress: Any = None
-        self._task: Any = None
+        self._bar: _TerminalProgress | NotebookProgress | None = None
         self._last_line = clock()  # when the terminal showed a training line
         self._logger: logging.Logger | None = None
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Draw the bar."""
-        from rich import progress
-
-        self._progress = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(bar_width=24),
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("eta"),
-            progress.TimeRemainingColumn(),
-            progress.TextColumn("{task.fields[loss]}"),
-            console=console.terminal,
-            transient=True,  # only the log lines stay
-        )
-        self._progress.start()
-        total = runner.max_iters if math.isfinite(runner.max_iters) else None
-        self._task = self._progress.add_task("training", total=total, completed=runner.iter, loss="")
+        total = int(runner.max_iters) if math.isfinite(runner.max_iters) else None
+        self._bar = (NotebookProgress if in_notebook() else _TerminalProgress)(total, runner.iter)
+        self._bar.start()
         self._last_line = self._clock()
         self._logger = runner.logger
         self._logger.addFilter(self._show_loss)
@@ -66,8 +86,9 @@ class ProgressHook(Hook):
         """Show the loss of a training line in the bar; pass every record on."""
         scalars: Mapping[str, Any] = getattr(record, "periodic", None) or {}
         losses = [value for name, value in scalars.items() if name.split("/")[-1] == "loss"]
-        if losses:
-            self._progress.update(self._task, loss=f"loss: {losses[0]:.4f}")
+        bar = self._bar  # this thread writes the log; the other one may remove the bar
+        if losses and bar is not None:
+            bar.add_loss(scalars.get("iter", 0), losses[0])
         return True
 
     def _is_due(self, record: logging.LogRecord) -> bool:
@@ -84,9 +105,9 @@ class ProgressHook(Hook):
     ) -> None:
         """Update the bar."""
         now = self._clock()
-        if now >= self._next_redraw or self.is_last_train_iter(runner):
+        if self._bar is not None and (now >= self._next_redraw or self.is_last_train_iter(runner)):
             self._next_redraw = now + _REDRAW_SECONDS
-            self._progress.update(self._task, completed=runner.iter + 1)
+            self._bar.update(runner.iter + 1)
 
     def after_train_chunk(
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
@@ -104,9 +125,9 @@ class ProgressHook(Hook):
 
     def close(self) -> None:
         """Restore the terminal; call this if training fails before its first iteration."""
-        if self._progress is not None:
-            with contextlib.suppress(OSError):  # the terminal may be gone, with a SIGHUP
-                self._progress.stop()
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
         if self._logger is not None:
             self._logger.removeFilter(self._show_loss)
             for handler in terminal_handlers(self._logger):

@@ -58,7 +58,8 @@ def format_table(
     for row in cells:
         table.add_row(*(Text(_format_cell(value)) for value in row))
     out = io.StringIO()
-    Console(file=out, width=_UNLIMITED_WIDTH, color_system=None, force_terminal=False).print(table)
+    # In a notebook rich would display the table, and leave the text empty.
+    Console(file=out, width=_UNLIMITED_WIDTH, color_system=None, force_terminal=False, force_jupyter=False).print(table)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     return "\n".join(lines if title is None else [title, *lines])
 

@@ -89,13 +89,11 @@ class Runner:
       auto_scale_lr: `dict(enable=True, base_batch_size=...)` scales learning rates by the batch size.
       experiment_name, cfg: name in the logs; and the whole config, written to the work dir and saved in checkpoints.
       log_level: lowest level in the terminal and the log file, as in `logging`.
-      resume_policy: which settings hold after a resume, where config and checkpoint differ: a dict with the fields of
-        `ResumePolicy`.
+      resume_policy: fields of `ResumePolicy`: which settings hold after a resume, where config and checkpoint differ.
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it.
-      train_loop, val_loop, test_loop, optim_wrapper, param_schedulers, programs: None before `train`, `val` or `test`
-        builds them.
+      train_loop, val_loop, test_loop, optim_wrapper, param_schedulers, programs: None until `train`, ... build them.
       resume_command: returns how an interrupted run can continue, with the arguments of `default_resume_command`.
       hyperparams: scalars that hooks pass to the step besides the optimizer's. Add a key before training; the value may
         change at any time without a new trace.
@@ -403,6 +401,9 @@ class Runner:
     def step_hyperparams(self) -> dict[str, Any]:
         """Return all hyperparameters: the optimizer's and those that hooks set."""
         return {**self.optim_wrapper.hyperparams, **self.hyperparams}
+
+    def __repr__(self) -> str:
+        return f"Runner({type(self.model).__name__}, iteration {self.iter:,} of {self.max_iters:,}, {self.work_dir!r})"
 
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
         """Return the variables to evaluate: suffix of the metric names -> `(params, model_state)`."""

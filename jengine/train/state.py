@@ -1,5 +1,6 @@
 """Training state, one donated pytree with everything that the step reads and updates."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from jengine.train.traced_hooks import TracedHooks
 PyTree = Any
 
 MAX_STEP = 2**31 - 1  # the largest `TrainState.step`
+_SIZED = ("params", "model_state", "opt_state", "hook_state")  # the fields that `repr` describes by their size
 
 
 class TrainState(struct.PyTreeNode):
@@ -46,6 +48,13 @@ class TrainState(struct.PyTreeNode):
     def is_abstract(self) -> bool:
         """Whether the leaves are `jax.ShapeDtypeStruct`s: a plan compiles the step and has no values."""
         return isinstance(self.step, jax.ShapeDtypeStruct)
+
+    def __repr__(self) -> str:
+        # Sizes instead of values: a notebook shows the result of `runner.train()`, perhaps after it was donated.
+        is_known = isinstance(self.step, jax.Array) and not isinstance(self.step, jax.core.Tracer)
+        step = "?" if not is_known or self.step.is_deleted() else str(self.step)
+        parts = [f"{name}={_describe_size(getattr(self, name))}" for name in _SIZED]
+        return f"TrainState(step={step}, {', '.join(parts)})"
 
 
 def create_train_state(
@@ -79,3 +88,9 @@ def create_train_state(
         hook_state=TracedHooks(hooks).init(params, model_state),
         rng=jax.random.key_data(rng),
     )
+
+
+def _describe_size(tree: PyTree) -> str:
+    """Return the size of a pytree of arrays: `9,930 in 6 arrays`, or `{}` for an empty one."""
+    arrays = jax.tree.leaves(tree)
+    return f"{sum(math.prod(jnp.shape(x)) for x in arrays):,} in {len(arrays)} arrays" if arrays else "{}"

@@ -355,6 +355,13 @@ def test_more_hooks_page(run_page):
     np.testing.assert_array_equal(flipped[0, :, :, 0], [[1, 0], [3, 2]])
 
 
+def test_notebooks_page(run_page, trained):
+    pytest.importorskip("plotly")
+    shutil.copytree(trained.work_dir, "work_dirs/digits_cnn")
+    assert repr(run_page("notebooks.md")["page"]) == "Report(digits_cnn)"
+    assert pathlib.Path("report.html").stat().st_size > 1e6
+
+
 def test_pretrained_page(run_page, trained, tmp_path):
     params = dict(trained.state.params)
     checkpoint.export_params(params, tmp_path / "vit.safetensors")

@@ -1,11 +1,9 @@
-"""Run the code cells of each notebook in a process of its own."""
+"""Run each notebook in a kernel of its own, without a browser, as Jupyter and Colab do with one."""
 
 import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -13,23 +11,18 @@ ROOT = pathlib.Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 
-def read_code(path):
-    """Return the code cells of a notebook as one script."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-
-
 def run(name, directory):
-    """Run a notebook in `directory` and return what it prints."""
-    script = directory / f"{name}.py"
-    script.write_text(read_code(ROOT / "examples" / "notebooks" / f"{name}.ipynb"), encoding="utf-8")
+    """Run a notebook in `directory`; return what it prints, its other outputs, and the results of its cells."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    notebook = nbformat.read(ROOT / "examples" / "notebooks" / f"{name}.ipynb", as_version=4)
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]  # a notebook sets it
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg", "XLA_FLAGS": " ".join(flags)}
-    done = subprocess.run(
-        [sys.executable, script], cwd=directory, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": " ".join(flags)}
+    client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": directory}})
+    client.execute(env=environment)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    text = "".join(output.text for output in outputs if output.output_type == "stream")
+    displays = [output.data for output in outputs if output.output_type == "display_data"]
+    return text, displays, [output.data for output in outputs if output.output_type == "execute_result"]
 
 
 def test_every_notebook_is_tested_and_stored_without_outputs():
@@ -40,19 +33,31 @@ def test_every_notebook_is_tested_and_stored_without_outputs():
 
 
 def test_the_first_run_learns_the_digits_and_continues(tmp_path):
-    for package in ("sklearn", "matplotlib", "PIL"):
+    for package in ("sklearn", "matplotlib", "PIL", "plotly"):
         pytest.importorskip(package)
-    text = run("first_run", tmp_path)
+    text, displays, results = run("first_run", tmp_path)
     assert "got 'AdmaW'; did you mean 'AdamW'?" in text
     epochs = [int(number) for number in re.findall(r"\((\d), \d+, {'accuracy/top1'", text)]
     assert epochs == [1, 2, 3, 4, 5, 6, 7, 8]
     wrong, total = map(int, re.search(r"(\d+) of (\d+) are wrong", text).groups())
     assert total == 359
     assert wrong < 18  # an accuracy above 0.95
+    assert text.count("\n| part  ") == 2  # tables are in the text, as on a terminal
+    logs = [path.read_text() for path in (tmp_path / "work_dirs" / "first_run").glob("*/*.log")]
+    assert sum(log.count("\n| part  ") for log in logs) == 2
+    assert "Epoch(train)" not in text  # the picture has the loss
+    assert sum(log.count("Epoch(train)") for log in logs) == 16
+    bars = [display["text/html"] for display in displays if "<progress" in display.get("text/html", "")]
+    assert [re.search(r'value="(\d+)" max="(\d+)"', bar).groups() for bar in bars] == [("88", "88"), ("176", "176")]
+    assert [len(re.search(r'<polyline points="(.*?)"', bar)[1].split()) for bar in bars] == [8, 8]  # logged losses
+    trained, report = [result.get("text/html", result["text/plain"]) for result in results]
+    assert trained.startswith("TrainState(step=88, params=9,930 in 6 arrays, model_state={}, opt_state=")
+    assert len(trained) < 200
+    assert report.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
 
 
 def test_the_own_hook_and_optimizer_find_the_weights(tmp_path):
-    text = run("own_parts", tmp_path)
+    text, _, _ = run("own_parts", tmp_path)
     assert "80 1.00 2.00 3.00 4.00 loss 0.0000" in text
     assert "traces of the step: 1" in text
     assert "learning rates: 0.200, 0.100, 0.000" in text  # a cosine of 80 iterations
@@ -61,7 +66,7 @@ def test_the_own_hook_and_optimizer_find_the_weights(tmp_path):
 
 
 def test_many_devices_give_the_results_of_one(tmp_path):
-    text = run("many_devices", tmp_path)
+    text, _, _ = run("many_devices", tmp_path)
     assert text.count("CpuDevice(id=") == 8
     differences = [float(value) for value in re.findall(r"differs .*by (\S+)", text)]
     assert len(differences) == 3

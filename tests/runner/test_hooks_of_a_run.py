@@ -141,6 +141,13 @@ def test_default_hooks_are_removed_replaced_and_added_by_name(make_runner):
     assert error.value.__notes__ == ["in the config at `default_hooks.tmier`"]
 
 
+def test_in_a_notebook_the_progress_is_a_default_hook_that_can_be_removed(make_runner, monkeypatch):
+    assert list_names(make_runner(default_hooks=dict(progress=None))) == DEFAULTS
+    monkeypatch.setattr("jengine.hooks.hook_list.in_notebook", lambda: True)
+    assert list_names(make_runner(default_hooks=None)) == [*DEFAULTS, "ProgressHook"]
+    assert list_names(make_runner(default_hooks=dict(progress=None))) == DEFAULTS
+
+
 def test_custom_hooks_follow_the_defaults_of_their_priority(make_runner):
     class First(Hook):
         pass

@@ -249,7 +249,10 @@ function update(id, facts, draw) {
 
 function renderSections() {
   const links = [...document.querySelectorAll("main > section")].map(node => [node.id, node.querySelector("h2")]).filter(([, title]) => title);
-  $("sections").replaceChildren(el("a", { href: "#curves" }, "Curves"), ...links.map(([id, title]) => el("a", { href: `#${id}` }, title.textContent)));
+  // Not the browser's own jump: in the frame of a notebook it would load the notebook.
+  const jump = id => event => { event.preventDefault(); $(id).scrollIntoView(); };
+  const link = (id, text) => el("a", { href: `#${id}`, onclick: jump(id) }, text);
+  $("sections").replaceChildren(link("curves", "Curves"), ...links.map(([id, title]) => link(id, title.textContent)));
 }
 
 function renderRuns() {
