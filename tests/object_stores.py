@@ -172,6 +172,14 @@ class _Handler(RequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
+    def end_headers(self):
+        """Add the generation to an object's bytes, with which TensorStore replaces only what it has read."""
+        if match := re.search(r"/b/([^/]+)/o/([^?]+)\?(?:.*&)?alt=media", self.path):
+            bucket, name = map(urllib.parse.unquote, match.groups())
+            generation = self.storage.objects.get(bucket, {}).get(name, {}).get("generation", "0")
+            self.send_header("x-goog-generation", generation)
+        super().end_headers()
+
     def log_message(self, format, *args):
         pass
 

@@ -14,7 +14,7 @@ from jengine.checkpoint.layout import find_latest as find_latest
 from jengine.checkpoint.layout import list_checkpoints as list_checkpoints
 from jengine.checkpoint.layout import read_meta as read_meta
 from jengine.checkpoint.lock import WorkDirLock as WorkDirLock
-from jengine.checkpoint.lock import WorkDirLockedError as WorkDirLockedError
+from jengine.checkpoint.lock_holder import WorkDirLockedError as WorkDirLockedError
 from jengine.checkpoint.pretrained import load_pretrained as load_pretrained
 from jengine.checkpoint.publish import publish as publish
 from jengine.checkpoint.report import CheckpointMismatchError as CheckpointMismatchError

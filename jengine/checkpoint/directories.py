@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from jengine.checkpoint.inventory import list_checkpoints
 from jengine.checkpoint.layout import CURRENT_RUN, INCOMING, POINTER, read_meta, write_current_run
-from jengine.checkpoint.lock import LOCK, WorkDirLock
+from jengine.checkpoint.lock import make_lock
+from jengine.checkpoint.lock_holder import LOCK
 from jengine.checkpoint.manifest import has_manifest, read_manifest
 from jengine.errors import ConfigError
 
@@ -46,7 +47,7 @@ class CheckpointDirectories:
         self._directories = list(dict.fromkeys(absolute))  # a hook may have the work dir too
         self._work_dir = self._directories[0]
         self._run_id = run_id
-        self._locks = [WorkDirLock(directory) for directory in self._directories]
+        self._locks = [make_lock(directory) for directory in self._directories]
         self._made: list[pathlib.Path] = []
         self._check()
 

@@ -12,38 +12,19 @@ import errno
 import fcntl
 import logging
 import os
-import socket
-import time
 from pathlib import Path
-from typing import Any
 
 import jax
 
-from jengine.errors import ConfigError
-from jengine.json_codec import decode, encode
-
-LOCK = "run.lock"
+from jengine.checkpoint.lease import Lease, is_leased
+from jengine.checkpoint.lock_holder import LOCK, WorkDirLockedError, describe_holder, parse_holder, this_process
+from jengine.json_codec import encode
+from jengine.storage import is_url
 
 _LOGGER = logging.getLogger("jengine")
 _HELD: set["WorkDirLock"] = set()  # by this process
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
-
-
-class WorkDirLockedError(ConfigError):
-    """Error of a run whose work dir another run trains in.
-
-    Attributes:
-      pid, host: where that run is; None if unknown.
-    """
-
-    def __init__(self, work_dir: Path, holder: dict[str, Any]) -> None:
-        self.pid: int | None = holder.get("pid")
-        self.host: str | None = holder.get("host")
-        super().__init__(
-            f"another run is training in {work_dir}: {_describe(holder)}; two runs would remove each other's "
-            "checkpoints: wait for it to end, stop it, or use another work_dir"
-        )
 
 
 class WorkDirLock:
@@ -81,14 +62,13 @@ class WorkDirLock:
         file = self._open_locked()
         if file is None:
             return
-        if previous := _read_holder(file):
+        if previous := parse_holder(os.pread(file, 4096, 0)):
             _LOGGER.warning(
                 "%s: the previous run (%s) ended without releasing its lock; taking over",
-                self._work_dir, _describe(previous),
+                self._work_dir, describe_holder(previous),
             )  # fmt: skip
         os.ftruncate(file, 0)  # the previous holder's text may be longer
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        os.pwrite(file, encode(holder).encode(), 0)
+        os.pwrite(file, encode(this_process()).encode(), 0)
         self._file = file
         _HELD.add(self)
         atexit.register(self.release)  # a normal end leaves no file behind
@@ -110,7 +90,7 @@ class WorkDirLock:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                holder = _read_holder(file)
+                holder = parse_holder(os.pread(file, 4096, 0))
                 os.close(file)
                 if error.errno in _TAKEN:
                     raise WorkDirLockedError(self._work_dir, holder) from None
@@ -129,7 +109,9 @@ class WorkDirLock:
 
 
 def is_locked(work_dir: str | os.PathLike[str]) -> bool:
-    """Return whether a run is training in `work_dir`, in this process or another."""
+    """Return whether a run is training in `work_dir`, a directory or a URL, in this process or another."""
+    if is_url(work_dir):
+        return is_leased(work_dir)
     try:
         file = os.open(Path(os.path.realpath(work_dir), LOCK), os.O_RDWR)  # without O_CREAT: a look leaves no file
     except OSError:
@@ -154,16 +136,6 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def _read_holder(file: int) -> dict[str, Any]:
-    """Return the process and host that hold the lock; {} if they are missing or incomplete."""
-    try:
-        holder = decode(os.pread(file, 4096, 0))
-    except ValueError:
-        return {}
-    return holder if isinstance(holder, dict) else {}
-
-
-def _describe(holder: dict[str, Any]) -> str:
-    if not holder:
-        return "a process that has not written its ID yet"
-    return f"process {holder.get('pid')} on host {holder.get('host')}, since {holder.get('since')}"
+def make_lock(directory: str | os.PathLike[str]) -> WorkDirLock | Lease:
+    """Return the lock for a local directory or a URL."""
+    return Lease(directory) if is_url(directory) else WorkDirLock(directory)

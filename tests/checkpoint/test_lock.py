@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from jengine.checkpoint import WorkDirLock, WorkDirLockedError
-from jengine.checkpoint.lock import LOCK, is_locked
+from jengine.checkpoint.lock import is_locked
+from jengine.checkpoint.lock_holder import LOCK
 from jengine.errors import ConfigError
 
 HOLDER = """

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from jengine import checkpoint
-from jengine.checkpoint.lock import LOCK, is_locked
+from jengine.checkpoint.lock import is_locked
+from jengine.checkpoint.lock_holder import LOCK
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.visualization import Visualizer
