@@ -80,7 +80,7 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
 
 def _is_user_error(error: Exception, command: str) -> bool:
     """Return whether the message alone is enough, because the error is about the config or a file, not about code."""
-    if command in ("ckpt", "report", "table"):  # run no user code
+    if command in ("ckpt", "profile", "report", "table"):  # run no user code
         return isinstance(error, OSError | ValueError | KeyError | ImportError)
     if type(error).__name__ in ("ProcessError", "PlanError"):  # the traceback only shows a wait for another process
         return True

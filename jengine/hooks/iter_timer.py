@@ -10,6 +10,7 @@ import numpy as np
 
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
+from jengine.hooks.run_watch import RunWatch
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
@@ -21,6 +22,9 @@ class IterTimerHook(Hook):
 
     The device works asynchronously, and the loop keeps a few steps in flight: a single `time` shows when a step
     was dispatched, and only the mean over a log interval is the true step time.
+
+    About every 10 seconds it also updates `run.json`, names the slowest of several processes in the next log line, and
+    starts a profile if `jengine profile WORK_DIR` or SIGUSR2 has requested one; see `RunWatch`.
 
     Args:
       block: wait for the outputs of each iteration before reading the clock: every `time` is exact, but the device is
@@ -39,6 +43,7 @@ class IterTimerHook(Hook):
         self._max_iters: float = math.inf
         self._train_total = 0.0
         self._eval_total = 0.0
+        self._watch = RunWatch()
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return `step` with `block=True`; otherwise never, so that the steps of a chunk are timed together."""
@@ -47,6 +52,15 @@ class IterTimerHook(Hook):
     def before_train(self, runner: RunnerProtocol) -> None:
         """Record the first iteration: a resumed run estimates from this session only."""
         self._start_iter, self._train_total = runner.iter, 0.0
+        self._watch.start(runner)
+
+    def after_train(self, runner: RunnerProtocol) -> None:
+        """End a profile that training did not finish."""
+        self._watch.end_trace(runner)
+
+    def on_failure(self, runner: RunnerProtocol) -> None:
+        """End a profile that training did not finish."""
+        self._watch.end_trace(runner, failed=True)
 
     def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         self._last_time = self._clock()
@@ -104,6 +118,8 @@ class IterTimerHook(Hook):
         if self._max_iters != math.inf:
             mean = self._train_total / (completed - self._start_iter)
             runner.message_hub.update_info("eta", mean * (self._max_iters - completed))
+        if completed >= self._watch.next_step:
+            self._watch.exchange(runner, completed, self._train_total)
         return elapsed
 
     def _after_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:

@@ -111,6 +111,7 @@ class LoggerHook(Hook):
             loop.check()  # raises here, in the thread of the loop
             with runner.phase_timer.phase("logging"):
                 runner.log_writer.submit(_write_lines, runner, _RunnerView(runner), lines)  # it waits for the device
+            runner.message_hub.pop_info("slowest")  # the line has it
 
     def after_val_iter(
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None

@@ -12,10 +12,10 @@ from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError, closest
 from jengine.hooks.arguments import check_integer
 from jengine.hooks.hook import Hook, Outputs
+from jengine.hooks.run_watch import TRACES, view_command
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 
-_DIR_NAME = "tf_tracing_logs"
 _SCHEDULE = {"skip_first": 0, "wait": 0, "warmup": 0, "active": 1, "repeat": 1}
 
 
@@ -121,7 +121,7 @@ class ProfilerHook(Hook):
         jax.profiler.stop_trace()
         path, self._path = self._path, None
         assert path is not None
-        runner.logger.info(f"ProfilerHook: wrote the trace {path}")
+        runner.logger.info(f"ProfilerHook: wrote the trace {path}; to view it: {view_command(path)}")
         if self._on_ready is not None:
             self._on_ready(path)
 
@@ -137,7 +137,7 @@ def _check_schedule(schedule: Mapping[str, int]) -> dict[str, int]:
 def _parse_on_trace_ready(on_trace_ready: Any) -> tuple[str, Callable[[str], Any] | None]:
     """Return the directory of the traces, and the function to call with each trace directory."""
     if on_trace_ready is None or callable(on_trace_ready):
-        return _DIR_NAME, on_trace_ready
+        return TRACES, on_trace_ready
     if not hasattr(on_trace_ready, "items"):
         raise TypeError(f"ProfilerHook: on_trace_ready must be a function or a dict, got {on_trace_ready!r}")
     options = dict(on_trace_ready)
@@ -150,4 +150,4 @@ def _parse_on_trace_ready(on_trace_ready: Any) -> tuple[str, Callable[[str], Any
     for name in options:
         if name != "dir_name":
             raise ConfigError(f"ProfilerHook: a tb_trace has no {name!r}{closest(name, ['dir_name'])}")
-    return options.get("dir_name", _DIR_NAME), None
+    return options.get("dir_name", TRACES), None

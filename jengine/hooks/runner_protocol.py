@@ -69,6 +69,12 @@ class EvalLoopProtocol(Protocol):
     def run(self, names: Sequence[str] | None = None) -> dict[str, float]: ...  # evaluate once; the metrics by name
 
 
+class InterruptsProtocol(Protocol):
+    """Signals that the process received, as hooks see them."""
+
+    profile_requested: bool  # by SIGUSR2
+
+
 class RunnerProtocol(Progress, Protocol):
     """The run, as hooks see it.
 
@@ -109,6 +115,8 @@ class RunnerProtocol(Progress, Protocol):
     def strategy(self) -> Strategy: ...  # places arrays on devices
 
     # --- Loops and data ---
+    @property
+    def interrupts(self) -> InterruptsProtocol: ...
     @property
     def train_loop(self) -> TrainLoopProtocol: ...
     @property

@@ -11,6 +11,8 @@ from jengine.logging.console import parse_level as parse_level
 from jengine.logging.console import print_log as print_log
 from jengine.logging.console import terminal as terminal
 from jengine.logging.console import terminal_handlers as terminal_handlers
+from jengine.logging.goodput import Goodput as Goodput
+from jengine.logging.goodput import measure_goodput as measure_goodput
 from jengine.logging.history import HistoryBuffer as HistoryBuffer
 from jengine.logging.loss_watch import LossWatch as LossWatch
 from jengine.logging.message_hub import HubSnapshot as HubSnapshot

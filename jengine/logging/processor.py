@@ -132,7 +132,12 @@ class LogProcessor:
             peaks = [device.memory_stats()["peak_bytes_in_use"] for device in self._reporting_devices]
             tag["memory"] = max(peaks) // _BYTES_PER_MB
             parts.append(f"memory: {tag['memory']}")
-        return tag, "  ".join([*parts, "  ".join(others.values())])
+        parts.append("  ".join(others.values()))
+        if mode == "train" and (
+            slowest := runner.message_hub.get_info("slowest")
+        ):  # of several processes, now and then
+            parts.append(f"slowest: {slowest}")
+        return tag, "  ".join(parts)
 
     def get_log_after_epoch(
         self, runner: _Run, batch_idx: int, mode: Mode, with_non_scalar: bool = False

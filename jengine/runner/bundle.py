@@ -16,6 +16,7 @@ from jengine.checkpoint.optimizer_state import load_optimizer
 from jengine.checkpoint.restore import restore_verified
 from jengine.checkpoint.start_from import LoadFrom
 from jengine.errors import ConfigError
+from jengine.hooks.run_record import update_record
 from jengine.model import FROZEN, get_model
 from jengine.optim.schedules import replay_schedulers, schedulers_state_dict
 from jengine.paths import flatten, nest
@@ -30,7 +31,6 @@ from jengine.runner.resume_check import (
 )
 from jengine.runner.resume_data import collect_position, restore_position, start_at
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.runner.session import update_record
 from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks

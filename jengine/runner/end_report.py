@@ -8,6 +8,8 @@ from typing import Any
 
 from jengine.checkpoint import find_latest, read_meta
 from jengine.evaluation.table import format_validations
+from jengine.hooks.run_record import read_sessions, update_record
+from jengine.logging import Goodput, measure_goodput
 from jengine.runner.failures import is_consistent, list_directories, recreate_work_dir
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train.peak_flops import compute_utilisation
@@ -21,10 +23,14 @@ def log_summary(runner: RunnerInternals) -> None:
     """Log the validations, the time by phase and the file paths after training; the hub gets the time as well."""
     _finish(runner)
     recreate_work_dir(runner)
-    scalars = measure_speed(runner)
+    scalars, goodput = measure_speed(runner), _measure_goodput(runner)
+    if runner.iters_this_session and goodput.sessions:
+        scalars["speed/goodput"] = goodput.share
+        scalars["speed/lost_iterations"] = float(goodput.lost_iterations)
+        scalars["speed/lost_seconds"] = goodput.lost_seconds
     runner.message_hub.update_scalars(scalars, resumed=False)
     runner.visualizer.add_scalars(scalars, step=runner.iter, file_path=f"{runner.timestamp}.json")
-    _log_summary(runner, "Training is done.", scalars)
+    _log_summary(runner, "Training is done.", scalars, goodput)
 
 
 def log_interruption(runner: RunnerInternals) -> None:
@@ -40,7 +46,7 @@ def log_interruption(runner: RunnerInternals) -> None:
         runner.logger.error(f"The run could not be completed: {type(error).__name__}: {error}")
     if runner.is_main_process:  # the others would only look for the checkpoints, and log nothing
         # The hub does not get the time: a resumed run will record the total
-        _log_summary(runner, _describe_interruption(runner), measure_speed(runner))
+        _log_summary(runner, _describe_interruption(runner), measure_speed(runner), _measure_goodput(runner))
 
 
 def _finish(runner: RunnerInternals) -> None:
@@ -52,8 +58,13 @@ def _finish(runner: RunnerInternals) -> None:
         runner.log_writer.flush()
 
 
-def _log_summary(runner: RunnerInternals, headline: str, scalars: Mapping[str, float]) -> None:
-    parts = [headline, format_speed(scalars), list_files(runner)]
+def _measure_goodput(runner: RunnerInternals) -> Goodput:
+    update_record(runner)
+    return measure_goodput(read_sessions(runner))
+
+
+def _log_summary(runner: RunnerInternals, headline: str, scalars: Mapping[str, float], goodput: Goodput) -> None:
+    parts = [headline, format_speed(scalars, goodput), list_files(runner)]
     if runner.validations:
         monitored = [(name, rule) for hook in runner.hooks for _, name, rule in hook.monitored_metrics()]
         by_epoch = runner.train_loop.by_epoch

@@ -19,6 +19,7 @@ from jengine.distributed import all_gather_objects, process_local_batch
 from jengine.errors import ConfigError
 from jengine.evaluation import Evaluator
 from jengine.evaluation.sections import EvalSettings, loader_path
+from jengine.hooks.run_record import update_record
 from jengine.hooks.runner_protocol import Loader
 from jengine.model import CastModel, Model, Precision
 from jengine.registry import LOOPS
@@ -27,7 +28,6 @@ from jengine.runner.failures import mark_inconsistent, step_failed
 from jengine.runner.interrupts import WaitedLoader, iterate
 from jengine.runner.programs import report_first_compile
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.runner.session import update_record
 from jengine.sharding.placement import Rules
 from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
 from jengine.train.out_of_memory import explain_out_of_memory

@@ -17,8 +17,9 @@ from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, closest
 
 _VARIABLE = "JENGINE_STOP_SIGNALS"
-# Schedulers end a job with SIGTERM, SIGUSR1 or SIGUSR2 (`sbatch --signal`), a lost terminal with SIGHUP
-_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGUSR1,SIGUSR2"
+# Schedulers end a job with SIGTERM or SIGUSR1 (`sbatch --signal`), a lost terminal with SIGHUP
+_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGUSR1"
+_PROFILE = "SIGUSR2"  # Windows has none
 _ALWAYS_REPLACED = (signal.SIGTERM, signal.SIGINT)
 _UNCATCHABLE = ("SIGKILL", "SIGSTOP")
 _AFTER = 30.0  # seconds until a wait takes long
@@ -43,13 +44,15 @@ class Interrupts:
     acts at once. Outside the main thread, where Python does not allow handlers, signals act as usual, and so do SIGHUP
     and others that are ignored, as by `nohup`, or have a custom handler.
 
-    The environment variable `JENGINE_STOP_SIGNALS` names the signals; SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 by
-    default. With several processes SIGTERM belongs to JAX's preemption service, which agrees on the iteration at which
-    all of them end; other signals are passed on to it as SIGTERM.
+    The environment variable `JENGINE_STOP_SIGNALS` names the signals; SIGTERM, SIGINT, SIGHUP and SIGUSR1 by default.
+    SIGUSR2, unless it is one of them, requests a profile instead. With several processes SIGTERM belongs to JAX's
+    preemption service, which agrees on the iteration at which all of them end; other signals are passed on to it as
+    SIGTERM.
 
     Attributes:
       signum: the signal that this process received; None for none.
       agreed: whether all processes end here, after a signal.
+      profile_requested: whether SIGUSR2 was received; who starts the profile sets it to False.
       wait: the data that the loop waits for, since when, and in which thread; None while it does not wait.
 
     Raises:
@@ -59,6 +62,7 @@ class Interrupts:
     def __init__(self, processes: SingleProcess | Processes) -> None:
         self.signum: int | None = None
         self.agreed = False
+        self.profile_requested = False
         self.wait: tuple[WaitedLoader, float, int] | None = None
         self._processes = processes
         self._previous_handlers: dict[int, Any] = {}
@@ -79,6 +83,9 @@ class Interrupts:
             # An ignored signal, or one with a custom handler, stays as it is
             free = {x for x in self._signals if x in _ALWAYS_REPLACED or signal.getsignal(x) is signal.SIG_DFL}
             self._previous_handlers = {signum: signal.signal(signum, self._record) for signum in free - {of_jax}}
+            profile = signal.Signals.__members__.get(_PROFILE)
+            if profile and profile not in self._signals and signal.getsignal(profile) is signal.SIG_DFL:
+                self._previous_handlers[profile] = signal.signal(profile, self._request_profile)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -93,6 +100,9 @@ class Interrupts:
             os.kill(os.getpid(), signal.SIGTERM)  # the only signal that JAX's service handles
         elif self.wait is not None:
             self.check()
+
+    def _request_profile(self, signum: int, frame: FrameType | None) -> None:
+        self.profile_requested = True
 
     def check(self) -> None:
         """End the run if this process or another received a signal.

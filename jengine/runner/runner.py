@@ -19,6 +19,7 @@ from jengine.data.masking import whole_batches
 from jengine.distributed import get_processes
 from jengine.hooks import Hook, Priority
 from jengine.hooks.hook_list import HookList
+from jengine.hooks.run_record import GroupTable
 from jengine.inference.predict import Predictor, open_batches
 from jengine.inference.trained_module import trained_module
 from jengine.logging import PhaseTimer
@@ -34,7 +35,7 @@ from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
 from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume, saved_hashes
-from jengine.runner.session import GroupTable, RunFiles, record_session
+from jengine.runner.session import RunFiles, record_session
 from jengine.sharding import DispatchLimiter
 from jengine.sharding.initial_state import StateInitializer
 from jengine.train import TrainState

@@ -3,19 +3,14 @@
 import contextlib
 import math
 import os
-import pathlib
-import platform
-import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 
 from jengine.checkpoint.directories import CheckpointDirectories
-from jengine.checkpoint.manifest import write_synced
 from jengine.config import write_config
 from jengine.errors import ConfigError
-from jengine.json_codec import decode, encode
+from jengine.hooks.run_record import GroupTable, start_record, update_record
 from jengine.logging import format_table, open_log_file, shorten_rows
 from jengine.paths import flatten
 from jengine.runner.components import has_own_step
@@ -23,13 +18,9 @@ from jengine.runner.end_report import log_interruption, log_summary
 from jengine.runner.failures import check_losses, handle_failure
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.train.parameters import count_parameters, parameter_size
-from jengine.versions import describe_device, package_versions
+from jengine.train.parameters import parameter_size
+from jengine.versions import describe_device
 
-GroupTable = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""The columns and rows of a table with parameter groups."""
-
-FILE = "run.json"
 # With these limits the description and some warnings have at most 40 lines
 _MAX_GROUPS = 8
 _MAX_PARAMETERS = 40
@@ -196,71 +187,3 @@ def _describe_data(runner: RunnerInternals) -> list[str]:
                 size += f"; each {len(shard.readers)} processes read the same"
         lines.append(f"{name + ':':<11} {loader.kind}, {batches}{size}")
     return lines
-
-
-# --- The record, a JSON file ---
-
-
-def start_record(runner: RunnerInternals, groups: GroupTable) -> None:
-    """Write the record before training; a resumed run adds a session to it."""
-    from jengine import __version__
-
-    if not runner.is_main_process:
-        return
-    tensors, parameters, size = count_parameters(runner.state.params)
-    devices = jax.devices()
-    session = dict(
-        started=_now(),
-        status="training",
-        first_iter=runner.iter,
-        versions={"jengine": __version__, "python": platform.python_version(), **package_versions()},
-        devices=f"{len(devices)} x {describe_device(devices[0])}",
-        processes=runner.processes.count,
-    )
-    columns, rows = groups
-    record = dict(
-        experiment_name=runner.experiment_name,
-        seed=runner.seed,
-        max_iters=runner.max_iters if math.isfinite(runner.max_iters) else None,  # JSON has no infinity
-        max_epochs=runner.max_epochs if runner.train_loop.by_epoch else None,
-        epoch_length=runner.train_loop.epoch_length,
-        model=dict(tensors=tensors, parameters=parameters, bytes=size),
-        groups=dict(columns=list(columns), rows=[list(row) for row in rows]),
-        sessions=[*_read(runner).get("sessions", []), session],  # a resumed run has the same log directory
-    )
-    _write(runner, record)
-    update_record(runner)
-
-
-def update_record(runner: RunnerInternals, status: str | None = None) -> None:
-    """Update the progress, the time by phase and the status ('finished', or why training stopped) in the record."""
-    if runner.train_loop is None or not runner.is_main_process:  # only training has a record
-        return
-    if record := _read(runner):
-        seconds = {phase: round(value, 3) for phase, value in runner.phase_timer.report().items()}
-        session = record["sessions"][-1]
-        session.update(updated=_now(), iter=runner.iter, epoch=runner.epoch, seconds=seconds)
-        session["status"] = status or session["status"]
-        _write(runner, record)
-
-
-def _read(runner: RunnerInternals) -> dict[str, Any]:
-    """Return the record; {} if there is none, as before training or in a deleted log directory."""
-    try:
-        return dict(decode(pathlib.Path(runner.log_dir, FILE).read_text()))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        runner.logger.warning(f"{FILE} could not be read: {error}")
-        return {}
-
-
-def _write(runner: RunnerInternals, record: dict[str, Any]) -> None:
-    try:
-        write_synced(pathlib.Path(runner.log_dir, FILE), encode(record, indent=1))
-    except OSError as error:  # training does not depend on it
-        runner.logger.warning(f"{FILE} could not be written: {error}")
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S")

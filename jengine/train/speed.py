@@ -2,18 +2,32 @@
 
 from collections.abc import Callable, Mapping
 
-from jengine.logging import format_table
+from jengine.logging import Goodput, format_table
 from jengine.train.compilation_cache import cache_counts
 
 
-def format_speed(scalars: Mapping[str, float]) -> str:
-    """Return a table with the time by phase, followed by a line with the speed, from `measure_speed`."""
+def format_speed(scalars: Mapping[str, float], goodput: Goodput) -> str:
+    """Return a table with the time by phase, followed by lines with the goodput and the speed.
+
+    Args:
+      scalars: those of `measure_speed`, with the times of this session.
+      goodput: the times of all sessions, which are shown if there are several.
+    """
     seconds = {name.removeprefix("seconds/"): value for name, value in scalars.items() if name.startswith("seconds/")}
     total = sum(seconds.values())
-    rows = [[phase, f"{value:.2f}", f"{value / total:.1%}"] for phase, value in seconds.items()]
-    table = format_table(["part", "seconds", "share"], [*rows, ["all", f"{total:.2f}", "100.0%"]], title="Time")
+    columns, rows = ["part", "seconds", "share"], [[phase, *_share(x, total)] for phase, x in seconds.items()]
+    lost = ""
+    if goodput.sessions > 1:
+        columns += [f"all {goodput.sessions} sessions", "share"]
+        rows += [[phase, "", ""] for phase in goodput.seconds if phase not in seconds]
+        rows = [[*row, *_share(goodput.seconds.get(row[0], 0.0), goodput.total)] for row in rows]
+        rows.append(["lost steps", "", "", *_share(goodput.lost_seconds, goodput.total)])
+        lost = f" over all sessions; {goodput.lost_iterations:,} iterations were lost and ran again"
+    rows.append(["all", *_share(total, total), *(_share(goodput.total, goodput.total) if goodput.sessions > 1 else [])])
+    table = format_table(columns, rows, title="Time")
+    lines = [table, f"goodput: {goodput.share:.1%} of the time in steps{lost}"] if goodput.sessions else [table]
     hits, misses = cache_counts()
-    lines = [table, f"compilation cache: {hits} programs found, {misses} compiled"]
+    lines.append(f"compilation cache: {hits} programs found, {misses} compiled")
     formats: dict[str, Callable[[float], str]] = {
         "iterations_per_second": "{:,.1f} iterations/s".format,
         "examples_per_second": "{:,.0f} examples/s".format,
@@ -24,6 +38,10 @@ def format_speed(scalars: Mapping[str, float]) -> str:
     if speeds:
         lines.append(f"{', '.join(speeds)}, without compiling, validation and checkpoints")
     return "\n".join(lines)
+
+
+def _share(seconds: float, total: float) -> list[str]:
+    return [f"{seconds:.2f}", f"{seconds / total if total else 0.0:.1%}"]
 
 
 def _format_flops(value: float) -> str:

@@ -70,6 +70,7 @@ def one_device_each(tmp_path_factory):
             "swav",
             "odc",
             "whole",
+            "watched",
             "failing",
         ],
         1,
@@ -277,6 +278,17 @@ def test_batches_without_an_axis_of_examples_are_read_whole_by_both(one_device_e
         assert part.keys() == expected.keys()
         for name, value in expected.items():
             np.testing.assert_allclose(part[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_the_slowest_process_is_named_and_a_profile_requested_from_one_is_taken_by_both(one_device_each):
+    first, second = one_device_each.load("watched")
+    # exchanges after 1, 3 and 7 of 12 iterations: lines after 4 and 8
+    found = [re.search(r"slowest: (process \d) on .* \((\S+) s of data and hooks", line) for line in first["slowest"]]
+    assert [match[1] for match in found] == ["process 1"] * 2
+    assert all(float(match[2]) >= 0.05 for match in found)  # what the hook sleeps
+    assert (
+        first["profiled"].tolist() == second["profiled"].tolist() == ["Profiling 5 iterations from 3 on, as requested."]
+    )
 
 
 def test_one_process_starts_the_pass_again_in_a_stream_that_two_have_read(one_device_each, tmp_path, caplog):

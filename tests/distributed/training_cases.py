@@ -4,8 +4,11 @@ Each function trains and returns arrays of this process; a single process with a
 run in one process, since starting it takes longer than the training.
 """
 
+import os
 import pathlib
+import signal
 import sys
+import time
 
 import flax.linen as nn
 import jax
@@ -422,6 +425,30 @@ def train_nothing(work_dir, devices):
 def flatten(name, tree):
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {f"{name}{jax.tree_util.keystr(path)}": np.asarray(leaf) for path, leaf in leaves}
+
+
+class SlowHook(Hook):
+    """Keep process 1 busy in each iteration, and send it the signal that requests a profile."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if jax.process_index() == 1:
+            time.sleep(0.06)
+            if runner.iter == 2:
+                os.kill(os.getpid(), signal.SIGUSR2)
+
+
+def train_watched(work_dir, devices):
+    """Train with a slow process, which receives the request for a profile."""
+    runner = make_runner(
+        work_dir, custom_hooks=[SlowHook()], parallel=dict(type="Pjit", devices=devices),
+        train_cfg=dict(max_epochs=3), default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=4)),
+    )  # fmt: skip
+    profiled = []
+    runner.logger.addFilter(lambda record: profiled.append(record.getMessage()) or True)
+    runner.train()
+    log = pathlib.Path(runner.log_dir, f"{runner.timestamp}.log")
+    lines = [line for line in log.read_text().splitlines() if "slowest: " in line] if jax.process_index() == 0 else []
+    return {"profiled": [line for line in profiled if line.startswith("Profiling")], "slowest": lines}
 
 
 def train_failing(work_dir, devices):

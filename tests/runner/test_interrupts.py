@@ -71,7 +71,7 @@ def test_a_signal_ends_the_run_after_the_iteration_and_saves_it(make_runner, tmp
     assert scalars(resumed) == scalars(whole)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1])
 def test_signals_of_schedulers_and_terminals_save_the_run_too(make_runner, tmp_path, signum):
     runner = make_runner(default_hooks=SAVE, custom_hooks=[SignalAt(signum, 5)])
     with pytest.raises(SystemExit) as caught:

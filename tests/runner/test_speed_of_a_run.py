@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from jengine.hooks import Hook
-from jengine.logging import PhaseTimer
+from jengine.logging import PhaseTimer, measure_goodput
 from jengine.runner import end_report
 from jengine.runner.end_report import measure_speed
 from jengine.sharding import DispatchLimiter
@@ -41,8 +41,8 @@ def test_every_second_of_a_run_belongs_to_a_phase_that_is_logged(make_runner):
         name.removeprefix("seconds/"): duration for name, duration in logged.items() if name.startswith("seconds/")
     }
     assert set(seconds) == {"setup", "compile", "input", "hooks", "step", "validation", "checkpoint", "logging"}
-    # one reading at construction, one when training starts, one for this number
-    assert ticks - 3 - sum(seconds.values()) <= 2  # and the readings of closing
+    # one reading at construction, one when training starts, one for this number, two of the record at the end
+    assert ticks - 5 - sum(seconds.values()) <= 2  # and the readings of closing
     assert logged["step"] == 8
     table = read_log(runner).split("Time\n")[1]
     assert re.search(r"\ncompilation cache: \d+ programs found, \d+ compiled\n", table)
@@ -124,7 +124,7 @@ def test_utilisation_is_reported_for_devices_with_a_known_peak(make_runner, monk
     assert kinds == [("cpu", 1)]
     share = scalars["speed/model_flops_utilisation"]
     assert share == pytest.approx(scalars["speed/flops_per_second"] / 1000)
-    assert f"{share:.1%} of the devices' peak, without compiling" in format_speed(scalars)
+    assert f"{share:.1%} of the devices' peak, without compiling" in format_speed(scalars, measure_goodput([]))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,8 @@ def test_a_run_with_pmap_reports_no_operations(make_runner):
 
 
 def test_large_rates_have_a_prefix():
-    table = format_speed({"seconds/step": 1.0, "speed/iterations_per_second": 2.0, "speed/flops_per_second": 1.25e12})
+    scalars = {"seconds/step": 1.0, "speed/iterations_per_second": 2.0, "speed/flops_per_second": 1.25e12}
+    table = format_speed(scalars, measure_goodput([]))
     assert "2.0 iterations/s, 1.2 TFLOP/s, without" in table
     assert "| step | 1.00    | 100.0% |" in table
 

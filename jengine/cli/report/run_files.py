@@ -13,7 +13,7 @@ from jengine.checkpoint.lock import is_locked
 from jengine.cli.report.foreign_files import ForeignFiles, conform, get_dict, is_number
 from jengine.config import parse_config
 from jengine.errors import ConfigError
-from jengine.runner.session import FILE as RECORD
+from jengine.hooks.run_record import FILE as RECORD
 from jengine.storage import check_local_path
 
 TRIAL = "trial.json"  # in the work dir of a sweep's run: `overrides`, `sweep`, and `error` or `pruned`

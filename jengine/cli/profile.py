@@ -1,0 +1,23 @@
+"""Request for a profile of a run that trains."""
+
+import argparse
+import json
+import shlex
+from collections.abc import Sequence
+
+from etils import epath
+
+from jengine.errors import ConfigError
+from jengine.hooks.run_watch import PERIOD, PROFILE_REQUEST
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Write the request, which the run reads at one of its next iterations."""
+    work_dir = epath.Path(args.work_dir)
+    if not work_dir.is_dir():
+        raise FileNotFoundError(f"WORK_DIR must be the directory of a run, got {args.work_dir}")
+    if args.steps < 1:
+        raise ConfigError(f"--steps must be at least 1, got {args.steps}")
+    (work_dir / PROFILE_REQUEST).write_text(json.dumps({"steps": args.steps}))
+    log = shlex.quote(f"{args.work_dir}/*/*.log")
+    print(f"A run in {args.work_dir} starts the profile within about {PERIOD:.0f} s, and names its directory in {log}.")

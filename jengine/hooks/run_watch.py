@@ -1,0 +1,134 @@
+"""What a run reports about itself while it trains: progress in its record, the slowest process, profiles on demand."""
+
+import contextlib
+import json
+import math
+import os
+import platform
+import shlex
+from typing import NamedTuple
+
+import jax
+
+from jengine.distributed import get_processes
+from jengine.hooks.run_record import update_record
+from jengine.hooks.runner_protocol import RunnerProtocol
+
+PROFILE_REQUEST = "profile_request.json"  # in the work dir, written by `jengine profile`
+TRACES = "tf_tracing_logs"  # below the log directory
+DEFAULT_STEPS = 5  # of a profile
+PERIOD = 10.0  # seconds between two exchanges
+# Phases of the loop outside the step: all processes wait for the slowest one within the step
+_OWN_PHASES = ("input", "hooks", "logging")
+
+
+class _Report(NamedTuple):
+    host: str
+    own_seconds: float  # outside the step, since the previous exchange
+    elapsed: float  # since the previous exchange
+    profile_steps: int  # 0 unless a profile is requested
+
+
+class RunWatch:
+    """Exchange of times and requests between the processes, about every 10 seconds of training.
+
+    All processes exchange at the same iterations, since each computes the next one from the same values.
+
+    Attributes:
+      next_step: number of completed iterations at which to call `exchange`.
+    """
+
+    def __init__(self) -> None:
+        self.next_step = 1
+        self._last_step, self._last_time, self._own_seconds = 0, 0.0, 0.0
+        self._last_record = 0.0
+        self._trace = ""  # the directory of the current one
+        self._host = platform.node()
+
+    def start(self, runner: RunnerProtocol) -> None:
+        """Start to watch with the next iteration."""
+        self._last_step, self.next_step = runner.iter, runner.iter + 1
+        self._last_time = self._last_record = 0.0
+        self._own_seconds = _own_seconds(runner)
+
+    def exchange(self, runner: RunnerProtocol, completed: int, seconds: float) -> None:
+        """Exchange reports after `completed` iterations, and `seconds` of training since `start`; or end a profile."""
+        if self._trace:
+            self.end_trace(runner)
+            self.next_step = completed + 1
+            return
+        own = _own_seconds(runner)
+        elapsed, done = seconds - self._last_time, completed - self._last_step
+        processes = get_processes()
+        report = _Report(self._host, own - self._own_seconds, elapsed, _requested_steps(runner))
+        with runner.phase_timer.phase("step"):  # a wait for the slowest process, as in the step itself
+            reports: list[_Report] = processes.all_gather("the times of the processes", report)
+        if seconds - self._last_record >= PERIOD:
+            self._last_record = seconds
+            update_record(runner, background=True)  # what a kill loses is counted from here
+        if processes.count > 1:
+            runner.message_hub.update_info("slowest", describe_slowest(reports, done), resumed=False)
+        # Growing by two at most: the first iterations compile, and a loop may become slower
+        due = math.ceil(PERIOD * done / max(reports[0].elapsed, 1e-9))
+        self._last_step, self._last_time, self._own_seconds = completed, seconds, own
+        self.next_step = completed + max(1, min(due, 2 * done))
+        if steps := max(report.profile_steps for report in reports):
+            self._start_trace(runner, completed, steps)
+
+    def _start_trace(self, runner: RunnerProtocol, completed: int, steps: int) -> None:
+        runner.interrupts.profile_requested = False
+        path = os.path.join(runner.log_dir, TRACES, f"iter_{completed}")
+        try:
+            jax.profiler.start_trace(path)
+        except RuntimeError as error:  # a hook of the user traces
+            runner.logger.warning(f"The requested profile cannot start: {error}")
+            return
+        self._trace, self.next_step = path, completed + steps
+        runner.logger.info(f"Profiling {steps} iterations from {completed} on, as requested.")
+
+    def end_trace(self, runner: RunnerProtocol, failed: bool = False) -> None:
+        """End the current profile, if there is one; in a run that failed without a wait for the device."""
+        if self._trace:
+            if not failed:
+                jax.block_until_ready(runner.state)  # or the trace would end before the device
+            jax.profiler.stop_trace()
+            runner.logger.info(f"Wrote a profile to {self._trace}. To view it: {view_command(self._trace)}")
+            self._trace = ""
+
+
+def view_command(path: str) -> str:
+    """Return the shell command that shows a trace.
+
+    >>> view_command("work_dirs/digits/20260101_000000/tf_tracing_logs/iter_40")
+    'xprof --logdir work_dirs/digits/20260101_000000/tf_tracing_logs/iter_40'
+    """
+    return shlex.join(["xprof", "--logdir", path])
+
+
+def describe_slowest(reports: list[_Report], iterations: int) -> str:
+    """Return the process that spent the most time outside the step, where the others wait for it."""
+    times = [report.own_seconds / iterations for report in reports]
+    index = max(range(len(times)), key=times.__getitem__)
+    median = sorted(times)[(len(times) - 1) // 2]
+    return f"process {index} on {reports[index].host} ({times[index]:.4f} s of data and hooks, median {median:.4f})"
+
+
+def _own_seconds(runner: RunnerProtocol) -> float:
+    return sum(runner.phase_timer.seconds.get(phase, 0.0) for phase in _OWN_PHASES)
+
+
+def _requested_steps(runner: RunnerProtocol) -> int:
+    """Return the steps to profile, of a signal to this process or of a request file, which is removed."""
+    from etils import epath
+
+    steps = DEFAULT_STEPS if runner.interrupts.profile_requested else 0
+    if runner.is_main_process:
+        path = epath.Path(runner.work_dir) / PROFILE_REQUEST
+        with contextlib.suppress(FileNotFoundError):
+            text = path.read_text()
+            path.unlink()
+            try:
+                steps = max(int(json.loads(text)["steps"]), 1)
+            except (ValueError, TypeError, KeyError):
+                runner.logger.warning(f"{path} must be as `jengine profile` writes it, got {text[:100]!r}")
+    return steps
