@@ -1,10 +1,7 @@
 """Commands that only call the engine, and what all commands with a config share: loading it, and building a Runner."""
 
 import argparse
-import functools
 import os
-import shlex
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,38 +51,6 @@ def format_bytes(number: float, digits: int = 2) -> str:
             break
         number /= 1024
     return f"{number:,.0f} B" if unit == "B" else f"{number:,.{digits}f} {unit}"
-
-
-def train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Train the model in a config, with a progress line in a terminal."""
-    from jengine.hooks import ProgressHook
-
-    runner = build_runner(args, overrides, resume=args.resume)
-    # A message of the engine about how to continue should be a command that the user can paste.
-    runner.resume_command = functools.partial(_resume_command, args.argv)
-    progress = ProgressHook()
-    if sys.stdout.isatty():
-        runner.register_hook(progress)
-    try:
-        runner.train()
-    except KeyboardInterrupt:
-        if runner.interrupts.signum is None:  # before the first iteration: nothing was logged
-            raise
-        return 128 + runner.interrupts.signum  # as shells report a process that a signal ended
-    finally:
-        progress.close()
-    return 0
-
-
-def _resume_command(argv: Sequence[str], path: str | None, *, guard: bool = False) -> str:
-    """Return the command that continues the run with the arguments `argv`; see `default_resume_command`."""
-    kept = [
-        arg for i, arg in enumerate(argv)
-        if not arg.startswith("--resume") and not (argv[i - 1] == "--resume" and not arg.startswith("-"))
-    ]  # fmt: skip
-    resume = [] if path == "" else ["--resume", *([path] if path else [])]
-    hooks = ["--config.default_hooks.guard.type=NumericsGuardHook"] if guard else []
-    return shlex.join(["jengine", *kept, *hooks, *resume])
 
 
 def test(args: argparse.Namespace, overrides: Sequence[str]) -> None:

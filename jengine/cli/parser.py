@@ -87,9 +87,14 @@ def _add_run_commands(commands: Commands, common: argparse.ArgumentParser) -> No
     processes.add_argument("--num-processes", type=int, metavar="N", help="number of processes")
     processes.add_argument("--process-id", type=int, metavar="I", help="index of this process, from 0")
 
-    train = _add(commands, "train", "commands.train", "train the model of a config", run)
+    train = _add(commands, "train", "train.run", "train the model of a config", run)
     resume = "continue from the newest checkpoint of the work dir ('must': or fail), or from PATH"
     train.add_argument("--resume", nargs="?", const=True, metavar="PATH", help=resume)
+    short = train.add_mutually_exclusive_group()
+    debug = "try everything in three steps: memory, hooks, a validation, a save and a restore; leaves no files"
+    short.add_argument("--debug", action="store_true", help=debug)
+    overfit = "train on the first N batches alone, in WORK_DIR_overfit, and print the final loss"
+    short.add_argument("--overfit", type=int, metavar="N", help=overfit)
     test = _add(commands, "test", "commands.test", "test a checkpoint", run)
     test.add_argument("checkpoint", metavar="CHECKPOINT", help=_CHECKPOINT)
     predict = _add(commands, "predict", "predict.run", "write predictions of a checkpoint to a file", run)
@@ -110,6 +115,14 @@ def _add_config_commands(commands: Commands, common: argparse.ArgumentParser) ->
     schedule.add_argument("--png", metavar="FILE", help="save a PNG file instead of drawing in the terminal")
     length = "iterations per epoch (by default, from the training data)"
     schedule.add_argument("--epoch-length", type=int, metavar="N", help=length)
+    rates = _add(
+        commands, "lr-find", "lr_find.run", "draw the loss over growing learning rates, and suggest one", common
+    )
+    rates.add_argument("--min", type=float, default=1e-7, metavar="LR", help="the first rate (default: 1e-7)")
+    rates.add_argument("--max", type=float, default=10.0, metavar="LR", help="the last rate (default: 10)")
+    rates.add_argument("--steps", type=int, default=100, metavar="N", help="number of iterations (default: 100)")
+    rates.add_argument("--png", metavar="FILE", help="also save a PNG file")
+    _add(commands, "model", "model.run", "print the layers with shapes, parameters and FLOPs", common)
     data = _add(commands, "data", "data.run", "draw batches and print their shapes, ranges, speed and source", common)
     data.add_argument("--batches", type=int, default=10, metavar="N", help="number of batches to draw (default: 10)")
     loader = "the dataloader: train, val or test, of several val.NAME (default: train)"
@@ -134,8 +147,11 @@ def _add_plan(commands: Commands, common: argparse.ArgumentParser) -> None:
         "number of processes, each of which reads batch_size examples (default: the hosts of the topology, or 1)"
     )
     plan.add_argument("--processes", type=int, metavar="P", help=processes)
-    search = "try meshes, rematerialization and batch sizes on the chips of --topology, and rank those that fit"
-    plan.add_argument("--search", action="store_true", help=search)
+    search = (
+        "try meshes, rematerialization and batch sizes on the chips of --topology, and rank those that fit; 'batch': "
+        "only batch sizes, for the largest that fits"
+    )
+    plan.add_argument("--search", nargs="?", const="all", choices=("all", "batch"), help=search)
     plan.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 

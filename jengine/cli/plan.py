@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     if args.json:
         print(encode(found, indent=1))
     else:
-        print(format_search(plans) if args.search else format_plan(found))
+        print(format_search(plans, by_size=args.search == "batch") if args.search else format_plan(found))
     # None on CPUs, whose memory is not that of the chips, is no failure.
     return 1 if fits is False else 0
 
@@ -75,9 +75,11 @@ def _search(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[st
     topology = _parse_chips(args)
     cfg = resolve(load_config(args.config, overrides))
     _check_plannable(cfg)
-    space = plan_search.build_space(cfg, topology, mesh)
+    only_batch = args.search == "batch"
+    space = (plan_search.batch_space if only_batch else plan_search.build_space)(cfg, topology, mesh)
     compile_all = plan_search.compile_with(space, args.config, overrides, topology, args.processes)
-    return plan_search.search(space, compile_all, report=lambda line: print(line, file=sys.stderr, flush=True))
+    search = plan_search.search_batch if only_batch else plan_search.search
+    return search(space, compile_all, report=lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _parse_chips(args: argparse.Namespace) -> Topology:

@@ -25,8 +25,8 @@ def format_plan(plan: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def format_search(plans: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table for a search, best first, and the config lines for the best plan."""
+def format_search(plans: Sequence[Mapping[str, Any]], by_size: bool = False) -> str:
+    """Return the table for a search, best first, and the config lines for the best plan; `by_size`: of batch sizes."""
     rows = []
     for plan in plans:
         step = plan.get("step_seconds")
@@ -42,7 +42,9 @@ def format_search(plans: Sequence[Mapping[str, Any]]) -> str:
             ]
         )
     columns = ["mesh", "remat", "batch_size", "memory", "ms per step", "examples/s", "fits"]
-    table = format_table(columns, rows, title="Plans, by the estimated examples per second")
+    table = format_table(
+        columns, rows, title=f"Plans, by {'the batch size' if by_size else 'the estimated examples per second'}"
+    )
     if loops := sum(each.get("unknown_loops", 0) for plan in plans[:1] for each in plan.get("programs", {}).values()):
         table += f"\n{_UNKNOWN_LOOPS}: {loops}"
     if not plans or not plans[0]["fits"]:

@@ -14,6 +14,8 @@ Plan = dict[str, Any]
 _TENSOR_SIZES = (1, 2, 4, 8)
 _REFINED = 2  # the number of plans whose batch size is increased, with and without rematerialization
 _DOUBLINGS = 3
+_BATCH_DOUBLINGS = 12  # of the search for the largest batch
+_BISECTIONS = 2  # between a batch that fits and twice as many examples
 _GAIN = 1.01  # of examples per second, for a larger batch to be worth another
 
 
@@ -60,6 +62,13 @@ def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | No
     meshes = [mesh] if mesh is not None else list(iterate_meshes(topology.size, has_tensor, topology.slices))
     remat_paths = list(_find_options(cfg["model"], "remat", "model"))
     return Space(meshes, remat_paths, cfg["train_dataloader"].get("batch_size", 1), "parallel" in cfg)
+
+
+def batch_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | None) -> Space:
+    """Return the space in which only the batch size varies: on `mesh`, or that of the config, or with `data` alone."""
+    parallel = cfg.get("parallel") or {}
+    mesh = mesh or parallel.get("mesh") or next(iterate_meshes(topology.size, False, topology.slices))
+    return Space([mesh], [], cfg["train_dataloader"].get("batch_size", 1), "parallel" in cfg)
 
 
 def iterate_meshes(size: int, has_tensor: bool, slices: int = 1) -> Iterator[MeshSizes]:
@@ -138,6 +147,41 @@ def search(
             if new["fits"] and new["examples_per_second"] > _GAIN * old["examples_per_second"]
         ]
     ranked = rank(found)
+    for plan in ranked:
+        plan["config_lines"] = space.config_lines(Candidate(**plan["candidate"]))
+    return ranked
+
+
+def search_batch(
+    space: Space, compile_all: Callable[[Sequence[Candidate]], Sequence[Plan]], report: Callable[[str], None] = print
+) -> list[Plan]:
+    """Return a plan for each batch size that was tried, the largest that fits first; arguments as for `search`.
+
+    The config's size is doubled until it does not fit, or halved until it does; two sizes in between follow.
+    """
+    found: dict[int, Plan] = {}
+
+    def fits(size: int) -> bool:
+        report(f"compiling batch_size {size}")
+        (found[size],) = compile_all([Candidate(space.meshes[0], None, size)])
+        return found[size]["fits"]
+
+    size = space.batch_size
+    if fits(size):
+        while len(found) <= _BATCH_DOUBLINGS and fits(2 * size):
+            size *= 2
+    else:
+        while size > 1 and not fits(size // 2):
+            size //= 2
+        size //= 2
+    low, high = size, 2 * size
+    for _ in range(_BISECTIONS if high in found and not found[high]["fits"] else 0):
+        if high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+    if not any("programs" in plan for plan in found.values()):
+        raise PlanError(f"no batch size can be compiled: {found[space.batch_size]['error']}")
+    ranked = sorted(rank(list(found.values())), key=lambda plan: (not plan["fits"], -plan["candidate"]["batch_size"]))
     for plan in ranked:
         plan["config_lines"] = space.config_lines(Candidate(**plan["candidate"]))
     return ranked

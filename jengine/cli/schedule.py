@@ -32,8 +32,16 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         print("constant: " + ", ".join(f"{name} {value:g}" for name, value in constant.items()))
 
 
-def plot(values: Sequence[float], name: str, width: int = _WIDTH, height: int = _HEIGHT) -> str:
-    """Draw a curve, one number per iteration, as text in `height` rows and at most `width` columns.
+def plot(
+    values: Sequence[float],
+    name: str,
+    width: int = _WIDTH,
+    height: int = _HEIGHT,
+    ends: tuple[str, str] | None = None,
+) -> str:
+    """Draw a curve as text in `height` rows and at most `width` columns.
+
+    `ends` are the marks below the first and last number; by default one number per iteration is expected.
 
     >>> print(plot([0.0, 1.0, 2.0], "lr", height=3))
     lr: 0 to 2, between 0 and 2
@@ -54,8 +62,8 @@ def plot(values: Sequence[float], name: str, width: int = _WIDTH, height: int = 
         cells = "".join("*" if r == row else " " for r in rows)
         lines.append(f"{label:>{margin}} |{cells}".rstrip())
     lines.append(" " * margin + " +" + "-" * width)
-    last = str(len(values) - 1)
-    lines.append(" " * (margin + 2) + "0" + last.rjust(width - 1))
+    first, last = ends or ("0", str(len(values) - 1))
+    lines.append(" " * (margin + 2) + first + last.rjust(width - len(first)))
     return "\n".join(lines)
 
 

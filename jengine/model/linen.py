@@ -155,6 +155,13 @@ class LinenModel(Model):
             return self.module.bind(variables, rngs=_keys(self._predict_rngs))
         return self.module.bind(variables, rngs=_keys(self._rngs), mutable=list(model_state))
 
+    def tabulate(self, batch: Batch, width: int = 160) -> str:
+        """Return Flax's table of the layers, with inputs, outputs, FLOPs and variables."""
+        rngs = _keys(dict.fromkeys(("params", *self._rngs, *self._predict_rngs)))
+        console = {"force_terminal": False, "force_jupyter": False, "width": width}
+        tabulate = nn.tabulate(self.module, rngs, compute_flops=True, console_kwargs=console)
+        return tabulate(*select_inputs(batch, self._inputs), **train_arguments(type(self.module).__call__, train=False))
+
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         with _dense_general_without_mesh(), explain_static_modes(kwargs):
             return autocast(self.module.apply)(*args, **kwargs)

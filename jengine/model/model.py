@@ -8,7 +8,9 @@ from typing import Any, TypeAlias
 import jax
 import optax
 
+from jengine import paths
 from jengine.errors import ConfigError
+from jengine.logging.tables import format_table
 
 PyTree = Any
 ArrayTree: TypeAlias = optax.Params  # any pytree of arrays
@@ -140,6 +142,24 @@ class Model:
             "variables are `runner.state.params` and `runner.state.model_state`"
         )
 
+    def tabulate(self, batch: Batch, width: int = 160) -> str:
+        """Return a table of the layers with shapes, parameters and FLOPs of the prediction; here of the parameters.
+
+        Nothing is allocated on a device.
+
+        Args:
+          batch: an example.
+          width: columns of the text.
+        """
+        params, _ = jax.eval_shape(self.init, jax.random.key(0), batch)
+        leaves = paths.flatten(params).items()
+        rows = [
+            [path, str(leaf.dtype), str(leaf.shape), leaf.size, leaf.size * leaf.dtype.itemsize]
+            for path, leaf in leaves
+        ]
+        rows.append(["total", "", "", *(sum(row[i] for row in rows) for i in (3, 4))])
+        return format_table(["parameter", "dtype", "shape", "numbers", "bytes"], rows)
+
     def base_variables(self, params: Params, model_state: ModelState) -> tuple[PyTree, PyTree]:
         """Return the variables under the paths that pretrained weights and sharding rules use.
 
@@ -191,6 +211,10 @@ class ModelWrapper(Model):
     def phase_loss(self, phase: str, *args: Any, **kwargs: Any) -> tuple[Losses, PyTree]:
         """Return the losses for one phase, see `loss`."""
         return self._wrap_loss(functools.partial(self.model.phase_loss, phase), *args, **kwargs)
+
+    def tabulate(self, batch: Batch, width: int = 160) -> str:
+        """Return the inner model's table."""
+        return self.model.tabulate(batch, width)
 
     @property
     def has_train_step(self) -> bool:

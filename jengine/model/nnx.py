@@ -196,6 +196,24 @@ class NnxModel(Model):
         """
         return self._merge(*self.base_variables(params, model_state), jax.random.key(0), train=train)[0]
 
+    def tabulate(self, batch: Batch, width: int = 160) -> str:
+        """Return Flax's table of the layers, with inputs, outputs, FLOPs and variables."""
+        from flax import nnx
+
+        tables: list[str] = []
+
+        def draw(inputs: tuple[PyTree, ...]) -> None:
+            module = self._build(jax.random.key(0))
+            module.eval()
+            arguments: dict[str, Any] = train_arguments(type(module).__call__, train=False)
+            if "rngs" in inspect.signature(type(module).__call__).parameters:
+                arguments["rngs"] = nnx.Rngs(0)
+            console = {"force_terminal": False, "force_jupyter": False, "width": width}
+            tables.append(nnx.tabulate(module, *inputs, compute_flops=True, console_kwargs=console, **arguments))
+
+        jax.eval_shape(draw, select_inputs(batch, self._inputs))  # traced: nothing is allocated or computed
+        return tables[0]
+
     def _get_structure(self) -> _Structure:
         if self._structure is None:
             raise RuntimeError("NnxModel: `init` must be called or traced before `loss` and `predict`")

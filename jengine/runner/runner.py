@@ -211,7 +211,7 @@ class Runner:
             with closing(self), abort_all_on_error(self.processes, self.interrupts):
                 self._directories.lock()  # before hooks and a resume touch files
                 self.call_hook("before_run")
-                self._load_or_resume()
+                self.load_or_resume()
                 self._run_train_loop()
                 self.call_hook("after_run")
         finally:
@@ -266,7 +266,8 @@ class Runner:
         self.state = shapes if abstract else init()
         self._is_loaded = False
 
-    def _load_or_resume(self) -> None:
+    def load_or_resume(self) -> None:
+        """Load the weights of `load_from`, or continue from the checkpoint of `resume`, unless that is done."""
         if not self._is_loaded:
             self._is_loaded = True
             bundle.load_or_resume(self, self._load_from, self._resume_from)
@@ -310,7 +311,7 @@ class Runner:
             self._loaders.call_with_example(self._loaders.first_path(mode), self._init_state)
         loop = self._eval_loop(mode)
         self.call_hook("before_run")
-        self._load_or_resume()
+        self.load_or_resume()
         with closing(self), abort_all_on_error(self.processes, self.interrupts):
             metrics = loop.run()
             self.files.open()  # if a loop of the user ran no step
@@ -344,7 +345,7 @@ class Runner:
         if self.state is None:
             with whole_batches(rules is not None):
                 self._init_state(example)
-        self._load_or_resume()
+        self.load_or_resume()
         self.files.open()
         with self.phase_timer.phase("prediction"), abort_all_on_error(self.processes, self.interrupts):
             predictor = Predictor(self.model, self.strategy, self.processes, rules, self.seed)  # compiles later

@@ -4,7 +4,15 @@ import pytest
 
 from jengine.cli.plan_process import PlanError
 from jengine.cli.plan_report import format_search
-from jengine.cli.plan_search import Candidate, build_space, iterate_meshes, rank, search
+from jengine.cli.plan_search import (
+    Candidate,
+    batch_space,
+    build_space,
+    iterate_meshes,
+    rank,
+    search,
+    search_batch,
+)
 from jengine.cli.topologies import parse_topology
 from jengine.errors import ConfigError
 
@@ -64,6 +72,27 @@ def test_the_batch_size_is_halved_until_something_fits():
     assert (plans[0]["candidate"]["remat"], plans[0]["candidate"]["batch_size"]) == (True, 4)
     assert "more memory" not in format_search(plans[:1])
     assert "config.model.module.remat = True" in format_search(plans)
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "tried"),
+    [
+        (400, 40, {8, 16, 32, 64, 48, 40}),  # 10 bytes for each example: 40 fit
+        (70, 7, {8, 4, 6, 7}),
+        (5, None, {8, 4, 2, 1}),
+    ],
+)
+def test_the_largest_batch_that_fits_is_found(limit, best, tried):
+    space = batch_space(CFG, parse_topology("v5e:2x2"), None)
+    plans = search_batch(space, lambda candidates: _compile(candidates, limit), report=lambda line: None)
+    assert {plan["candidate"]["batch_size"] for plan in plans} == tried
+    assert plans[0]["fits"] == (best is not None)
+    if best is not None:
+        assert plans[0]["config_lines"] == [
+            "config.parallel.mesh = dict(data=4, fsdp=1, tensor=1)",
+            f"config.train_dataloader.batch_size = {best}",
+        ]
+    assert "Plans, by the batch size" in format_search(plans, by_size=True)
 
 
 def test_meshes_that_the_config_does_not_allow_are_left_out():

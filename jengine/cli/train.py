@@ -1,0 +1,46 @@
+"""`jengine train`: a training from a config, with a progress line in a terminal."""
+
+import argparse
+import functools
+import shlex
+import sys
+from collections.abc import Sequence
+
+from jengine.cli.commands import build_runner, load
+from jengine.cli.debug import describe_overfit, overfit, train_debug
+from jengine.hooks import ProgressHook
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Train the model in a config, with a progress line in a terminal."""
+    if args.debug:
+        return train_debug(args, overrides)
+    changes = {} if args.overfit is None else overfit(load(args, overrides), args.overfit)
+    runner = build_runner(args, overrides, resume=args.resume, **changes)
+    # A message of the engine about how to continue should be a command that the user can paste.
+    runner.resume_command = functools.partial(_resume_command, args.argv)
+    progress = ProgressHook()
+    if sys.stdout.isatty():
+        runner.register_hook(progress)
+    try:
+        runner.train()
+    except KeyboardInterrupt:
+        if runner.interrupts.signum is None:  # before the first iteration: nothing was logged
+            raise
+        return 128 + runner.interrupts.signum  # as shells report a process that a signal ended
+    finally:
+        progress.close()
+    if args.overfit is not None and runner.is_main_process:
+        print(describe_overfit(runner, args.overfit))
+    return 0
+
+
+def _resume_command(argv: Sequence[str], path: str | None, *, guard: bool = False) -> str:
+    """Return the command that continues the run with the arguments `argv`; see `default_resume_command`."""
+    kept = [
+        arg for i, arg in enumerate(argv)
+        if not arg.startswith("--resume") and not (argv[i - 1] == "--resume" and not arg.startswith("-"))
+    ]  # fmt: skip
+    resume = [] if path == "" else ["--resume", *([path] if path else [])]
+    hooks = ["--config.default_hooks.guard.type=NumericsGuardHook"] if guard else []
+    return shlex.join(["jengine", *kept, *hooks, *resume])
