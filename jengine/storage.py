@@ -1,9 +1,14 @@
 """Paths on a local file system and URLs of object storage, `gs://bucket/run` and `s3://bucket/run`."""
 
+import base64
+import contextlib
+import functools
 import os
+import pathlib
 import posixpath
 import re
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -53,16 +58,152 @@ def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
     return epath.Path(f"{match[0]}{bucket}{posixpath.normpath(f'/{key}').rstrip('/')}")
 
 
-def get_filesystem(path: epath.Path) -> Any:
+def get_filesystem(path: str | os.PathLike[str]) -> Any:
     """Return the fsspec file system of a URL, for what `etils.epath` cannot do: listings with sizes, requests in bulk.
 
     It keeps no listings, since other processes write too.
     """
-    import fsspec
+    return _make_filesystem(os.fspath(path).partition(":")[0], os.getpid())  # fsspec's own cache has one per thread
 
-    scheme = os.fspath(path).partition(":")[0]
-    _prepare(scheme)
-    return fsspec.filesystem(scheme)
+
+class StorageError(RuntimeError):
+    """Error of a request to object storage, after all retries. Unlike an OSError it never means that a file is bad."""
+
+
+class FileInfo(NamedTuple):
+    """What a listing says about a file."""
+
+    size: int  # bytes
+    md5: str | None = None  # hexadecimal; None for a local file, or where the store does not know it
+
+
+@contextlib.contextmanager
+def _requests(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError):
+        raise
+    except Exception as error:  # of aiohttp, Google or botocore
+        raise StorageError(f"{os.fspath(path)}: {str(error) or type(error).__name__}") from error
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a file, with one request if it is a URL.
+
+    Raises:
+      FileNotFoundError: it does not exist. OSError: it is not readable. StorageError: the request failed.
+    """
+    if not is_url(path):
+        return pathlib.Path(path).read_bytes()
+    with _requests(path):
+        content: bytes = get_filesystem(path).cat_file(os.fspath(path))
+    return content
+
+
+def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
+    """Return the bytes of those files that exist by path; URLs are read many at a time.
+
+    Raises:
+      StorageError: a request failed.
+    """
+    names = [os.fspath(path) for path in paths]
+    contents: dict[str, bytes] = {}
+    if not names or not is_url(names[0]):
+        for name in names:
+            with contextlib.suppress(OSError):
+                contents[name] = read_bytes(name)
+        return contents
+    scheme = names[0].partition("//")[0] + "//"
+    with _requests(names[0]):
+        found = get_filesystem(names[0]).cat(names, on_error="return")
+        found = {names[0]: found} if isinstance(found, bytes) else found
+        for name, content in found.items():
+            if isinstance(content, bytes):
+                contents[scheme + name.removeprefix(scheme)] = content
+            elif not isinstance(content, FileNotFoundError):
+                raise content
+    return contents
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Replace a file at once: with one request if it is a URL, else also flushed to disk with its directory."""
+    if is_url(path):
+        with _requests(path):
+            get_filesystem(path).pipe_file(os.fspath(path), content)
+        return
+    path = pathlib.Path(path)
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_bytes(content)
+    sync(temporary)  # before the rename, or a power failure could leave an empty file
+    temporary.replace(path)
+    sync(path.parent)  # the rename itself
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Flush a file or a directory to disk, on file systems that support it; objects need no such thing."""
+    if is_url(path):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not os.path.isdir(path):  # some network file systems cannot sync directories
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def list_files(directory: str | os.PathLike[str]) -> dict[str, FileInfo]:
+    """Return all files below a directory by relative path; for a URL with one request for 1,000 of them.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     write_bytes(f"{directory}/log.txt", b"one line")
+    ...     list_files(directory)
+    {'log.txt': FileInfo(size=8, md5=None)}
+    """
+    if not is_url(directory):
+        files = (path for path in sorted(pathlib.Path(directory).rglob("*")) if path.is_file())
+        return {str(path.relative_to(directory)): FileInfo(path.stat().st_size) for path in files}
+    with _requests(directory):
+        found = get_filesystem(directory).find(os.fspath(directory), detail=True)
+    prefix = os.fspath(directory).partition("://")[2] + "/"
+    return {
+        name.removeprefix(prefix): FileInfo(info["size"], _read_md5(info))
+        for name, info in sorted(found.items())
+        if name.startswith(prefix) and info["type"] == "file" and not name.endswith("/")
+    }
+
+
+def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:
+    """Return the names in a directory, each with whether it is a directory; {} if there is none."""
+    if not is_url(directory):
+        try:
+            with os.scandir(directory) as entries:
+                return {entry.name: entry.is_dir() for entry in sorted(entries, key=lambda entry: entry.name)}
+        except (OSError, ValueError):  # also a name that is too long, or not a name at all
+            return {}
+    try:
+        with _requests(directory):
+            found = get_filesystem(directory).ls(os.fspath(directory), detail=True)
+    except FileNotFoundError:
+        return {}
+    prefix = os.fspath(directory).partition("://")[2] + "/"  # an object with the directory's own name is no entry
+    kinds: dict[str, bool] = {info["name"].rstrip("/"): info["type"] == "directory" for info in found}
+    return {name.removeprefix(prefix): kind for name, kind in kinds.items() if name.startswith(prefix)}
+
+
+def remove_files(paths: Iterable[str | os.PathLike[str]]) -> None:
+    """Remove the files of one store, many with each request; those that do not exist are fine."""
+    names = [os.fspath(path) for path in paths]
+    if not names:
+        return
+    if not is_url(names[0]):
+        for name in names:
+            pathlib.Path(name).unlink(missing_ok=True)
+        return
+    with contextlib.suppress(FileNotFoundError), _requests(names[0]):
+        get_filesystem(names[0]).rm(names)
 
 
 def check_local_path(name: str, path: str | os.PathLike[str]) -> str:
@@ -90,12 +231,33 @@ def check_local_path(name: str, path: str | os.PathLike[str]) -> str:
     return os.path.abspath(text)
 
 
+@functools.cache
+def _make_filesystem(scheme: str, process: int) -> Any:
+    import fsspec
+
+    _prepare(scheme)
+    return fsspec.filesystem(scheme)
+
+
 def _prepare(scheme: str) -> None:
     package = _PACKAGES[scheme]
     with require_extra("cloud", f"{scheme}:// paths require {package}"):
         __import__(package)
+    import aiohttp
     import fsspec
 
     # Both packages keep listings forever by default, also those that `etils.epath` opens for Orbax
+    settings: dict[str, Any] = {"use_listings_cache": False}
+    if scheme == "gs":  # by default a request that hangs ends after five minutes, and is not tried again
+        settings["session_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)}
     for protocol in {"gs": ("gs", "gcs"), "s3": ("s3", "s3a")}[scheme]:
-        fsspec.config.conf.setdefault(protocol, {}).setdefault("use_listings_cache", False)
+        for name, value in settings.items():
+            fsspec.config.conf.setdefault(protocol, {}).setdefault(name, value)
+
+
+def _read_md5(info: Mapping[str, Any]) -> str | None:
+    """Return the MD5 in an entry of a listing; an S3 object that was uploaded in parts, or encrypted, has none."""
+    if "md5Hash" in info:
+        return base64.b64decode(info["md5Hash"]).hex()
+    etag = str(info.get("ETag", "")).strip('"')
+    return etag if re.fullmatch("[0-9a-f]{32}", etag) else None

@@ -15,6 +15,7 @@ os.environ.setdefault("JENGINE_ON_RECOMPILE", "raise")  # an unexpected recompil
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(__file__).parent.parent / ".cache" / "jax")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # read at its import: or it asks Google about each bucket
 
 
 def pytest_configure(config):

@@ -11,12 +11,13 @@ import threading
 import time
 import urllib.parse
 
+import fsspec
 from gcp_storage_emulator.handlers import buckets
 from gcp_storage_emulator.server import RequestHandler, Router
 from gcp_storage_emulator.storage import Storage
 
 FAULTS = ("error", "lost", "stall", "cut", "lag")
-_STALL = 3.0  # seconds
+_STALL = 0.5  # seconds
 _PAGE = 1000  # entries of a listing that the real store returns per request
 _NUMBERS = itertools.count()
 
@@ -52,6 +53,9 @@ class GoogleStorage:
             TENSORSTORE_GCS_HTTP_URL=self.url,
             NO_GCE_CHECK="true",
             GCE_METADATA_ROOT="127.0.0.1:1",  # nobody is there to ask for credentials
+            GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT="false",  # or it asks Google what kind of bucket each is
+            FSSPEC_GCS_TOKEN="anon",
+            FSSPEC_GS_TOKEN="anon",
         )
 
     def make_bucket(self):
@@ -192,6 +196,7 @@ def serve_google_storage():
         logging.getLogger(name).setLevel(logging.CRITICAL)
     store = GoogleStorage()
     os.environ.update(store.environment)
+    fsspec.config.set_conf_env(fsspec.config.conf)  # which it reads at its import
     yield store
     for name in store.environment:
         os.environ.pop(name)
