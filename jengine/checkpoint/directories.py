@@ -66,6 +66,11 @@ class CheckpointDirectories:
                 raise ConfigError(f"`{self._name(directory)}` must be writable, got {directory}: {error}") from error
         self._check()  # again: another run may have trained since
 
+    def check_locks(self, *, before_write: bool = False) -> None:
+        """Raise WorkDirLockedError if another run has taken one of the directories over; see `Lease.check`."""
+        for lock in self._locks:
+            lock.check(before_write=before_write)
+
     def unlock(self) -> None:
         """Release the locks, and remove the directories that a refused run has made."""
         for lock in self._locks:

@@ -26,10 +26,11 @@ from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, config_path
 from jengine.logging import escape_name
-from jengine.storage import check_local_path
+from jengine.logging.upload import choose_local_dir
+from jengine.storage import check_local_path, is_url, storage_path
 
 # Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts
-_SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from", "resume_note")
+_SHARED_FIELDS = ("timestamp", "run_id", "experiment_name", "seed", "resume_from", "resume_note")
 _TAKEN: set[str] = set()  # log directories of this process, which are made later
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 
@@ -42,8 +43,8 @@ class _Randomness(NamedTuple):
 class Identity:
     """Identity of a run. A resumed run has the name, seed and log directory of the run that it continues."""
 
-    work_dir: str  # an absolute path
-    log_dir: str  # `<work_dir>/<timestamp>`
+    work_dir: str  # an absolute path, or a URL
+    local_dir: str  # the directory for small files, see `choose_local_dir`
     timestamp: str  # the start, `20250131_235959`
     run_id: str  # distinguishes this run's checkpoints from others
     experiment_name: str
@@ -52,6 +53,17 @@ class Identity:
     load_from: LoadFrom | None  # None for random weights
     resume_from: str | None  # the checkpoint to continue
     resume_note: str  # a line for the log about where `resume` looked for it; empty if `resume` is a path
+
+    @property
+    def log_dir(self) -> str:
+        """The directory `<local_dir>/<timestamp>`."""
+        return os.path.join(self.local_dir, self.timestamp)
+
+    @property
+    def log_file(self) -> str:
+        """The log file; in a bucket, those of several processes, which cannot append to one, have their own names."""
+        index = jax.process_index() if is_url(self.work_dir) else 0
+        return os.path.join(self.log_dir, f"{self.timestamp}{f'.process_{index}' if index else ''}.log")
 
 
 def agree_on_identity(
@@ -95,7 +107,7 @@ def agree_on_identity(
     fresh_name = f"{experiment_name}_{timestamp}" if experiment_name else timestamp
     identity = Identity(
         work_dir=work_dir,
-        log_dir=os.path.join(work_dir, timestamp),
+        local_dir=choose_local_dir(work_dir),
         timestamp=timestamp,
         run_id=str(earlier.get("run") or uuid.uuid4().hex),
         experiment_name=escape_name(str(earlier.get("experiment_name", fresh_name))),
@@ -113,7 +125,7 @@ def _new_timestamp(work_dir: str) -> str:
     """Return the local time, with a number if an earlier run in the work dir started in the same second."""
     timestamp = name = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
     number = 1
-    while (path := os.path.join(work_dir, name)) in _TAKEN or os.path.exists(path):
+    while (path := os.path.join(work_dir, name)) in _TAKEN or storage_path("work_dir", path).exists():
         name, number = f"{timestamp}_{number}", number + 1
     _TAKEN.add(path)
     return name

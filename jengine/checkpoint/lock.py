@@ -73,6 +73,9 @@ class WorkDirLock:
         _HELD.add(self)
         atexit.register(self.release)  # a normal end leaves no file behind
 
+    def check(self, *, before_write: bool = False) -> None:
+        """Do nothing: a live process cannot lose this lock, unlike a `Lease`."""
+
     def release(self) -> None:
         """Release the lock and remove its file; do nothing if this object does not hold it."""
         if self._file is None:

@@ -181,18 +181,24 @@ class NumericsGuardHook(Hook):
             return
         first = int(state.last) - int(state.in_row) + 1
         last = first + self.max_in_row - 1
-        path = os.path.join(runner.work_dir, f"numerics_iter_{last}.dump")
+        name = f"numerics_iter_{last}.dump"
         _, batch, hyperparams, is_update = next(entry for entry in recent if entry[0] == last)
         batch = select_arrays(batch)
         if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch)):
             # hooks receive the batch of a chunk on the host, with the examples of this process only
             batch = runner.strategy.put_batch(batch, rules=runner.train_dataloader.batch_rules)
         train_state = runner.state.replace(step=np.int32(last))  # dropped steps change only the number
-        write_dump(path, state=train_state, batch=batch, hyperparams=hyperparams, update=is_update)
+        write_dump(
+            os.path.join(runner.local_dir, name),
+            state=train_state,
+            batch=batch,
+            hyperparams=hyperparams,
+            update=is_update,
+        )
         raise FloatingPointError(
             f"NumericsGuardHook: the steps of iterations {first} to {last} were dropped: {reason}. Parameters and "
             f"optimizer are those before iteration {first}. To rerun the step of iteration {last} and find the first "
-            f"operation with a non-finite result:\n  jengine replay CONFIG {path}"
+            f"operation with a non-finite result:\n  jengine replay CONFIG {os.path.join(runner.work_dir, name)}"
         )
 
     def _get_state(self, runner: RunnerProtocol) -> NumericsGuardState:

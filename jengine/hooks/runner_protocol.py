@@ -90,9 +90,11 @@ class RunnerProtocol(Progress, Protocol):
     @property
     def timestamp(self) -> str: ...  # start time, which names the log files
     @property
-    def work_dir(self) -> str: ...  # directory of checkpoints and logs
+    def work_dir(self) -> str: ...  # directory or URL of checkpoints and logs
     @property
-    def log_dir(self) -> str: ...  # directory of the log files
+    def local_dir(self) -> str: ...  # directory for small files: the work dir, or one that is copied to its URL
+    @property
+    def log_dir(self) -> str: ...  # directory of the log files, in `local_dir`
     @property
     def run_id(self) -> str: ...  # distinguishes the checkpoints of this run from those of others
     @property

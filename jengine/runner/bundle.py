@@ -57,6 +57,7 @@ def save(
     """Write a checkpoint to `path` in the background; see `Runner.save_checkpoint`."""
     wait_for_device(runner)  # so that the save is not charged with the steps
     runner.files.open()  # a custom loop may save before its first step
+    runner.files.check(before_write=True)
     recreate_work_dir(runner)
     checkpoint = collect_checkpoint(
         runner, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
@@ -120,6 +121,8 @@ def collect_checkpoint(
 
 def load_or_resume(runner: RunnerInternals, load_from: LoadFrom | None, resume_from: str | None) -> None:
     """Continue from a checkpoint or start from weights; a run that does not train resumes only the weights."""
+    if resume_from is not None:
+        runner.files.fetch()  # before backends restore their positions in them
     if resume_from is not None and runner.train_loop is not None:
         resume(runner, resume_from)
     elif load_from is not None:

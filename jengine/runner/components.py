@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,8 +63,7 @@ def build_strategy(parallel: Strategy | Config | None) -> Any:
 def build_logs(identity: Identity, level: int | str) -> tuple[logging.Logger, AsyncWriter, MessageHub]:
     """Return the logger, the log writer and the message hub; the log file is opened later."""
     with config_path("log_level"):
-        log_file = os.path.join(identity.log_dir, f"{identity.timestamp}.log")
-        logger = build_logger(log_file=log_file, level=level, wait=True)  # a refused run leaves no file
+        logger = build_logger(log_file=identity.log_file, level=level, wait=True)  # a refused run leaves no file
     if identity.resume_note:
         logger.info(identity.resume_note)
     writer = AsyncWriter()

@@ -91,13 +91,15 @@ def list_files(runner: RunnerInternals) -> str:
     """Return the paths of checkpoints, logs and TensorBoard files, one per line."""
     last = pathlib.Path(runner.work_dir, "last_checkpoint")
     newest = f" (last: {os.path.basename(last.read_text().strip())})" if last.exists() else ""
-    vis_dir = os.path.join(runner.log_dir, "vis_data")
+    log_dir = os.path.join(runner.work_dir, runner.timestamp)
+    vis_dir = os.path.join(log_dir, "vis_data")
     lines = [
         f"checkpoints:  {runner.work_dir}{newest}",
-        f"log:          {os.path.join(runner.log_dir, runner.timestamp + '.log')}",
+        f"log:          {os.path.join(log_dir, runner.timestamp + '.log')}",
         f"scalars:      {os.path.join(vis_dir, 'scalars.json')}",
     ]
-    if os.path.isdir(vis_dir) and any("tfevents" in name for name in os.listdir(vis_dir)):
+    local = os.path.join(runner.log_dir, "vis_data")
+    if os.path.isdir(local) and any("tfevents" in name for name in os.listdir(local)):
         lines.append(f"TensorBoard:  tensorboard --logdir {vis_dir}")
     return "\n".join(lines)
 

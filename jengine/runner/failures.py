@@ -20,6 +20,7 @@ import jax
 
 from jengine.checkpoint import CheckpointSaveError, list_checkpoints
 from jengine.checkpoint.failed_saves import ignore_closed_event_loops
+from jengine.checkpoint.lock_holder import WorkDirLockedError
 from jengine.checkpoint.manifest import read_manifest
 from jengine.config import write_config
 from jengine.data import select_arrays
@@ -224,8 +225,9 @@ def handle_failure(runner: RunnerInternals, error: BaseException) -> None:
         summary = str(error).partition("\n")[0]
         runner.logger.error(f"Training stops at iteration {runner.iter} with {type(error).__name__}: {summary}")
         log_error(error)
-    # A run that was refused has nothing to save; after a loss that is not finite the parameters may not be either
-    if runner.files.exist and not isinstance(error, NonFiniteLossError):
+    # A run that was refused has nothing to save; after a loss that is not finite the parameters may not be either; and
+    # another run may have taken over
+    if runner.files.exist and not isinstance(error, NonFiniteLossError | WorkDirLockedError):
         _save_completed_iterations(runner)
     try:
         runner.call_hook("on_failure")
@@ -276,10 +278,10 @@ def close(runner: RunnerInternals, is_limited: bool = False) -> None:
     """Finish all background work, even if a part fails; `is_limited` sets a time limit for logs, but not for saves."""
 
     def close_logs() -> None:
-        try:
+        with contextlib.ExitStack() as closed:  # in reverse order, each also if another fails
+            closed.callback(runner.files.close, keep=is_limited)
+            closed.callback(runner.visualizer.close)
             runner.log_writer.close()
-        finally:
-            runner.visualizer.close()
 
     with contextlib.ExitStack() as stack:
         if is_limited:
@@ -341,7 +343,7 @@ def recreate_work_dir(runner: RunnerInternals) -> None:
     runner.visualizer.close()  # it would continue to write to deleted files
     open_log_file(runner.logger)
     if runner.cfg_text:
-        write_config(runner.cfg_text, os.path.join(runner.work_dir, "config.py"))
+        write_config(runner.cfg_text, os.path.join(runner.local_dir, "config.py"))
     runner.logger.warning(
         f"{runner.log_dir} was deleted during the run, before iteration {runner.iter}: it is created again, "
         "without the logs and checkpoints that were deleted."

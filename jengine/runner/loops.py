@@ -270,8 +270,9 @@ class TrainLoop:
 
         Raises:
           RuntimeError: an attribute that a hook's traced method has read has changed.
-          NonFiniteLossError: a loss is not finite.
+          NonFiniteLossError: a loss is not finite. WorkDirLockedError: another run has taken over.
         """
+        self.runner.files.check()
         self.runner.programs.check_hooks()
         check_losses(self.runner, at_line=True)
 

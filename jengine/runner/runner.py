@@ -65,7 +65,7 @@ class Runner:
 
     Args:
       model: a `Model`, or a config for one.
-      work_dir: directory for checkpoints and logs.
+      work_dir: directory or URL (`gs://`, `s3://`) for checkpoints and logs.
       train_dataloader, val_dataloader, test_dataloader: a loader config, or an iterable over batches; for evaluations
         also several by name, or a list of loaders.
       train_cfg: `dict(by_epoch=True, max_epochs=...)`, `dict(by_epoch=False, max_iters=...)` or a loop by `type`, with
@@ -155,10 +155,10 @@ class Runner:
             self.processes, self.cfg, work_dir, load_from=load_from, resume=resume, randomness=randomness,
             experiment_name=experiment_name, resume_policy=self.resume_policy,
         )  # fmt: skip
-        self.work_dir, self.log_dir, self.timestamp = identity.work_dir, identity.log_dir, identity.timestamp
-        self.experiment_name, self.seed, self.run_id = identity.experiment_name, identity.seed, identity.run_id
+        self.work_dir, self.local_dir, self.log_dir = identity.work_dir, identity.local_dir, identity.log_dir
+        self.timestamp, self.experiment_name, self.seed = identity.timestamp, identity.experiment_name, identity.seed
+        self.run_id, self.configured_seed = identity.run_id, identity.configured_seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
-        self.configured_seed = identity.configured_seed
         self.resume_command: Callable[..., str] = functools.partial(default_resume_command, load_from)
 
         use_compilation_cache()  # before the first compilation

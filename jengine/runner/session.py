@@ -1,6 +1,7 @@
 """Sessions of a run: what is logged and recorded when training starts and ends, and when files are created."""
 
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -8,16 +9,20 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from jengine.checkpoint.directories import CheckpointDirectories
+from jengine.checkpoint.layout import CURRENT_RUN, POINTER
+from jengine.checkpoint.lock_holder import LOCK
 from jengine.config import write_config
 from jengine.errors import ConfigError
 from jengine.hooks.run_record import GroupTable, start_record, update_record
 from jengine.logging import format_table, open_log_file, shorten_rows
+from jengine.logging.upload import LocalFiles, UploadedFiles
 from jengine.paths import flatten
 from jengine.runner.components import has_own_step
 from jengine.runner.end_report import log_interruption, log_summary
 from jengine.runner.failures import check_losses, handle_failure
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import RunnerInternals
+from jengine.storage import is_url
 from jengine.train.parameters import parameter_size
 from jengine.versions import describe_device
 
@@ -63,6 +68,27 @@ class RunFiles:
         self._has_log = False  # a second call of `train` keeps it
         self._groups: GroupTable | None = None
         self.exist = False
+        self._local = LocalFiles()
+        if is_url(runner.work_dir):
+            check = functools.partial(directories.check_locks, before_write=True)
+            self._local = UploadedFiles(runner.local_dir, runner.work_dir, check)
+
+    def check(self, *, before_write: bool = False) -> None:
+        """Raise WorkDirLockedError if another run has taken a directory over; see `Lease.check`."""
+        self._directories.check_locks(before_write=before_write)
+
+    def fetch(self) -> None:
+        """Fetch the files of the run that this one continues, if they are at a URL."""
+        if self._runner.is_main_process:
+            self._local.fetch(self._runner.timestamp, skip=(LOCK, POINTER, CURRENT_RUN))
+
+    def send(self) -> None:
+        """Send the files that have changed, if the work dir is a URL; see `UploadedFiles.send`."""
+        self._local.send()
+
+    def close(self, *, keep: bool) -> None:
+        """Send the rest of the files; without `keep` the local files may be removed at the end of the process."""
+        self._local.close(keep=keep)
 
     def expect_training(self, groups: GroupTable) -> None:
         """Have the next call of `open` also create the record of a training with these parameter groups."""
@@ -71,6 +97,7 @@ class RunFiles:
 
     def open(self) -> None:
         """Create the files, unless they exist; raise ConfigError if the work dir cannot be written."""
+        self._local.start()
         if self.exist:
             return
         self.exist, runner = True, self._runner
@@ -91,7 +118,7 @@ class RunFiles:
         except OSError as error:
             raise ConfigError(f"`work_dir` must be writable, got {runner.work_dir}: {error}") from error
         if runner.cfg_text and runner.is_main_process:
-            write_config(runner.cfg_text, os.path.join(runner.work_dir, "config.py"))
+            write_config(runner.cfg_text, os.path.join(runner.local_dir, "config.py"))
             runner.visualizer.add_config(runner.cfg_text)
             if self._problems:
                 problems = "; ".join(self._problems)
@@ -143,8 +170,8 @@ def describe_start(runner: RunnerInternals, groups: GroupTable) -> str:
     """Return a short description: name, devices, seed, model size, groups, hooks, data, and the log path."""
     columns, rows = groups
     short = [[x if len(x) <= _MAX_PATTERNS else f"{x[: _MAX_PATTERNS - 1]}…" for x in row] for row in rows]
-    path = os.path.join(runner.log_dir, f"{runner.timestamp}.log")
-    relative = os.path.relpath(path)
+    path = os.path.join(runner.work_dir, runner.timestamp, f"{runner.timestamp}.log")
+    relative = path if is_url(path) else os.path.relpath(path)
     lines = [
         runner.experiment_name,
         f"devices:    {_describe_devices(runner)}, jax {jax.__version__}, seed {runner.seed}",

@@ -73,7 +73,7 @@ class EvaluateHook(HookBase):
             self.eval_iter_period = period
         # A checkpoint is saved before the validation at the same iteration, so a resumed run repeats that validation.
         if jax.process_index() == 0:
-            self._file = JsonLines(os.path.join(trainer.work_dir, self.eval_json_file), "iter", trainer.iter - 1)
+            self._file = JsonLines(os.path.join(trainer.local_dir, self.eval_json_file), "iter", trainer.iter - 1)
         if trainer.iter > 0 and self._is_due(trainer.iter):
             self._evaluate(epoch=trainer.epoch, iteration=trainer.iter)
 

@@ -194,7 +194,7 @@ class JSONLoggerHook(LogBufferWriter):
         """Open the file, and drop the lines that the run will write again."""
         self.close()
         self._file = JsonLines(
-            self.json_file or os.path.join(trainer.work_dir, "training_status.json"), "iteration", trainer.iter
+            self.json_file or os.path.join(trainer.local_dir, "training_status.json"), "iteration", trainer.iter
         )
 
     def write(self, trainer: RunnerProtocol) -> None:
@@ -237,7 +237,7 @@ class TensorboardLoggerHook(LogBufferWriter):
         """Create the event file; TensorBoard discards earlier values for iterations that the run repeats."""
         from jengine.visualization import TensorboardVisBackend
 
-        self._backend = TensorboardVisBackend(os.path.join(self.log_dir or trainer.work_dir, "runs"))
+        self._backend = TensorboardVisBackend(os.path.join(self.log_dir or trainer.local_dir, "runs"))
         if trainer.iter > 0:
             self._backend.load_state_dict({}, trainer.iter - 1)  # TensorBoard drops later events of the earlier run
 

@@ -141,7 +141,7 @@ class DeepClusterHook(Hook):
         kmeans_seed = np.random.RandomState([seed % 2**32, epoch]).randint(1234)  # by epoch, also after a resume
         labels = self._run_clustering(features, int(kmeans_seed))
         if runner.is_main_process:
-            os.makedirs(runner.work_dir, exist_ok=True)
+            os.makedirs(runner.local_dir, exist_ok=True)
             save_array(self._path(runner, epoch), labels)
         self._clustered = epoch
         self._assign_labels(labels, epoch)
@@ -167,7 +167,7 @@ class DeepClusterHook(Hook):
 
     @staticmethod
     def _path(runner: RunnerProtocol, epoch: int) -> str:
-        return os.path.join(runner.work_dir, f"cluster_epoch_{epoch}.npy")
+        return os.path.join(runner.local_dir, f"cluster_epoch_{epoch}.npy")
 
     # --- Checkpointing. ---
 

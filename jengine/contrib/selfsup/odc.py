@@ -113,7 +113,7 @@ class ODCHook(Hook):
         if self.every_n_epochs(runner, _SAVE_INTERVAL):
             labels = np.asarray(self._bank(runner).labels)  # on all processes, between which the first replica is sent
             if runner.is_main_process:
-                path = os.path.join(runner.work_dir, f"cluster_epoch_{runner.epoch + 1}.npy")
+                path = os.path.join(runner.local_dir, f"cluster_epoch_{runner.epoch + 1}.npy")
                 np.save(path, labels.astype(np.int64))
 
     def update_centroids(self, runner: RunnerProtocol) -> None:

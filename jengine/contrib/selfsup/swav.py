@@ -157,7 +157,7 @@ class SwAVHook(Hook):
 
     @staticmethod
     def _path(runner: RunnerProtocol) -> str:
-        return os.path.join(runner.work_dir, "queue.npy")
+        return os.path.join(runner.local_dir, "queue.npy")
 
 
 def round_down(length: int, batch_size: int) -> int:

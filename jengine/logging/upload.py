@@ -1,0 +1,213 @@
+"""Small files of a run whose work dir is a URL: written to a local directory, and copied to the URL in the background.
+
+Object stores cannot append, so everything that writes log lines, scalars, pictures or traces writes to local files. A
+thread sends those that have changed, each as a whole.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import pathlib
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from jengine.errors import ConfigError, read_seconds
+from jengine.storage import get_filesystem, is_url
+
+_LOGGER = logging.getLogger("jengine")
+_INTERVAL = "JENGINE_UPLOAD_SECONDS"
+_DIRECTORY = "JENGINE_LOCAL_DIR"
+_END = 60.0  # seconds that the last upload of a run may take
+_BATCH = 2**26  # bytes that are read into memory at once
+# Files that a resumed run only adds to: pictures, traces and event files. It need not have the earlier ones
+_COMPLETE = (".png", ".jpg", ".pb", ".gz", ".npz")
+_TEMPORARY = ".new"  # the end of the name of a file that is renamed when it is complete
+
+
+def choose_local_dir(work_dir: str) -> str:
+    """Return the directory for a run's small files: the work dir; for a URL a new local one, which need not exist.
+
+    The environment variable `JENGINE_LOCAL_DIR` names the parent directory, by default one for temporary files.
+
+    >>> choose_local_dir("/data/run")
+    '/data/run'
+    """
+    if not is_url(work_dir):
+        return work_dir
+    parent = os.environ.get(_DIRECTORY) or os.path.join(tempfile.gettempdir(), f"jengine-{os.getuid()}")
+    return os.path.join(os.path.abspath(parent), f"{os.path.basename(work_dir)}-{uuid.uuid4().hex[:8]}")
+
+
+class LocalFiles:
+    """Small files of a run, which are in the work dir. Nothing has to be sent."""
+
+    def fetch(self, directory: str, skip: tuple[str, ...] = ()) -> None:
+        """Make the files of an earlier session available, which this one continues."""
+
+    def start(self) -> None:
+        """Start to send changed files every so often."""
+
+    def send(self) -> None:
+        """Send all changed files now."""
+
+    def close(self, *, keep: bool = True) -> None:
+        """Send what is left; without `keep` the local files may be removed."""
+
+
+class UploadedFiles(LocalFiles):
+    """Small files of a run, which are written to `local_dir` and copied to a URL by a background thread.
+
+    The thread sends files with another size or time than before. If that fails, it warns once and tries again. Call
+    `close` to send the rest.
+
+    Args:
+      local_dir: the directory.
+      url: where its files should be in the object store, by the same relative paths.
+      check: called before files are sent; it raises an error if this run must not write there any more.
+      interval: seconds between two passes; by default the environment variable `JENGINE_UPLOAD_SECONDS`, or 30.
+
+    Examples:
+      >>> files = UploadedFiles("/tmp/run", "gs://bucket/run")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, local_dir: str, url: str, check: Callable[[], None] = lambda: None, interval: float | None = None
+    ) -> None:
+        self._local_dir = pathlib.Path(local_dir)
+        self._url = url.rstrip("/")
+        self._check = check
+        self._interval = read_seconds(_INTERVAL, 30, least=0.01) if interval is None else interval
+        self._sent: dict[str, tuple[int, int]] = {}  # size and time of each file when it was read
+        self._mutex = threading.Lock()  # the thread, and saves of checkpoints
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_failing = False
+        self._is_refused = False  # by `check`
+        self._fetched = False
+
+    def fetch(self, directory: str, skip: tuple[str, ...] = ()) -> None:
+        """Fetch the files directly at the URL and those below `directory`, except `skip`, once.
+
+        Pictures, traces and event files stay in the store: a run only adds others.
+        """
+        if self._fetched:
+            return
+        self._fetched = True
+        store = get_filesystem(self._url)
+        prefix = self._url.partition("://")[2] + "/"
+        found = [info for info in _list(store.ls, self._url) if info["name"].removeprefix(prefix) not in skip]
+        found += _list(lambda url, detail: store.find(url, detail=detail).values(), f"{self._url}/{directory}")
+        for name in dict.fromkeys(info["name"] for info in found if info["type"] == "file"):
+            relative = name.removeprefix(prefix)
+            if relative.endswith((*_COMPLETE, "/")) or "tfevents" in relative or ".." in relative.split("/"):
+                continue
+            path = self._local_dir / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            store.get_file(f"{self._url}/{relative}", str(path))
+            self._sent[relative] = _describe(path)
+
+    def start(self) -> None:
+        """Start the thread if it does not run."""
+        if self._thread is None:
+            atexit.unregister(self._remove)
+            self._done = threading.Event()
+            self._thread = threading.Thread(target=self._run, args=(self._done,), name="jengine-upload", daemon=True)
+            self._thread.start()
+            # Not `atexit`: the clients' own threads end before it
+            threading._register_atexit(self.close)  # type: ignore[attr-defined]  # as concurrent.futures
+
+    def send(self) -> None:
+        """Send all files that have changed, complete up to now.
+
+        Raises:
+          Exception: of the store's client, if a request failed after its own retries. WorkDirLockedError: see `check`.
+        """
+        with self._mutex:
+            self._check()
+            store = get_filesystem(self._url)
+            changed, batch, size = self._find_changed(), {}, 0
+            for relative, (path, description) in changed.items():
+                if description[0] > _BATCH:
+                    store.put_file(str(path), f"{self._url}/{relative}")
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    batch[f"{self._url}/{relative}"] = path.read_bytes()
+                    size += description[0]
+                if size > _BATCH:
+                    store.pipe(batch)
+                    batch, size = {}, 0
+            if batch:
+                store.pipe(batch)
+            self._sent.update({relative: description for relative, (_, description) in changed.items()})
+
+    def close(self, *, keep: bool = True) -> None:
+        """Send what is left and end the thread; an error is logged after a minute.
+
+        Args:
+          keep: False removes the local files at the end of the process if all have been sent.
+        """
+        if self._thread is None:
+            return
+        thread, self._thread = self._thread, None
+        self._done.set()
+        thread.join(_END)
+        if thread.is_alive() or self._is_failing:
+            _LOGGER.error("some files of the run were not sent to %s: they are in %s", self._url, self._local_dir)
+        elif not keep:
+            atexit.register(self._remove)
+
+    def _run(self, done: threading.Event) -> None:
+        while not done.wait(self._interval):
+            self._try_to_send()
+        deadline = time.monotonic() + _END
+        while not self._try_to_send() and time.monotonic() < deadline and not self._is_refused:
+            time.sleep(min(1.0, self._interval))
+
+    def _try_to_send(self) -> bool:
+        try:
+            self.send()
+        except ConfigError:  # another run has taken over, which the lock has logged
+            self._is_failing = self._is_refused = True
+            return False
+        except Exception as error:
+            if not self._is_failing:
+                self._is_failing = True
+                reason = " ".join(str(error).split()) or type(error).__name__
+                _LOGGER.warning("files of the run could not be sent to %s, which is tried again: %s", self._url, reason)
+            return False
+        if self._is_failing:
+            self._is_failing = False
+            _LOGGER.info("files of the run are sent to %s again.", self._url)
+        return True
+
+    def _find_changed(self) -> dict[str, tuple[pathlib.Path, tuple[int, int]]]:
+        """Return the changed files by relative path, described before they are read: they may grow meanwhile."""
+        changed = {}
+        for folder, _, names in os.walk(self._local_dir):
+            for path in (pathlib.Path(folder, name) for name in sorted(names) if not name.endswith(_TEMPORARY)):
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    relative, description = path.relative_to(self._local_dir).as_posix(), _describe(path)
+                    if self._sent.get(relative) != description:
+                        changed[relative] = path, description
+        return changed
+
+    def _remove(self) -> None:
+        shutil.rmtree(self._local_dir, ignore_errors=True)
+
+
+def _describe(path: pathlib.Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _list(function: Callable[..., Any], url: str) -> list[dict[str, Any]]:
+    try:
+        return list(function(url, detail=True))
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,124 @@
+import os
+import time
+
+import pytest
+
+from jengine.errors import ConfigError
+from jengine.logging.upload import UploadedFiles, choose_local_dir
+from jengine.storage import get_filesystem
+
+
+@pytest.fixture(params=["gs_bucket", "s3_bucket"])
+def url(request):
+    return f"{request.getfixturevalue(request.param)}/run"
+
+
+def read_all(url):
+    """Return all files below a URL by relative path."""
+    store = get_filesystem(url)
+    listed = store.find(url, detail=True).items()
+    found = {name: store.cat_file(name) for name, info in listed if info["type"] == "file"}
+    return {name.removeprefix(f"{url.partition('://')[2]}/"): content for name, content in found.items()}
+
+
+def write(directory, **files):
+    for name, content in files.items():
+        path = directory / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def test_files_are_sent_when_they_change_and_at_the_end(tmp_path, url):
+    files = UploadedFiles(str(tmp_path), url, interval=0.05)
+    write(tmp_path, log="one\n", vis__scalars="1\n")
+    files.start()
+    deadline = time.monotonic() + 30
+    while read_all(url) != {"log": b"one\n", "vis/scalars": b"1\n"}:
+        assert time.monotonic() < deadline
+    with open(tmp_path / "log", "a") as file:
+        file.write("two\n")
+    files.close()
+    assert read_all(url) == {"log": b"one\ntwo\n", "vis/scalars": b"1\n"}
+
+
+def test_only_changed_files_are_sent(tmp_path, gs_bucket, google_storage):
+    files = UploadedFiles(str(tmp_path), f"{gs_bucket}/run")
+    write(tmp_path, a="1", b="2", c__d="3")
+    (tmp_path / "run.json.new").write_text("{")  # will be renamed
+    files.send()
+    assert len(google_storage.requests) == 3
+    google_storage.requests.clear()
+    files.send()
+    write(tmp_path, b="20")
+    files.send()
+    assert [path.partition("/o?")[0] for _, path in google_storage.requests] == [
+        "/upload/storage/v1" + f"/b/{gs_bucket[5:]}"
+    ]
+    assert read_all(f"{gs_bucket}/run") == {"a": b"1", "b": b"20", "c/d": b"3"}
+
+
+def test_a_run_continues_the_files_of_another_machine(tmp_path, url):
+    first = UploadedFiles(str(tmp_path / "first"), url)
+    files = dict(
+        t1__log="one\n", t1__vis__scalars="1\n", t1__image="", t2__log="other", status="s", last_checkpoint="c"
+    )
+    write(tmp_path / "first", **files)
+    (tmp_path / "first/t1/image_1.png").write_bytes(b"png")
+    first.send()
+    second = UploadedFiles(str(tmp_path / "second"), url)
+    second.fetch("t1", skip=("last_checkpoint",))
+    found = sorted(
+        str(path.relative_to(tmp_path / "second")) for path in (tmp_path / "second").rglob("*") if path.is_file()
+    )
+    assert found == ["status", "t1/image", "t1/log", "t1/vis/scalars"]
+    with open(tmp_path / "second/t1/log", "a") as file:
+        file.write("two\n")
+    second.fetch("t1")  # a second call takes nothing back
+    second.send()
+    assert read_all(url)["t1/log"] == b"one\ntwo\n"
+    assert read_all(url)["t1/image_1.png"] == b"png"
+
+
+def test_a_failure_is_named_once_and_the_files_are_sent_later(tmp_path, gs_bucket, google_storage, caplog, monkeypatch):
+    caplog.set_level("INFO", "jengine")
+    monkeypatch.setattr("asyncio.sleep", lambda seconds: no_pause())
+    google_storage.choose_fault = lambda method, path: "error"
+    write(tmp_path, log="one\n")
+    files = UploadedFiles(str(tmp_path), gs_bucket, interval=0.01)
+    files.start()
+    deadline = time.monotonic() + 30
+    while len(google_storage.requests) < 20 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    google_storage.choose_fault = lambda method, path: None
+    files.close()
+    assert read_all(gs_bucket) == {"log": b"one\n"}
+    assert [r.getMessage().partition(", which")[0] for r in caplog.records if r.name == "jengine"] == [
+        f"files of the run could not be sent to {gs_bucket}",
+        f"files of the run are sent to {gs_bucket} again.",
+    ]
+
+
+async def no_pause():
+    pass
+
+
+def test_a_run_that_another_has_replaced_sends_nothing(tmp_path, gs_bucket, caplog):
+    def check():
+        raise ConfigError("another run is training")
+
+    write(tmp_path, log="one\n")
+    files = UploadedFiles(str(tmp_path), gs_bucket, check)
+    files.start()
+    files.close()
+    assert read_all(gs_bucket) == {}
+    assert f"some files of the run were not sent to {gs_bucket}: they are in {tmp_path}" in caplog.text
+
+
+def test_the_local_directory_of_a_url_is_new(tmp_path, monkeypatch):
+    monkeypatch.setenv("JENGINE_LOCAL_DIR", str(tmp_path))
+    first, second = choose_local_dir("gs://bucket/run"), choose_local_dir("gs://bucket/run")
+    assert first != second
+    assert os.path.dirname(first) == str(tmp_path)
+    assert os.path.basename(first).startswith("run-")
+    assert os.listdir(tmp_path) == []
+    assert choose_local_dir("/data/run") == "/data/run"
