@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, TypeVar
 
+from jengine.duration import IsDuration
 from jengine.errors import ArgumentError, config_path, current_config_path, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -103,6 +104,7 @@ NonNegative = Annotated[float, Range(ge=0)]
 Positive = Annotated[float, Range(gt=0)]
 Fraction = Annotated[float, Range(ge=0, le=1)]
 Decay = Annotated[float, Range(ge=0, lt=1)]  # of a moving average
+Duration = Annotated[str, IsDuration()]
 
 
 class _Mismatch(NamedTuple):
@@ -267,7 +269,7 @@ def _find_in_items(items: Iterable[tuple[str | int, object, object]]) -> _Mismat
 
 
 def _bounds(args: Sequence[Any]) -> list[Any]:
-    return [mark for mark in args[1:] if isinstance(mark, Range | Ascending)]
+    return [mark for mark in args[1:] if isinstance(mark, Range | Ascending | IsDuration)]
 
 
 def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:

@@ -59,6 +59,11 @@ class Checkpointer:
         self._pending: concurrent.futures.Future[None] | None = None
         self._pending_path: Path | None = None
 
+    @property
+    def is_saving(self) -> bool:
+        """True while a save is in progress."""
+        return self._pending is not None and not self._pending.done()
+
     def save(
         self,
         path: str | os.PathLike[str],

@@ -1,6 +1,5 @@
 """Checkpoint policy: when to save, under which name, and which checkpoints to keep."""
 
-import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -10,24 +9,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.annotations import Count, CountOrNever, Index
+from jengine.annotations import Count, CountOrNever, Duration, Index
 from jengine.checkpoint import infer_rule, pick_metric, publish
 from jengine.checkpoint.layout import INCOMING, OUTGOING
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
 from jengine.data.batch_check import Batch
-from jengine.errors import ArgumentError, ConfigError, closest
+from jengine.errors import ArgumentError, ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.registry import HOOKS, is_built_in
+from jengine.hooks.save_schedule import KeepPolicy, SaveHistory, SavePolicy, check_policies, make_schedule
+from jengine.registry import HOOKS
 from jengine.storage import check_local_path
-from jengine.train import TrainState
-
-# Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
-_CHECKPOINT_KEYS = (
-    *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
-    "replicas", "validations", "optimizer", "param_schedulers", "data", "accumulated", "exchanged",
-    "optimizer_settings", "fingerprint",
-)  # fmt: skip
 
 
 @HOOKS.register_module()
@@ -40,8 +32,10 @@ class CheckpointHook(Hook):
     not count towards `max_keep_ckpts`; a new best does not write an additional regular checkpoint.
 
     Args:
-      interval: epochs or iterations between two regular checkpoints; -1 for none but the last.
-      by_epoch: whether `interval`, `save_begin` and the names count epochs (else iterations).
+      interval: epochs or iterations between two regular checkpoints; -1 for none but the last. Or a time: '15m', '90s',
+        '2h' or '00:15:00'.
+      by_epoch: whether `interval`, `save_begin` and the names count epochs (else iterations). With an interval in time
+        and with `save_policy` they count iterations.
       save_optimizer: False omits the optimizer state: a resumed run starts with fresh moments.
       save_param_scheduler: False omits the schedulers: a resumed run starts the schedules from scratch.
       out_dir: directory of checkpoints, in a folder named like the work dir; by default the work dir itself.
@@ -63,6 +57,11 @@ class CheckpointHook(Hook):
       keep_best: number of best checkpoints per metric; every validation that ranks among them is saved.
       checksums: whether to store the SHA-256 of each file, which a resume compares; it takes about a second per
         gigabyte, in the background when saving. You should set False for very large checkpoints.
+      save_policy: instead of `interval`, one of Orbax's policies, asked after each iteration:
+        `orbax.checkpoint.checkpoint_managers.SpecificStepsPolicy([10, 100, 1000])`.
+      preservation_policy: instead of `max_keep_ckpts` and `keep_period`, one of Orbax's policies: `BestN`,
+        `EveryNSeconds`, `AnyPreservationPolicy`, ... The newest checkpoint is kept in any case. Its steps are
+        iterations, and its metrics those of the validation after them.
 
     Examples:
       >>> CheckpointHook(interval=2, save_best="accuracy/top1").monitored_metrics()
@@ -73,7 +72,7 @@ class CheckpointHook(Hook):
 
     def __init__(
         self,
-        interval: CountOrNever = -1,
+        interval: CountOrNever | Duration = -1,
         by_epoch: bool = True,
         save_optimizer: bool = True,
         save_param_scheduler: bool = True,
@@ -92,14 +91,19 @@ class CheckpointHook(Hook):
         keep_period: CountOrNever = -1,
         keep_best: Count = 1,
         checksums: bool = True,
+        save_policy: SavePolicy | None = None,
+        preservation_policy: KeepPolicy | None = None,
     ) -> None:
         if keep_period != -1 and max_keep_ckpts == -1:
             raise ValueError("CheckpointHook: keep_period needs a positive max_keep_ckpts; -1 keeps all")
+        check_policies(interval, save_policy, save_begin, keep_period, preservation_policy, max_keep_ckpts)
         if keep_best != 1 and not save_best:
             raise ValueError("CheckpointHook: keep_best needs save_best")
         _check_destination(out_dir, filename_tmpl, file_client_args, backend_args)
-        self.interval = interval
-        self.by_epoch = by_epoch
+        self._schedule = make_schedule(interval, save_policy)
+        self._history = SaveHistory(preservation_policy)
+        self.interval = -1 if isinstance(interval, str) else interval
+        self.by_epoch = by_epoch and self._schedule is None
         self.save_optimizer = save_optimizer
         self.save_param_scheduler = save_param_scheduler
         self.out_dir = out_dir
@@ -111,6 +115,7 @@ class CheckpointHook(Hook):
         self.keep_period = keep_period
         self.keep_best = keep_best
         self.checksums = checksums
+        self.preservation_policy = preservation_policy
         self._greater_keys = _as_tuple(greater_keys) or GREATER_KEYS
         self._less_keys = _as_tuple(less_keys) or LESS_KEYS
         metrics = _as_tuple(save_best)
@@ -153,7 +158,9 @@ class CheckpointHook(Hook):
         self._directory = next(iter(self.list_directories(runner.work_dir)), str(runner.work_dir))
         self._training = True
         self._saved_iter = runner.iter
-        kept, surplus = self._split_surplus(self._kept)
+        if self._schedule is not None:
+            self._schedule.start(runner, runner.iter)
+        kept, surplus = self._split_surplus(runner, self._kept)
         # The config may keep fewer now, but maybe only older checkpoints are finite
         if not (surplus and _is_finite(runner.state.params)):
             kept, surplus = self._kept, []
@@ -200,7 +207,11 @@ class CheckpointHook(Hook):
         if self.by_epoch:
             return
         is_last = self.save_last and self.is_last_train_iter(runner)
-        if is_last or self.every_n_train_iters(runner, self.interval, self.save_begin):
+        if self._schedule is None:
+            is_due = self.every_n_train_iters(runner, self.interval, self.save_begin)
+        else:  # asked at the last iteration too: all processes must be
+            is_due = self._schedule.is_due(runner, runner.iter, self._history.infos)
+        if is_last or is_due:
             self._save_regular(runner, runner.iter + 1, epoch=runner.epoch, iteration=runner.iter + 1)
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
@@ -208,7 +219,11 @@ class CheckpointHook(Hook):
         if self.by_epoch:
             return math.inf
         last = runner.max_iters - 1 if self.save_last else -1
-        return min(self.next_multiple(self.interval, step, self.save_begin), last if last >= step else math.inf)
+        if self._schedule is None:
+            due = self.next_multiple(self.interval, step, self.save_begin)
+        else:
+            due = self._schedule.next_step(runner, step)
+        return min(due, last if last >= step else math.inf)
 
     def after_train(self, runner: RunnerProtocol) -> None:
         """Save if training ended early after unsaved iterations, and publish."""
@@ -242,7 +257,8 @@ class CheckpointHook(Hook):
     def _save_regular(self, runner: RunnerProtocol, number: int, *, epoch: int, iteration: int) -> None:
         self._announce(runner, f"{number} {'epochs' if self.by_epoch else 'iterations'}")
         numbers = [*(kept for kept in self._kept if kept != number), number]  # one that is saved again is the newest
-        self._kept, surplus = self._split_surplus(numbers)
+        self._history.add(number, iteration)
+        self._kept, surplus = self._split_surplus(runner, numbers)
         self._last = self._name(number)
         if surplus:
             bad, self._not_finite = self._not_finite, None
@@ -253,16 +269,23 @@ class CheckpointHook(Hook):
                 self._not_finite = number
                 runner.logger.warning(f"{self._last} has parameters that are not finite: earlier checkpoints are kept")
         self._saved_iter = iteration
+        if self._schedule is not None:
+            self._schedule.start(runner, iteration)
+        self._history.forget_all_but(self._kept)
         evict, self._interrupted = [*surplus, *self._interrupted], []
         self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=evict)
 
-    def _split_surplus(self, numbers: list[int]) -> tuple[list[int], list[str]]:
+    def _split_surplus(self, runner: RunnerProtocol, numbers: list[int]) -> tuple[list[int], list[str]]:
         """Return the numbers to keep, and the names of the other regular checkpoints."""
-        kept = self._explain_regular(numbers)
-        return list(kept), [self._name(number) for number in numbers if number not in kept]
+        kept = list(self._explain_regular(numbers))
+        if self.preservation_policy is not None:
+            kept = self._history.select_kept(numbers, runner.processes)
+        return kept, [self._name(number) for number in numbers if number not in kept]
 
     def _explain_regular(self, numbers: list[int]) -> dict[int, str]:
         """Return the reason for keeping each regular checkpoint by number, without surplus ones."""
+        if self.preservation_policy is not None:
+            return dict.fromkeys(numbers, f"kept by {type(self.preservation_policy).__name__}")
         unit = "epochs" if self.by_epoch else "iterations"
         return keep_regular(numbers, latest=self.max_keep_ckpts, every=self.keep_period, unit=unit)
 
@@ -270,6 +293,8 @@ class CheckpointHook(Hook):
 
     def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Save a best checkpoint for each metric that has improved; do nothing outside training."""
+        if self._training and metrics:
+            self._history.add_metrics(runner.iter, metrics)
         if not self._training or not (self._rules or self._auto_rule):
             return
         if not metrics:
@@ -390,6 +415,7 @@ class CheckpointHook(Hook):
             "evicting": list(self._evicting),
             "interrupted": list(self._interrupted),
             "reasons": self._explain_all(),
+            "history": self._history.state_list() if self._schedule or self.preservation_policy else [],
         }
 
     def _explain_all(self) -> dict[str, str]:
@@ -411,6 +437,7 @@ class CheckpointHook(Hook):
         self._best = {key: [dict(entry) for entry in best] for key, best in state_dict["best"].items()}
         self._evicting = list(state_dict["evicting"])
         self._interrupted = list(state_dict.get("interrupted", ()))
+        self._history.load_state_list(state_dict.get("history", ()))
         if self._auto_rule and self._best:  # 'auto' keeps its first metric
             self._resolve_auto(next(iter(self._best)))
 
@@ -448,13 +475,3 @@ def _check_destination(
 
 def _as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value or ())
-
-
-def check_published_keys(hook: CheckpointHook, hooks: Sequence[Hook]) -> None:
-    """Raise ConfigError if no checkpoint has a key to publish, and no custom hook may add it."""
-    users = [h for h in hooks if not is_built_in(type(h)) and "before_save_checkpoint" in h.get_triggered_stages()]
-    for key in hook.published_keys:
-        is_close = difflib.get_close_matches(key, _CHECKPOINT_KEYS, n=1, cutoff=0.75)
-        if key not in _CHECKPOINT_KEYS and (is_close or not users):
-            hint = closest(key, _CHECKPOINT_KEYS)
-            raise ConfigError(f"`{type(hook).__name__}.published_keys` must be keys of a checkpoint, got {key!r}{hint}")

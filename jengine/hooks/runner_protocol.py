@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from jengine.checkpoint import Checkpointer
 from jengine.data import DataLoader, IterableLoader
+from jengine.distributed.processes import Processes, SingleProcess
 from jengine.evaluation import Evaluator
 from jengine.logging import AsyncWriter, LogProcessor, MessageHub, PhaseTimer
 from jengine.model import Model
@@ -48,6 +49,8 @@ class TrainLoopProtocol(Progress, Protocol):
     def repeats_data(self) -> bool: ...  # whether epochs are parts of one stream over the data, not passes
     @property
     def dataloader(self) -> Loader: ...
+    @property
+    def steps_per_call(self) -> int: ...  # iterations in a chunk
     @property
     def epoch_start(self) -> int: ...  # `iter` at the start of the current epoch
     @property
@@ -103,6 +106,8 @@ class RunnerProtocol(Progress, Protocol):
     def cfg_text(self) -> str: ...  # the config; empty without one
     @property
     def is_main_process(self) -> bool: ...  # whether this process writes the logs
+    @property
+    def processes(self) -> SingleProcess | Processes: ...  # those that train together
 
     # --- Model and optimizer ---
     @property

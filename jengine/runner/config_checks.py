@@ -14,7 +14,7 @@ from jengine.errors import ConfigError, closest, config_path, current_config_pat
 from jengine.evaluation import Evaluator
 from jengine.evaluation.sections import EvalSettings, build_evaluators, loader_path, split_dataloaders, split_settings
 from jengine.hooks import CheckpointHook, Hook
-from jengine.hooks.checkpoint import check_published_keys
+from jengine.hooks.published_keys import check_published_keys
 from jengine.hooks.runner_protocol import EvalLoopProtocol, TrainLoopProtocol
 from jengine.optim import check_optim_wrapper
 from jengine.optim.schedules import ParamScheduler, check_param_schedulers

@@ -358,10 +358,14 @@ def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(train):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"interval": 0}, ValueError, "interval` must be -1 or an integer of at least 1, got 0"),
+        ({"interval": 0}, ValueError, "interval` must be -1 or an integer of at least 1 or a string like .*, got 0"),
         ({"interval": -2}, ValueError, "got -2"),
-        ({"interval": 1.5}, TypeError, "interval` must be -1 or an integer of at least 1, got 1.5"),
-        ({"interval": True}, TypeError, "interval` must be -1 or an integer of at least 1, got True"),
+        ({"interval": 1.5}, TypeError, "interval` must be -1 or an integer of at least 1 or a string like .*, got 1.5"),
+        (
+            {"interval": True},
+            TypeError,
+            "interval` must be -1 or an integer of at least 1 or a string like .*, got True",
+        ),
         ({"by_epoch": "yes"}, TypeError, "by_epoch` must be True or False, got 'yes'"),
         ({"max_keep_ckpts": 0}, ValueError, "max_keep_ckpts` must be -1 or an integer of at least 1, got 0"),
         ({"save_begin": -1}, ValueError, "save_begin` must be an integer of at least 0, got -1"),
