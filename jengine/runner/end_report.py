@@ -76,6 +76,8 @@ def _describe_interruption(runner: RunnerInternals) -> str:
     """Return what is saved, and the command that continues the run."""
     signum = runner.interrupts.signum
     reason = f" by {'Ctrl-C' if signum == signal.SIGINT else signal.Signals(signum).name}" if signum else ""
+    if runner.interrupts.reason:
+        reason = f" by {runner.interrupts.reason}, to be started again (exit code {128 + signal.SIGTERM})"
     at = f"Interrupted{reason} after iteration {runner.iter}"
     newest = next((path for path in map(find_latest, list_directories(runner)) if path is not None), None)
     if newest is None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from jengine.data import DataLoader, IterableLoader
 from jengine.data.batch_prefetcher import kill_workers
 from jengine.distributed.processes import Processes, SingleProcess
+from jengine.duration import parse_duration
 from jengine.errors import ConfigError, closest
 
 _VARIABLE = "JENGINE_STOP_SIGNALS"
@@ -53,6 +54,7 @@ class Interrupts:
       signum: the signal that this process received; None for none.
       agreed: whether all processes end here, after a signal.
       profile_requested: whether SIGUSR2 was received; who starts the profile sets it to False.
+      reason: what asked the run to end, if that is no signal: a setting with its value.
       wait: the data that the loop waits for, since when, and in which thread; None while it does not wait.
 
     Raises:
@@ -63,6 +65,7 @@ class Interrupts:
         self.signum: int | None = None
         self.agreed = False
         self.profile_requested = False
+        self.reason = ""
         self.wait: tuple[WaitedLoader, float, int] | None = None
         self._processes = processes
         self._previous_handlers: dict[int, Any] = {}
@@ -77,7 +80,7 @@ class Interrupts:
         self._signals = [known[name] for name in names if name in known]  # Windows lacks some default ones
 
     def __enter__(self) -> "Interrupts":
-        self.signum, self.agreed = None, False  # a notebook may train again after Ctrl-C
+        self.signum, self.agreed, self.reason = None, False, ""  # a notebook may train again after Ctrl-C
         if threading.current_thread() is threading.main_thread():
             of_jax = signal.SIGTERM if self._processes.count > 1 else None
             # An ignored signal, or one with a custom handler, stays as it is
@@ -103,6 +106,29 @@ class Interrupts:
 
     def _request_profile(self, signum: int, frame: FrameType | None) -> None:
         self.profile_requested = True
+
+    def stop(self, reason: str) -> None:
+        """End the run as after SIGTERM; with several processes, one of them calls this for all. From any thread."""
+        self.reason = reason
+        if self._processes.count > 1 or signal.SIGTERM in self._previous_handlers:
+            os.kill(os.getpid(), signal.SIGTERM)  # also ends a wait for data, or reaches the others through JAX
+        else:
+            self.signum = signal.SIGTERM
+
+    @contextlib.contextmanager
+    def limit_time(self, max_time: str | None, elapsed: float) -> Iterator[None]:
+        """Call `stop` after `train_cfg.max_time`, of which `elapsed` seconds are over, unless the body ends before."""
+        if max_time is None or self._processes.index > 0:  # clocks differ: that of process 0 decides
+            yield
+            return
+        seconds = max(parse_duration(max_time) - elapsed, 0.0)
+        timer = threading.Timer(seconds, self.stop, [f"train_cfg.max_time={max_time!r}"])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def check(self) -> None:
         """End the run if this process or another received a signal.

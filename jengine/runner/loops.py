@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
-from jengine.annotations import Ascending, Count, Index
+from jengine.annotations import Ascending, Count, Duration, Index
 from jengine.data import BatchCheck, BatchStream, put_arrays
 from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
@@ -53,6 +53,8 @@ class TrainLoop:
         environment variable `JENGINE_ON_RECOMPILE`, 'warn' by default.
       on_nonfinite: 'stop' ends training if a loss is not finite, when it is fetched for a log line, a checkpoint or the
         end; 'warn' logs a warning; 'ignore' does neither. Steps that a loss scale or a hook dropped do not count.
+      max_time: end training this long after the call of `train`, '23:50:00' or '12h', as after SIGTERM: the run is
+        saved, and the process ends with exit code 143, with which a scheduler should start it again.
 
     Attributes:
       by_epoch: whether the loop counts in epochs.
@@ -93,6 +95,7 @@ class TrainLoop:
         on_recompile: str | None,
         steps_per_call: int,
         on_nonfinite: str = "stop",
+        max_time: str | None = None,
     ) -> None:
         self.runner = runner
         self.dataloader = dataloader
@@ -102,6 +105,7 @@ class TrainLoop:
         self.on_recompile = check_on_recompile(on_recompile)
         self.steps_per_call = steps_per_call
         self.on_nonfinite = on_nonfinite
+        self.max_time = max_time
         runner.message_hub.losses = None if on_nonfinite == "ignore" else LossWatch()  # sees what log lines fetch
         self.stop_training = False
         self.is_consistent = True
@@ -340,10 +344,11 @@ class EpochBasedTrainLoop(TrainLoop):
         steps_per_call: Count = 1,
         epoch_length: Count | None = None,
         on_nonfinite: Literal["stop", "warn", "ignore"] = "stop",
+        max_time: Duration | None = None,
     ) -> None:
         super().__init__(
             runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call,
-            on_nonfinite,
+            on_nonfinite, max_time,
         )  # fmt: skip
         self.max_epochs = max_epochs
         if epoch_length is None and self.batches_per_iteration > 1:  # batches that are left over begin the next epoch
@@ -455,10 +460,11 @@ class IterBasedTrainLoop(TrainLoop):
         on_recompile: Literal["warn", "raise"] | None = None,
         steps_per_call: Count = 1,
         on_nonfinite: Literal["stop", "warn", "ignore"] = "stop",
+        max_time: Duration | None = None,
     ) -> None:
         super().__init__(
             runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call,
-            on_nonfinite,
+            on_nonfinite, max_time,
         )  # fmt: skip
         self._max_iters = max_iters
 

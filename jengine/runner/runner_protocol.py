@@ -48,6 +48,7 @@ class TrainLoopInternals(runner_protocol.TrainLoopProtocol, Protocol):
     batches_per_iteration: int
     on_recompile: str
     on_nonfinite: str
+    max_time: str | None
 
 
 class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):

@@ -37,8 +37,10 @@ def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None
     """Log and record the start and the end of training, which runs inside: complete, or by an error or a signal."""
     log_start(runner, groups)  # outside the handler: a refusal is no failed training
     with runner.interrupts:
+        elapsed = sum(runner.phase_timer.report().values())  # since the call of `train`
         try:
-            yield
+            with runner.interrupts.limit_time(runner.train_loop.max_time, elapsed):
+                yield
             check_losses(runner, at_end=True)  # those that no log line has fetched
         except BaseException as error:
             if runner.files.exist:

@@ -105,6 +105,19 @@ def test_a_signal_ends_both_at_the_same_iteration_and_one_process_resumes(run, t
         assert ended_at(output) == [f"ended at {4 * (iteration // 4 + 1)} seed {seed}"]
 
 
+@pytest.mark.many_processes
+def test_both_save_by_the_clock_of_process_0_and_end_together_after_max_time(run, tmp_path):
+    outputs = run(2, "epochs=20000", "every=0.2s", "max_time=4s")
+    assert [code for code, _ in outputs] == [143, 143], outputs
+    ends = [ended_at(output) for _, output in outputs]
+    assert ends[0] == ends[1]
+    iteration = int(re.findall(r"\d+", ends[0][0])[0])
+    kept = [checkpoint.read_meta(path)["meta"]["iter"] for path in checkpoint.list_checkpoints(tmp_path / "run")]
+    assert len(kept) == 3
+    assert max(kept) == iteration
+    assert "Interrupted by train_cfg.max_time='4s', to be started again (exit code 143)" in outputs[0][1]
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_on_one_process_ends_the_others_within_seconds_with_its_message(run, failing):
     outputs = run(3, "epochs=2000", "action=fail", f"process={failing}", "iteration=6")

@@ -1,5 +1,6 @@
 import json
 import logging
+import math
 import multiprocessing
 import os
 import pathlib
@@ -69,6 +70,72 @@ def test_a_signal_ends_the_run_after_the_iteration_and_saves_it(make_runner, tmp
     state = resumed.train()
     jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
     assert scalars(resumed) == scalars(whole)
+
+
+class EndOfTime(Hook):
+    """Do in the first iteration what the timer of `train_cfg.max_time` does, which could come before it."""
+
+    def next_step(self, runner, step):
+        return math.inf if step else 0
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        runner.interrupts.stop("train_cfg.max_time='12h'")
+
+
+@pytest.mark.parametrize(
+    ("length", "done"),
+    [
+        (dict(by_epoch=True, max_epochs=2), 1),
+        (dict(by_epoch=False, max_iters=8), 1),
+        (dict(by_epoch=True, max_epochs=2, steps_per_call=2), 2),
+    ],
+    ids=["epochs", "iterations", "chunks"],
+)
+def test_max_time_saves_and_ends_with_the_code_that_asks_for_a_requeue(make_runner, tmp_path, length, done):
+    expected = make_runner(work_dir=tmp_path / "whole", train_cfg=length).train()
+    hooks = dict(checkpoint=dict(type="CheckpointHook", by_epoch=False))
+    limited = make_runner(train_cfg=dict(length, max_time="12h"), default_hooks=hooks, custom_hooks=[EndOfTime()])
+    with pytest.raises(SystemExit) as caught:
+        limited.train()
+    assert caught.value.code == 143
+    log = (pathlib.Path(limited.log_dir) / f"{limited.timestamp}.log").read_text()
+    assert (
+        f"Interrupted by train_cfg.max_time='12h', to be started again (exit code 143) after iteration {done}; "
+        f"saved: iter_{done}." in log
+    )
+    again = make_runner(train_cfg=dict(length, max_time="12:00:00"), default_hooks=hooks, resume=True)
+    state = again.train()
+    assert again.iter == 8
+    jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
+
+
+class WaitForTheEnd(Hook):
+    """Wait in each iteration until the run is asked to end."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        while runner.interrupts.signum is None:
+            time.sleep(0.001)
+
+
+def test_max_time_counts_from_the_call_of_train_and_holds_in_a_thread_without_signals(make_runner):
+    runner = make_runner(train_cfg=dict(max_epochs=2, max_time="0.001s"), custom_hooks=[WaitForTheEnd()])
+    codes = []
+
+    def train():
+        try:
+            runner.train()
+        except SystemExit as error:
+            codes.append(error.code)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join(60)
+    assert codes == [143]
+
+
+def test_a_max_time_that_is_no_duration_is_refused(make_runner):
+    with pytest.raises(ConfigError, match="`train_cfg.max_time` must be a string like '90s', .* or None, got '24'"):
+        make_runner(train_cfg=dict(max_epochs=2, max_time="24"))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1])
