@@ -15,7 +15,7 @@ import numbers
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, TypeVar
 
 from jengine.duration import IsDuration
@@ -220,6 +220,43 @@ def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
 
     _wrapped.add(call)
     return call
+
+
+def alternatives(annotation: object) -> Iterator[Any]:
+    """Yield the types that fit an annotation: those of a union, without the limits of `Annotated`.
+
+    >>> list(alternatives(Count | None))
+    [<class 'int'>, <class 'NoneType'>]
+    """
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        yield from alternatives(args[0])
+    elif origin in _UNIONS:
+        for kind in args:
+            yield from alternatives(kind)
+    else:
+        yield annotation
+
+
+def takes_functions(parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter takes functions or classes: by the annotation, or by the default if it is `Any`.
+
+    >>> takes_functions(inspect.signature(lambda key=len, size=1: 0).parameters["key"])
+    True
+    """
+    kinds = list(alternatives(parameter.annotation))
+    if any(map(_is_function_type, kinds)):
+        return True
+    return (
+        callable(parameter.default)
+        and parameter.default is not parameter.empty
+        and any(kind in (Any, object, parameter.empty) for kind in kinds)
+    )
+
+
+def _is_function_type(kind: Any) -> bool:
+    is_protocol = getattr(kind, "_is_protocol", False) and "__call__" in vars(kind)  # as that of JAX's initializers
+    return is_protocol or (typing.get_origin(kind) or kind) in (collections.abc.Callable, type, types.FunctionType)
 
 
 def _find_mismatch(annotation: object, value: Any) -> _Mismatch | None:

@@ -5,18 +5,31 @@ config can use any registered name without importing a module.
 """
 
 import difflib
+import functools
 import importlib
+import inspect
 import logging
+import re
+import typing
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
-from jengine.annotations import check_values, checked, checks_itself, is_mapping, parameters_of
+from jengine.annotations import (
+    alternatives,
+    check_values,
+    checked,
+    checks_itself,
+    is_mapping,
+    parameters_of,
+    takes_functions,
+)
 from jengine.errors import UnknownNameError, closest, config_path, list_unknown
 
 T = TypeVar("T", bound=Callable[..., Any])
 Config: TypeAlias = Mapping[str, Any] | str | Callable[..., Any]  # `dict(type=NAME, ...)`, or NAME alone
 _LOGGER = logging.getLogger("jengine")
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _REGISTRIES: "weakref.WeakSet[Registry]" = weakref.WeakSet()
 
 
@@ -36,14 +49,18 @@ class Registry:
       location: package that registers the built-in entries, imported at the first look-up.
       contrib: packages that register further entries, imported only if a name is not found otherwise.
       used_in: where a config names the entries, for the error in another registry that lacks one.
+      checks_calls: whether calls of an entry check the arguments; else only `build` does.
     """
 
-    def __init__(self, name: str, location: str, contrib: Sequence[str] = (), used_in: str = "") -> None:
+    def __init__(
+        self, name: str, location: str, contrib: Sequence[str] = (), used_in: str = "", checks_calls: bool = True
+    ) -> None:
         self.name = name
         self.used_in = used_in
         self._name_with_article = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
         self._locations = [location]
         self._contrib = list(contrib)
+        self._checks_calls = checks_calls
         self._entries: dict[str, Callable[..., Any]] = {}
         _REGISTRIES.add(self)
 
@@ -79,8 +96,9 @@ class Registry:
 
         def register(entry: T) -> T:
             """Register `entry` and return it."""
-            entry = checked(entry)
-            for key in [name] if isinstance(name, str) else name or [entry.__name__]:
+            if self._checks_calls and not isinstance(entry, functools.partial):  # whose arguments `build` checks
+                entry = checked(entry)
+            for key in [name] if isinstance(name, str) else name or [_name(entry)]:
                 self._add(key, entry, force)
             return entry
 
@@ -140,10 +158,48 @@ class Registry:
             check_values(_name(entry), entry, arguments)
         return entry(**arguments)
 
+    def build_function(self, cfg: Any) -> Any:
+        """Return a function: an entry by name or from a config, or `cfg` itself if it is neither.
+
+        From a config with a class, or with all arguments that a function requires, the result of the call is returned.
+        Otherwise the function waits for the others, with those in the config set.
+
+        >>> FUNCTIONS.build_function(dict(type="math.isclose", a=1.0))(b=1.0)
+        True
+
+        Raises:
+          KeyError, TypeError: as for `build`.
+        """
+        if not isinstance(cfg, str) and not is_mapping(cfg):
+            return cfg
+        from jengine.config.foreign import RefusedFunction
+
+        is_name, cfg = isinstance(cfg, str), as_config(cfg)
+        if isinstance(kind := cfg.get("type"), str):
+            with config_path("type"):
+                cfg = {**cfg, "type": self._get_function(kind)}
+        entry, arguments = self._parse(cfg, {})
+        if isinstance(entry, type):
+            return self.build(cfg)
+        if is_name or isinstance(entry, RefusedFunction):
+            return entry
+        names = parameters_of(entry)
+        check_arguments(entry, arguments, supplied=tuple(names))
+        required = (name for name, p in names.items() if p.default is p.empty and p.kind not in _VARIADIC)
+        return entry(**arguments) if set(required) <= set(arguments) else functools.partial(entry, **arguments)
+
     def check(self, cfg: Config, **extra: Any) -> None:
         """Check a config without building anything; arguments and errors as for `build`, with stand-ins in `extra`."""
         entry, arguments = self._parse(cfg, {})
         check_arguments(entry, arguments, supplied=tuple(extra))
+
+    def _get_function(self, key: str) -> Callable[..., Any]:
+        """Return the entry registered as `key`, or the class or function with this import path."""
+        from jengine.config import foreign
+        from jengine.config.modules import import_function
+
+        is_path = foreign.is_restricted() and "." in key and key.rpartition(".")[2] not in self
+        return import_function(key) if is_path else self.get(key)
 
     def _import(self, path: str, name: str) -> Callable[..., Any]:
         """Import the class or function at `path`, whose last part is `name`.
@@ -187,7 +243,7 @@ class Registry:
                 entry = self.get(entry)
         if not callable(entry):
             raise TypeError(f"the type of {self._name_with_article} must be a name or a class, got {entry!r}")
-        return entry, arguments
+        return entry, resolve_functions(entry, arguments)
 
     def __contains__(self, key: str) -> bool:
         self._import_entries(key)
@@ -215,6 +271,61 @@ class Registry:
 def as_config(value: object) -> Any:
     """Return `dict(type=value)` for a type's bare name, and anything else unchanged."""
     return {"type": value} if isinstance(value, str) else value
+
+
+def resolve_functions(entry: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with functions in place of import paths, where `entry` takes functions.
+
+    A config file can name a function, `loss='my_losses.focal'`, also with arguments,
+    `collate_fn=dict(type='my_data.collate', pad_value=0)`.
+
+    >>> def train(schedule: Callable[[int], float]): ...
+    >>> resolve_functions(train, {"schedule": "math.sqrt"})
+    {'schedule': <built-in function sqrt>}
+
+    Args:
+      entry: a class or function, whose annotations say where functions belong.
+      arguments: by name.
+
+    Raises:
+      KeyError: there is no such function.
+    """
+    result = dict(arguments)
+    named = {
+        name: value for name, value in result.items() if isinstance(value, str | list | tuple) or is_mapping(value)
+    }
+    try:
+        parameters = parameters_of(entry) if named else {}
+    except (TypeError, ValueError):  # some built-ins have none
+        return result
+    for name, value in named.items():
+        if name in parameters:
+            with config_path(name):
+                kinds = list(alternatives(parameters[name].annotation))
+                result[name] = _resolve_function(value, kinds, takes_functions(parameters[name]))
+    return result
+
+
+def _resolve_function(value: Any, kinds: Sequence[Any], takes: bool) -> Any:
+    """Return the function that `value` names, if an argument with these types takes functions; else `value`."""
+    origins = [typing.get_origin(kind) or kind for kind in kinds]
+    if isinstance(value, str):
+        is_path = _IMPORT_PATH.fullmatch(value) is not None
+        if not takes or str in origins or (Literal in origins and not is_path):
+            return value
+        if Mapping in origins and not is_path:  # a registered name, as `dict(type=NAME)`
+            return as_config(value)
+        return FUNCTIONS._get_function(value)
+    for kind, origin in zip(kinds, origins, strict=True):
+        inner = [item for last in typing.get_args(kind)[-1:] for item in alternatives(last)]
+        is_taken = any(typing.get_origin(item) is Callable for item in inner)
+        if is_taken and origin is Sequence and isinstance(value, list | tuple):
+            return [_resolve_function(item, inner, True) for item in value]
+        if is_taken and origin is Mapping and is_mapping(value) and "type" not in value:
+            return {name: _resolve_function(item, inner, True) for name, item in value.items()}
+    if takes and is_mapping(value) and "type" in value and Mapping not in origins:
+        return FUNCTIONS.build_function(value)
+    return value
 
 
 def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()) -> None:
@@ -254,12 +365,14 @@ def check_names(entry: Callable[..., Any], arguments: Mapping[str, Any], supplie
 
 
 def _name(entry: Callable[..., Any]) -> str:
-    return getattr(entry, "__name__", repr(entry))
+    function = entry.func if isinstance(entry, functools.partial) else entry
+    return getattr(function, "__name__", repr(function))
 
 
 def is_built_in(entry: Callable[..., Any]) -> bool:
     """Return whether jengine ships `entry`; optax's functions keep the name of their module."""
-    module = entry.__module__ or ""  # None for what `exec` defines
+    function = entry.func if isinstance(entry, functools.partial) else entry
+    module = function.__module__ or ""  # None for what `exec` defines
     return module.partition(".")[0] in ("jengine", "optax")
 
 
@@ -285,9 +398,11 @@ def _find_elsewhere(name: str) -> str:
 
 
 def _full_name(entry: Callable[..., Any]) -> str:
-    return f"{entry.__module__}.{entry.__qualname__}"
+    function: Any = entry.func if isinstance(entry, functools.partial) else entry
+    return f"{function.__module__}.{function.__qualname__}"
 
 
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _IMIX, _SELFSUP, _SEGMENTATION = (f"jengine.contrib.{name}" for name in ("imix", "selfsup", "segmentation"))
 
 HOOKS = Registry("hook", "jengine.hooks", contrib=(_IMIX, _SELFSUP, _SEGMENTATION))
@@ -299,6 +414,7 @@ MODELS = Registry("model", "jengine.model")
 DATASETS = Registry("dataset", "jengine.data", contrib=(_SELFSUP,))
 TRANSFORMS = Registry("transform", "jengine.data")
 DATA_SAMPLERS = Registry("data sampler", "jengine.data", contrib=(_SELFSUP,))
+FUNCTIONS = Registry("function", "jengine.data", checks_calls=False)  # they take arrays
 LOOPS = Registry("loop", "jengine.runner")
 METRICS = Registry("metric", "jengine.evaluation", contrib=(_SEGMENTATION,))
 EVALUATOR = Registry("evaluator", "jengine.evaluation")

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from jengine.config.containers import is_mapping
+from jengine.config.dump import simplify
 from jengine.description import describe, flatten_description
 from jengine.json_codec import Json
 
@@ -31,7 +33,22 @@ def describe_settings(arguments: Mapping[str, Any], cfg: Any) -> dict[str, Json]
     for name, value in (cfg or {}).items():
         if name not in _NOT_COMPARED and value is not arguments.get(name):
             settings[f"cfg.{name}" if name in arguments else name] = value
-    return {**{name: describe(value) for name, value in settings.items()}, "jax.config": describe(read_flags())}
+    described = {name: describe(_as_written(value)) for name, value in settings.items()}
+    return {**described, "jax.config": describe(read_flags())}
+
+
+def _as_written(value: Any) -> Any:
+    """Return a value as `dump_config` writes it, with functions for import paths: a run from that file is the same."""
+    value = simplify(value)
+    if is_mapping(value):
+        return {key: _as_written(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_as_written, value))
+    if isinstance(value, str):
+        module, _, name = value.rpartition(".")
+        found = getattr(sys.modules.get(module), name, None) if module and name.isidentifier() else None
+        return found if callable(found) and not isinstance(found, type) else value
+    return value
 
 
 def read_flags() -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Config writing, as Python files that can be loaded again."""
 
 import ast
+import contextlib
+import functools
 import importlib
 import math
 import operator
@@ -9,21 +11,24 @@ import pathlib
 import re
 import sys
 import textwrap
+import types
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jengine.annotations import parameters_of, takes_functions
 from jengine.config.containers import Config
 from jengine.config.load import MODULE_PREFIX
-from jengine.config.modules import find_directory
+from jengine.config.modules import find_directory, find_script_directory
 from jengine.config.resolve import resolve
 from jengine.errors import ConfigError
 from jengine.registry import find_registered, is_built_in
 
 _WIDTH = 100
-_NO_PATH = (MODULE_PREFIX, "__main__", "__mp_main__")  # beginnings of module names that cannot be imported
+_SCRIPTS = ("__main__", "__mp_main__")
+_NO_PATH = (MODULE_PREFIX, *_SCRIPTS)  # beginnings of module names that cannot be imported
 
 
 def dump_config(cfg: Config, path: str | os.PathLike[str] | None = None) -> str:
@@ -93,6 +98,19 @@ def parse_config(text: str) -> dict[str, Any]:
     return cfg
 
 
+def parse_modules(text: str) -> dict[str, list[str]]:
+    """Return `CONFIG_MODULES` in a text that `dump_config` wrote, without running it.
+
+    >>> parse_modules("CONFIG_MODULES = {'..': ['my_net']}")
+    {'..': ['my_net']}
+    """
+    for node in ast.parse(text).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="CONFIG_MODULES")], value=value):
+                return ast.literal_eval(value)
+    return {}
+
+
 class _ReplaceNames(ast.NodeTransformer):
     """Transformer that evaluates `float("inf")` and `Ellipsis`, which are not literals."""
 
@@ -149,12 +167,14 @@ class _Writer:
             value = tuple(value)  # which the rules of a strategy accept too
         if type(value) in (list, tuple):
             brackets = "[]" if isinstance(value, list) else "()"
-            items = [self.literal(item, indent + 4, f"{path}[{i}]") for i, item in enumerate(value)]
+            items = [self.literal(simplify(item), indent + 4, f"{path}[{i}]") for i, item in enumerate(value)]
             comma = "," if brackets == "()" and len(items) == 1 else ""
         elif isinstance(value, dict):
             brackets, comma, items = "{}", "", []
             for key, item in value.items():
                 item_path = f"{path}.{key}" if path else str(key)
+                item = simplify(item)
+                self._check_argument(value.get("type"), key, item, item_path)
                 source = self.literal(item, indent + 4, item_path)
                 comment = "".join(self._comment(text, indent + 4) for text in self._comments.get(item_path, ()))
                 items.append(f"{comment}{self.literal(key, indent + 4, path)}: {source}")
@@ -184,20 +204,32 @@ class _Writer:
             return repr(value)
         if isinstance(value, os.PathLike):
             return repr(os.fspath(value))
-        if isinstance(value, np.dtype):
-            return repr(value.name)
         import_path = _find_import_path(value)
-        if import_path is not None:
-            self._add_modules_of(import_path, path)
-        else:
+        if import_path is None or import_path.startswith(_SCRIPTS):
             self.problems.append(
-                f"`{path}` must be a literal or importable to be written to a config file, got {type(value).__name__}"
+                f"`{path}` must be a literal or importable to be written to a config file, got {_describe_value(value)}"
             )
+        else:
+            self._add_modules_of(import_path, path)
         return repr(import_path or repr(value))
+
+    def _check_argument(self, kind: Any, name: str, value: Any, path: str) -> None:
+        """Note a function that the class of a config would read back as text, because its argument takes anything."""
+        entry = kind if callable(kind) else next(iter(find_registered(kind)), None) if isinstance(kind, str) else None
+        if name == "type" or entry is None or not callable(value):
+            return
+        with contextlib.suppress(TypeError, ValueError):  # no signature
+            parameter = parameters_of(entry).get(name)
+            if parameter is not None and not takes_functions(parameter) and _find_import_path(value) is not None:
+                self.problems.append(
+                    f"`{path}` must be an argument that is annotated as a function to be read again, got "
+                    f"{value.__name__} for `{parameter}`: annotate it in {getattr(entry, '__name__', entry)} as "
+                    f"{'`type`' if isinstance(value, type) else '`Callable`'}"
+                )
 
     def _add_modules_of(self, name: str, path: str) -> None:
         """Add the modules that define a name in the config: an import path, or a name that the user registered."""
-        if re.fullmatch(r"[\w-]+(\.\w+)+", name) and (directory := find_directory(name)) is not None:
+        if re.fullmatch(r"[\w-]+(\.\w+)+", name) and (directory := find_directory(name) or find_script_directory(name)):
             self.modules.setdefault(directory, set()).add(name.partition(".")[0])
         for entry in find_registered(name):
             if is_built_in(entry):
@@ -213,19 +245,48 @@ class _Writer:
             self.modules.setdefault(directory, set()).add(module)
 
 
+def simplify(value: Any) -> Any:
+    """Return the config of a `functools.partial` with keywords, a dtype's name, and anything else unchanged.
+
+    >>> simplify(functools.partial(sorted, reverse=True)), simplify(np.float32)
+    ({'type': <built-in function sorted>, 'reverse': True}, 'float32')
+    """
+    if isinstance(value, functools.partial) and not value.args and "type" not in value.keywords:
+        return {"type": value.func, **value.keywords}
+    is_dtype = isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic))
+    if is_dtype or (callable(value) and isinstance(getattr(value, "dtype", None), np.dtype)):  # `jnp.bfloat16`
+        return np.dtype(value).name
+    return value
+
+
 def _find_import_path(value: Any) -> str | None:
     """Return the shortest dotted path from which `value` can be imported, if there is one."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not module or not name or module.startswith(_NO_PATH) or "<" in name:
+    if not module or not name or module.startswith(MODULE_PREFIX) or "<" in name:
         return None
-    parts = module.split(".")
-    for count in range(1, len(parts) + 1):  # prefer re-exports: `optax.adamw` to `optax._src.alias.adamw`
-        package = ".".join(parts[:count])
-        try:
-            if operator.attrgetter(name)(importlib.import_module(package)) is value:
-                return f"{package}.{name}"
-        except ImportError:
-            return None
-        except AttributeError:
-            continue
+    # Prefer re-exports: `optax.adamw` to `optax._src.alias.adamw`, and `jax.nn.gelu` to `jax._src.nn.functions.gelu`
+    public = [part for part in module.split(".") if not part.startswith("_")]
+    for parts in (public, module.split(".")):
+        for count in range(1, len(parts) + 1):
+            package = ".".join(parts[:count])
+            with contextlib.suppress(ImportError, AttributeError):
+                if operator.attrgetter(name)(importlib.import_module(package)) is value:
+                    return f"{package}.{name}"
     return None
+
+
+def _describe_value(value: Any) -> str:
+    """Return what a value is that cannot be written, and what to write instead."""
+    kind, name = type(value).__name__, getattr(value, "__qualname__", "")
+    if getattr(value, "__module__", "") in _SCRIPTS and "<" not in name:
+        return f"{kind} {name} of a script or notebook: move it into a module next to it, and import it from there"
+    if "<locals>" in name:
+        return (
+            f"{kind} {name}, which another function defines: move it to the top level of a module with `def`, or write "
+            "`dict(type=..., **arguments)` with the function that returns it"
+        )
+    if name.endswith("<lambda>"):
+        return f"{kind} <lambda>: write it with `def` at the top level of a module"
+    if isinstance(value, type | types.FunctionType):
+        return f"{kind} {name}"
+    return f"{kind}: write `dict(type=..., **arguments)` with the class or function that returns it"

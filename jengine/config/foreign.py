@@ -2,7 +2,8 @@
 
 A name in a config can be any import path, so `type='os.system'` would run a command. Inside `only_known_classes` an
 import path must be a class in a module that is already imported: a user's module, or a network or model in an installed
-package. Other classes in packages are refused, since `subprocess.Popen` is one of them.
+package. Other classes in packages are refused, since `subprocess.Popen` is one of them. Functions are refused when they
+are called, as a model that predicts calls no loss; only those of optax and `jax.nn` can be called.
 """
 
 import contextlib
@@ -58,6 +59,32 @@ def find_known_class(path: str, modules: Mapping[str, types.ModuleType]) -> type
     if not is_network and not _is_of_user(found):
         raise _refuse(path, "a class of a package must be a network or a model")
     return found
+
+
+def find_known_function(path: str, modules: Mapping[str, types.ModuleType]) -> Any:
+    """Return the class or function at `package.module.name`; in place of a refused one, a function that raises that."""
+    try:
+        return find_known_class(path, modules)
+    except ConfigError as error:
+        refusal = error
+    module, _, name = path.rpartition(".")
+    found = vars(modules[module]).get(name) if module in modules else None
+    pure = [*vars(modules["jax.nn"]).values(), *vars(modules["jax.nn.initializers"]).values()]
+    is_pure = str(getattr(found, "__module__", "")).startswith("optax.") or any(found is known for known in pure)
+    if callable(found) and is_pure:
+        return found
+    return RefusedFunction(refusal)
+
+
+class RefusedFunction:
+    """Function that a foreign config may not name: calls raise the error."""
+
+    def __init__(self, error: ConfigError) -> None:
+        self._error = error
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise the error."""
+        raise self._error
 
 
 def _refuse(path: str, reason: str) -> ConfigError:

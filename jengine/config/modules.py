@@ -62,6 +62,22 @@ def find_directory(module: str) -> str | None:
     return next((path for path in reversed(_DIRECTORIES) if _contains(pathlib.Path(path), top)), None)
 
 
+def import_function(path: str) -> Any:
+    """Return the class or function at an import path; of a foreign config, see `foreign.find_known_function`."""
+    return foreign.find_known_function(path, _imported()) if foreign.is_restricted() else import_attribute(path)
+
+
+def _imported() -> Mapping[str, types.ModuleType]:
+    return collections.ChainMap(*reversed(_DIRECTORIES.values()), sys.modules)
+
+
+def find_script_directory(module: str) -> str | None:
+    """Return the script's directory if it has the top level of the imported `module`: commands search other ones."""
+    top, directory = module.partition(".")[0], os.path.realpath(sys.path[0] or os.getcwd())
+    is_own = top in sys.modules and top not in ("jengine", "__main__") and _contains(pathlib.Path(directory), top)
+    return directory if is_own else None
+
+
 def import_attribute(path: str) -> Any:
     """Import a class or function by dotted path, `package.module.Class` or `package.module.Class.method`.
 
@@ -71,8 +87,7 @@ def import_attribute(path: str) -> Any:
       Exception: an error of the module itself, ImportError or any other, with a note of the user's line.
     """
     if foreign.is_restricted():
-        imported = collections.ChainMap(*reversed(_DIRECTORIES.values()), sys.modules)
-        return foreign.find_known_class(path, imported)
+        return foreign.find_known_class(path, _imported())
     parts = path.split(".")
     directory = find_directory(parts[0])
     with contextlib.nullcontext() if directory is None else _first_on_path(directory):
@@ -162,6 +177,11 @@ def _get_attribute(module: types.ModuleType, names: Sequence[str]) -> Any:
     value: Any = module
     for name in names:
         if not hasattr(value, name):
+            if module.__name__ == "__main__":
+                raise UnknownNameError(
+                    f"the script that runs now has no {name!r}, which the config names as a part of the script or "
+                    f"notebook that wrote it: move it into a module of its own, and name it 'module.{name}'"
+                )
             public = [known for known in vars(module) if not known.startswith("_")]
             file = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
             raise UnknownNameError(f"the module {module.__name__!r}{file} has no {name!r}{did_you_mean(name, public)}")

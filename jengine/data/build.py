@@ -6,12 +6,12 @@ from typing import Any
 
 from jengine.annotations import is_mapping
 from jengine.data.batches import Samples
-from jengine.data.find_source import is_stream, require_map_style
+from jengine.data.find_source import is_map_style, is_stream, require_map_style
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.errors import ConfigError, config_path
-from jengine.registry import DATA_SAMPLERS, DATASETS, as_config, check_arguments
+from jengine.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, as_config, check_arguments, resolve_functions
 
 # Settings of MMEngine's configs that do not exist here, and why.
 _UNSUPPORTED = {
@@ -33,7 +33,7 @@ def build_dataloader(
     Args:
       cfg_or_loader: a dict with `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`,
         and `dataset` may also be a stream of examples (see `IterableLoader`); or a loader; or an iterable of batches;
-        or a function that returns an iterator over batches. It is not modified.
+        or a function that returns an iterator over batches, or such a function's import path. It is not modified.
       train: whether the data are for training. By default the order is then shuffled and `drop_last` is True; otherwise
         the data are in order and the last batch is padded.
       seed: sampler seed, unless the config has one.
@@ -42,6 +42,7 @@ def build_dataloader(
     Raises:
       TypeError: an unknown or missing argument. ValueError: a number out of range, or data that cannot be iterated.
     """
+    cfg_or_loader = name_to_function(cfg_or_loader)
     shard = (process_index, process_count)
     if get_batch_axis(cfg_or_loader) is None:  # each process has the whole batch
         shard = (0, 1)
@@ -52,11 +53,10 @@ def build_dataloader(
     if not is_mapping(cfg_or_loader):
         return IterableLoader(cfg_or_loader, train)
     arguments: dict[str, Any] = {"drop_last": train, "sampler": None, **dict(cfg_or_loader.items())}
+    arguments = resolve_functions(DataLoader, arguments)
     check_dataloader(arguments)  # before a dataset is built, which may take long
     with config_path("dataset"):
-        arguments["dataset"] = as_config(arguments["dataset"])
-        if is_mapping(arguments["dataset"]):
-            arguments["dataset"] = DATASETS.build(arguments["dataset"])
+        arguments["dataset"] = _build_dataset(arguments["dataset"])
         if get_batch_axis(arguments) is None:
             shard, rules = (0, 1), getattr(arguments["dataset"], "batch_rules", None)
             arguments = {"batch_rules": rules, **arguments, "batch_axis": None}
@@ -67,6 +67,11 @@ def build_dataloader(
         arguments["sampler"] = _build_sampler(arguments["sampler"], arguments["dataset"], train, defaults)
         _check_shard(arguments["sampler"], *shard)
     return DataLoader(**arguments)
+
+
+def name_to_function(dataloader: Any) -> Any:
+    """Return the function at an import path, and anything but a string unchanged."""
+    return FUNCTIONS.get(dataloader) if isinstance(dataloader, str) and "." in dataloader else dataloader
 
 
 def get_batch_axis(cfg_or_loader: object) -> object:
@@ -87,7 +92,7 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
             f"a dataset must be an object, or a dict with its 'type', got a dict of {sorted(map(str, dataset))}; wrap "
             "its arrays in ArrayDataset"
         )
-    check_arguments(DataLoader, dict(cfg.items()))
+    check_arguments(DataLoader, resolve_functions(DataLoader, cfg))
     if not is_mapping(dataset):  # otherwise it may have the attribute `batch_axis`
         _require_batch_size(cfg)
         if not is_stream(dataset):
@@ -100,6 +105,15 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
 def _require_batch_size(cfg: Mapping[str, Any]) -> None:
     if cfg.get("batch_size") is None and get_batch_axis(cfg) == 0:
         raise TypeError("DataLoader needs the argument 'batch_size'")
+
+
+def _build_dataset(cfg: Any) -> Any:
+    function = name_to_function(cfg)
+    if isinstance(function, type) or function is cfg:
+        cfg = as_config(cfg)
+        return DATASETS.build(cfg) if is_mapping(cfg) else cfg
+    dataset = function()
+    return dataset if is_map_style(dataset) else function  # which is called for each pass over the stream
 
 
 def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, process_count: int) -> IterableLoader:

@@ -10,12 +10,14 @@ import numpy as np
 
 from jengine import paths
 from jengine.data.host_entries import Batch, Sample
+from jengine.registry import FUNCTIONS
 
 _TEXT = (str, bytes, datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
 
 
+@FUNCTIONS.register_module(["default_collate", "pseudo_collate"])
 def default_collate(samples: Sequence[Sample]) -> Batch:
-    """Stack samples along a new leading axis.
+    """Stack samples along a new leading axis; MMEngine's `pseudo_collate` is the same here.
 
     >>> default_collate([{"x": 0.5, "y": 0}, {"x": 1.5, "y": 1}])
     {'x': array([0.5, 1.5]), 'y': array([0, 1])}

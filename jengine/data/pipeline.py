@@ -111,7 +111,7 @@ def _takes_rng(transform: Transform) -> bool:
 
 def build_function(entry: Any, rule: str) -> Transform:
     """Return a function, built if it is a config; `rule` says what it must be, for an error."""
-    function = TRANSFORMS.build(entry) if hasattr(entry, "items") else entry
+    function = TRANSFORMS.build_function(entry)
     if not callable(function):
         raise TypeError(f"{rule}, or its config, got {function!r}")
     return function

@@ -42,7 +42,7 @@ class MeanLoss(BaseMetric):
         self, loss: Callable[[Any, Any], Any] | Mapping[str, Any], parts: Sequence[str] = (), prefix: str | None = None
     ) -> None:
         super().__init__(prefix)
-        self.loss: Callable[[Any, Any], Any] = MODELS.build(loss) if hasattr(loss, "items") else loss
+        self.loss: Callable[[Any, Any], Any] = MODELS.build_function(loss)
         if "loss" in parts:
             raise ValueError(f"MeanLoss: `parts` must not contain 'loss', the name of the total, got {list(parts)}")
         if parts and not any("loss" in part for part in parts):

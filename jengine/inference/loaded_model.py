@@ -1,5 +1,6 @@
 """Models loaded from checkpoints, as functions from batches to predictions."""
 
+import contextlib
 import functools
 import os
 import threading
@@ -11,7 +12,9 @@ import jax
 
 from jengine.annotations import Count, checked
 from jengine.config import parse_config
+from jengine.config.dump import parse_modules
 from jengine.config.foreign import only_known_classes
+from jengine.config.modules import import_listed
 from jengine.data.batch_check import Batch
 from jengine.data.collate import count_examples
 from jengine.distributed.processes import SingleProcess
@@ -57,7 +60,11 @@ def load_model(
 
     path = str(find_checkpoint(checkpoint, checksums=True))
     meta = read_meta(path)
-    cfg = _read_config(path, meta)
+    text = _read_text(path, meta)
+    cfg = parse_config(text) if text else {}
+    if text and trust and model is None:
+        with contextlib.suppress(ConfigError):  # moved; they may be on `sys.path`, else the build names them
+            import_listed(parse_modules(text), Path(path).parent / "config.py")
     if model is not None:
         built = build_model(model, None)
     elif cfg.get("model") is None:
@@ -171,10 +178,10 @@ def select_items(meta: Mapping[str, Any], weights: Weights) -> dict[str, str]:
     return {item: paths.get(item, item) for item in ("params", "model_state")}
 
 
-def _read_config(path: str, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the run's config from the metadata, or from the work dir; {} if there is none."""
+def _read_text(path: str, meta: Mapping[str, Any]) -> str:
+    """Return the text of the run's config from the metadata, or from the work dir; "" if there is none."""
     text = meta.get("meta", {}).get("cfg")
     file = Path(path).parent / "config.py"
     if not text and file.is_file():  # a published copy may have no metadata
         text = file.read_text(encoding="utf-8")
-    return parse_config(text) if text else {}
+    return text or ""

@@ -10,7 +10,7 @@ import jax
 
 from jengine.errors import config_path
 from jengine.model.model import ArrayTree, Batch, Losses
-from jengine.registry import MODELS, check_arguments
+from jengine.registry import MODELS, as_config, check_arguments, resolve_functions
 from jengine.selection import Selector, select
 
 
@@ -33,8 +33,7 @@ def select_inputs(batch: Batch, inputs: Selector | Sequence[Selector] | None) ->
 
 def build_loss(loss: Any) -> Callable[..., Any]:
     """Return the loss function for a config, or the function itself."""
-    if hasattr(loss, "items"):
-        loss = MODELS.build(loss)
+    loss = MODELS.build_function(loss)
     if not callable(loss):
         raise TypeError(f"`loss` must be a function (outputs, batch) -> losses or its config, got {loss!r}")
     return loss
@@ -42,6 +41,7 @@ def build_loss(loss: Any) -> Callable[..., Any]:
 
 def build_module(module: Any, **extra: Any) -> Any:
     """Build a network from its config, including nested configs; return anything but a config unchanged."""
+    module = as_config(module)
     if not hasattr(module, "items"):
         return module
     # A copy: a config is built several times, and must stay as it is.
@@ -57,8 +57,9 @@ def build_module(module: Any, **extra: Any) -> Any:
     entry = MODELS.get(entry) if isinstance(entry, str) else entry
     if not callable(entry):
         raise TypeError(f"the `type` of a module must be a name or a class, got {entry!r}")
-    check_arguments(entry, arguments | extra)
-    return entry(**arguments | extra)
+    arguments = resolve_functions(entry, arguments | extra)
+    check_arguments(entry, arguments)
+    return entry(**arguments)
 
 
 def call_loss(

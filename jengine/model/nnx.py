@@ -38,7 +38,7 @@ from jengine.model.nnx_state import (
 )
 from jengine.model.padding import exclude_padding, mask_batch_norms
 from jengine.model.sown import Sown, SownValues
-from jengine.registry import MODELS
+from jengine.registry import MODELS, as_config
 from jengine.selection import Selector
 
 if TYPE_CHECKING:
@@ -103,12 +103,12 @@ class NnxModel(Model):
     ) -> None:
         from flax import nnx
 
-        if not isinstance(module, nnx.Module) and not callable(module) and not hasattr(module, "items"):
+        if not isinstance(module, nnx.Module) and not callable(module) and not hasattr(as_config(module), "items"):
             raise TypeError(
                 "NnxModel: `module` must be a module, a function or class (rngs) -> nnx.Module, or its config, got "
                 f"{module!r}"
             )
-        self._module = module
+        self._module = as_config(module)
         self._loss = build_loss(loss)
         self._inputs = inputs
         self._sown = SownValues("NnxModel", sown_losses, sown_predictions)

@@ -9,6 +9,7 @@ from jengine.checkpoint import check_storable
 from jengine.config import check_keys, drop_without_effect
 from jengine.config.extras import check_extras
 from jengine.data import DataLoader, IterableLoader, check_dataloader
+from jengine.data.build import name_to_function
 from jengine.data.find_source import as_source, is_stream
 from jengine.errors import ConfigError, closest, config_path, current_config_path
 from jengine.evaluation import Evaluator
@@ -171,6 +172,7 @@ def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[
 
 def _check_loader(name: str, cfg: Any) -> None:
     with config_path(name):
+        cfg = name_to_function(cfg)
         if hasattr(cfg, "items"):
             check_dataloader(cfg)
         elif not isinstance(cfg, DataLoader | IterableLoader) and (_is_config(cfg) or not is_stream(cfg)):

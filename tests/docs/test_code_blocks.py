@@ -4,7 +4,9 @@ import pathlib
 import re
 import shlex
 import shutil
+import sys
 import tomllib
+import types
 from types import SimpleNamespace
 
 import flax.linen as nn
@@ -28,6 +30,7 @@ from jengine.optim import build_optim_wrapper
 from jengine.optim.schedules import build_param_schedulers
 from jengine.registry import (
     DATASETS,
+    FUNCTIONS,
     HOOKS,
     LOG_PROCESSORS,
     LOOPS,
@@ -219,7 +222,7 @@ def test_coming_from_page(run_page):
 
 
 def test_config_page(run_page, tmp_path, monkeypatch):
-    first, _, inherited, in_mmengines_style = blocks_of("config.md", "python")
+    first, _, _, inherited, in_mmengines_style = blocks_of("config.md", "python")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "mnist.py").write_text(first)
     (tmp_path / "configs" / "mnist_lion.py").write_text(inherited)
@@ -229,7 +232,12 @@ def test_config_page(run_page, tmp_path, monkeypatch):
     (tmp_path / "configs" / "mnist_base.py").write_text(base)
     (tmp_path / "configs" / "mnist_adamw.py").write_text(in_mmengines_style)
     monkeypatch.syspath_prepend(tmp_path / "configs")
-    names = run_page("config.md", skipped=[in_mmengines_style])
+    focal = types.ModuleType("my_losses")
+    focal.focal = lambda outputs, batch, gamma: (outputs - batch) ** gamma
+    monkeypatch.setitem(sys.modules, "my_losses", focal)
+    names = run_page("config.md", skipped=[in_mmengines_style], names={"my_losses": focal})
+    assert FUNCTIONS.build_function(names["loss"])(3.0, 1.0) == 4.0  # gamma=2
+    assert FUNCTIONS.build_function(names["param_scheduler"])(0) == 0.1
     assert names["cfg"].optim_wrapper.optimizer.lr == 3e-4
     assert names["cfg"].custom_hooks[0]["momentum"] == 1e-3
     lion = config.load_config("configs/mnist_lion.py")

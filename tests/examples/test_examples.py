@@ -9,7 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from jengine import Runner, load_config
+from jengine import Runner, load_config, load_model
+from jengine.cli import main
 from jengine.config import resolve
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -41,23 +42,46 @@ def load_example(name):
     return module
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_published_config_trains_validates_and_saves(path, tmp_path):
-    pytest.importorskip("sklearn")
-    cfg = resolve(load_config(str(path)))
+def run_shortly(cfg, work_dir):
+    """Train for four iterations with a validation and a checkpoint, and return the Runner."""
     by_epoch = cfg["train_cfg"].get("by_epoch", True)
     cfg["train_cfg"].update({"max_epochs": 1} if by_epoch else {"max_iters": 4, "val_interval": 2})
     cfg["train_dataloader"]["num_batch_per_epoch"] = 4
     for scheduler in cfg["param_scheduler"]:  # full-length schedules that end early
         scheduler.setdefault("end", 20)
     cfg["default_hooks"]["logger"] = dict(type="LoggerHook", interval=2)
-    runner = Runner.from_cfg({**cfg, "work_dir": tmp_path})
-    state = runner.train()
-    assert state.step == 4
+    runner = Runner.from_cfg({**cfg, "work_dir": work_dir})
+    runner.train()
+    return runner
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_published_config_trains_validates_and_saves(path, tmp_path):
+    pytest.importorskip("sklearn")
+    runner = run_shortly(resolve(load_config(str(path))), tmp_path)
+    assert runner.state.step == 4
     assert runner.validations
     assert (tmp_path / "last_checkpoint").exists()
     results = runner.test()
     assert 0.0 <= results["loss"] < 6.0 if path.stem == "lm" else 0.0 <= results["accuracy/top1"] <= 1.0
+    written = resolve(load_config(tmp_path / "config.py"))  # `jengine train work_dirs/NAME/config.py`
+    assert Runner.from_cfg({**written, "work_dir": tmp_path / "again"}).settings == runner.settings
+
+
+@pytest.mark.many_processes
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_published_config_runs_again_is_loaded_and_exported(path, tmp_path):
+    pytest.importorskip("sklearn")
+    cfg = {**resolve(load_config(str(path))), "randomness": dict(seed=0)}
+    runner = run_shortly(cfg, tmp_path / "first")
+    again = run_shortly(resolve(load_config(tmp_path / "first" / "config.py")), tmp_path / "again")
+    jax.tree.map(np.testing.assert_array_equal, again.state.params, runner.state.params)
+    batch = next(iter(runner.test_dataloader))
+    if path.stem != "lm":  # its bfloat16 numbers depend on the mesh
+        found = load_model(tmp_path / "again")(batch)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, runner.predict([batch]))
+    command = ["ckpt", "export", str(tmp_path / "again"), "--jax-export", str(tmp_path / "model.bin")]
+    assert main([*command, "--platforms", "cpu", "--batch-size", "2"]) == 0
 
 
 def test_every_example_is_tested():

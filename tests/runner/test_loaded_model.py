@@ -216,7 +216,6 @@ FOREIGN = {
     "a part of a module": lambda path: linen_model(
         dict(type=f"{__name__}.OwnModule", features=dict(type="os.system", command=f"touch {path}"))
     ),
-    "a loss": lambda path: {**linen_model(dict(type="PredictLinen")), "loss": dict(type="os.mkdir", path=path)},
     "a module of NNX": lambda path: {
         **linen_model(dict(type="subprocess.Popen", args=["touch", path])), "type": "NnxModel",
     },

@@ -140,7 +140,7 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
         return [cfg] if cfg.optimizer is wrapper else []
     if callable(cfg) and not isinstance(cfg, type):  # without an end, so that the run can be extended
         cfg = {"type": "OptaxLR", "schedule": cfg, "by_epoch": False, "end": INF}
-    cfg = as_config(cfg)
+    given, cfg = cfg, as_config(cfg)
     if not is_mapping(cfg):
         raise TypeError(
             "a parameter scheduler must be a dict with a 'type', or a function from the iteration to the learning rate "
@@ -156,6 +156,8 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
             entry = PARAM_SCHEDULERS.get(entry)
     if not callable(entry):
         PARAM_SCHEDULERS.check(arguments)  # raises the error
+    if not isinstance(entry, type):  # a schedule, or a function that returns one, such as optax's
+        return _build_one(PARAM_SCHEDULERS.build_function(given), wrapper, run)
     del arguments["type"]
     by_epoch = arguments.get("by_epoch", _default(entry, "by_epoch", True))
     follows_validations = getattr(entry, "need_val_args", False)

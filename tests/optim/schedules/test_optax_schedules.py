@@ -112,7 +112,7 @@ def test_the_momentum_can_follow_optax(make_wrapper, build):
         ({"type": "warmup_cosine_schedule"}, KeyError, "of optax, got 'warmup_cosine_schedule'; did you mean"),
         ({"type": "constant_schedule", "values": 1.0}, TypeError, "did you mean 'value'"),
         ({"value": 1.0}, TypeError, "a dict with a 'type'"),
-        ("constant_schedule", TypeError, "schedule` must be a dict or a function, got 'constant_schedule'"),
+        ("constant_schedule", TypeError, "constant_schedule needs the argument 'value'"),
         (
             lambda step: np.ones(3) * step,
             TypeError,
