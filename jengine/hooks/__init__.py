@@ -11,6 +11,7 @@ from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
 from jengine.hooks.ema import EMAHook as EMAHook
 from jengine.hooks.epoch import DistSamplerSeedHook as DistSamplerSeedHook
 from jengine.hooks.epoch import SetEpochInfoHook as SetEpochInfoHook
+from jengine.hooks.histogram import HistogramHook as HistogramHook
 from jengine.hooks.hook import Hook as Hook
 from jengine.hooks.iter_timer import IterTimerHook as IterTimerHook
 from jengine.hooks.logger import LoggerHook as LoggerHook
@@ -27,5 +28,6 @@ from jengine.hooks.priority import get_priority as get_priority
 from jengine.hooks.profiler import ProfilerHook as ProfilerHook
 from jengine.hooks.progress import ProgressHook as ProgressHook
 from jengine.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
+from jengine.hooks.schedule_free import ScheduleFreeHook as ScheduleFreeHook
 from jengine.hooks.switch_recipe import PipelineSwitchHook as PipelineSwitchHook
 from jengine.hooks.switch_recipe import SwitchRecipeHook as SwitchRecipeHook

@@ -25,6 +25,7 @@ class EMAHookState(NamedTuple):
     params: PyTree  # averages, like the parameters; floats at least float32
     model_state: PyTree  # averages of the model state; None without update_buffers
     steps: jax.Array  # int32[], updates of the average
+    others: dict[str, Any] | None = None  # further averages by name, each with a state like this one
 
 
 @HOOKS.register_module()
@@ -53,6 +54,9 @@ class EMAHook(Hook):
         skips (`AmpOptimWrapper`) do not count.
       before_update: average the parameters as they were before the iteration's update, one update behind, as JAX ports
         of DiT do (the original averages them after it).
+      others: further averages by name, each with its arguments and maybe an `ema_type`:
+        `dict(fast=dict(momentum=0.01))`. Each is evaluated in a pass of its own, whose metrics end in `_fast`, and is
+        stored in `hook_state.EMAHook.others.fast`.
       **kwargs: arguments of the average: `momentum`, `interval`, `gamma`, …
 
     Raises:
@@ -79,6 +83,7 @@ class EMAHook(Hook):
         evaluate_on_origin: bool = False,
         count_by: Literal["iter", "update"] = "iter",
         before_update: bool = False,
+        others: Mapping[str, Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
         if start_iters is not None:
@@ -102,30 +107,42 @@ class EMAHook(Hook):
         self.before_update = before_update
         # `before_train` sets both before the trace that freezes them.
         self.average = _build_average(ema_type, kwargs)
+        self.others = {name: _build_other(name, dict(arguments)) for name, arguments in (others or {}).items()}
         self._first_iter = begin_iter
 
     # --- In the step. ---
 
     def init_traced_state(self, params: PyTree, model_state: PyTree) -> EMAHookState:
-        """Return a copy of the parameters as the initial average."""
-        tracked, steps = self.average.init((params, model_state if self.update_buffers else None))
-        return EMAHookState(params=tracked[0], model_state=tracked[1], steps=steps)
+        """Return a copy of the parameters as the initial value of each average."""
+
+        def init(average: Average) -> EMAHookState:
+            tracked, steps = average.init((params, model_state if self.update_buffers else None))
+            return EMAHookState(params=tracked[0], model_state=tracked[1], steps=steps)
+
+        others = {name: init(average) for name, average in self.others.items()}
+        return init(self.average)._replace(others=others or None)
 
     def traced_update(self, ctx: StepContext) -> StepContext:
-        """Update the average."""
+        """Update the averages."""
         state: EMAHookState = ctx.hook_state
+        new_state = self._move(self.average, state, ctx)
+        others = {name: self._move(self.others[name], other, ctx) for name, other in (state.others or {}).items()}
+        new_state = new_state._replace(others=others or None)
+        if self.count_by == "update" and (is_updated := ctx.is_updated) is not None:  # a loss scale may have skipped it
+            new_state = jax.tree.map(lambda new, old: jnp.where(is_updated, new, old), new_state, state)
+        return ctx.replace(hook_state=new_state)
+
+    def _move(self, average: Average, state: EMAHookState, ctx: StepContext) -> EMAHookState:
+        """Return the state of one average after an update."""
 
         def count_updates(steps: jax.Array) -> jax.Array:
             """Return `steps`, or 0 before averaging begins, which makes an update a copy."""
             return jnp.where(ctx.step + 1 >= self._first_iter, steps, 0) if self._first_iter > 1 else steps
 
-        average = AverageState((state.params, state.model_state), count_updates(state.steps))
+        before = AverageState((state.params, state.model_state), count_updates(state.steps))
         params = ctx.old_params if self.before_update else ctx.params
-        tracked, steps = self.average.update(average, (params, ctx.model_state if self.update_buffers else None))
-        new_state = EMAHookState(params=tracked[0], model_state=tracked[1], steps=count_updates(steps))
-        if self.count_by == "update" and (is_updated := ctx.is_updated) is not None:  # a loss scale may have skipped it
-            new_state = jax.tree.map(lambda new, old: jnp.where(is_updated, new, old), new_state, state)
-        return ctx.replace(hook_state=new_state)
+        tracked, steps = average.update(before, (params, ctx.model_state if self.update_buffers else None))
+        return EMAHookState(params=tracked[0], model_state=tracked[1], steps=count_updates(steps))
 
     def traced_accumulate(self, ctx: StepContext) -> StepContext:
         """Update the average with the unchanged parameters if every iteration counts."""
@@ -166,7 +183,9 @@ class EMAHook(Hook):
                     f"`EMAHook.interval` must be below {updates}, the number of updates in the run, got "
                     f"{self.average.interval}: the average would stay at the first weights"
                 )
-            self.average = self.average.with_total_steps(math.ceil(runner.max_iters / iters_per_update))
+            total = math.ceil(runner.max_iters / iters_per_update)
+            self.average = self.average.with_total_steps(total)
+            self.others = {name: average.with_total_steps(total) for name, average in self.others.items()}
 
     def eval_variables(
         self, runner: RunnerProtocol, variables: dict[str, tuple[Any, Any]]
@@ -176,8 +195,9 @@ class EMAHook(Hook):
         state = None if runner.state is None else runner.state.hook_state.get(type(self).__name__)
         if state is None or not self.evaluate_on_ema:
             return variables
+        others = {f"_{name}": cast_average(other, *variables[""]) for name, other in (state.others or {}).items()}
         origin = {"_origin": variables[""]} if self.evaluate_on_origin else {}
-        return {**variables, "": cast_average(state, *variables[""]), **origin}
+        return {**variables, "": cast_average(state, *variables[""]), **others, **origin}
 
     def before_save_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
         """Swap parameters and averages, and record it under `exchanged`, which `resume` reads.
@@ -220,6 +240,12 @@ def _build_average(ema_type: str | type[Average], arguments: dict[str, Any]) -> 
                 f"neither EMAHook nor {kind.__name__} has an argument {name!r}{closest(name, [*legal, *hook])}"
             )
     return kind(**arguments)
+
+
+def _build_other(name: str, arguments: dict[str, Any]) -> Average:
+    if not name.isidentifier() or name == "origin":
+        raise ConfigError(f"EMAHook: a name in `others` must be a Python name other than 'origin', got {name!r}")
+    return _build_average(arguments.pop("ema_type", "ExponentialMovingAverage"), arguments)
 
 
 def cast_average(state: Any, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:

@@ -15,7 +15,7 @@ from jengine.config.containers import Config
 from jengine.errors import ConfigError, UnknownNameError, closest, config_path
 from jengine.registry import VISBACKENDS, VISUALIZERS
 from jengine.visualization.backend import BaseVisBackend
-from jengine.visualization.convert import format_graph, histogram
+from jengine.visualization.convert import Histogram, format_graph, histogram
 
 
 @VISUALIZERS.register_module()
@@ -97,12 +97,12 @@ class Visualizer:
             for backend in self._active_backends():
                 backend.add_image(name, image, step)
 
-    def add_histogram(self, name: str, values: ArrayLike, step: int = 0, bins: int = 64) -> None:
-        """Write a histogram of array elements; see `histogram`. A device array blocks until it is computed."""
+    def add_histogram(self, name: str, values: ArrayLike | Histogram, step: int = 0, bins: int = 64) -> None:
+        """Write a `Histogram`, or that of array elements (see `histogram`), for which a device array blocks."""
         with self._lock:
             if backends := self._active_backends():
                 # Once for all backends, and only if there is one: the array may be on the device.
-                binned = histogram(values, bins)
+                binned = values if isinstance(values, Histogram) else histogram(values, bins)
                 for backend in backends:
                     backend.add_histogram(name, binned, step)
 

@@ -3,6 +3,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax.contrib
 import pytest
 
 from jengine import checkpoint
@@ -247,3 +248,73 @@ def test_early_stopping_ends_a_run_and_a_resumed_one_at_the_same_epoch(make_runn
 
 def read_log(runner):
     return pathlib.Path(runner.log_dir, f"{runner.timestamp}.log").read_text()
+
+
+def test_several_averages_are_evaluated_and_stored_by_name(make_runner, tmp_path):
+    others = dict(fast=dict(momentum=0.4), uniform=dict(ema_type="StochasticWeightAverage"))
+    watch = Watch()
+    runner = make_runner(
+        model=model_with_state(),
+        custom_hooks=[dict(EMA, others=others, begin_iter=2, evaluate_on_origin=True), watch],
+        default_hooks=SAVE,
+    )
+    runner.train()
+    fast = slow = mean = watch.params[1]  # a copy, in the second iteration
+    for count, params in enumerate(watch.params[2:], 2):
+        slow, fast, mean = slow + 0.2 * (params - slow), fast + 0.4 * (params - fast), mean + (params - mean) / count
+    state = ema_state(runner.state)
+    for found, expected in (
+        (state.params, slow),
+        (state.others["fast"].params, fast),
+        (state.others["uniform"].params, mean),
+    ):
+        np.testing.assert_allclose(found["w"], expected, rtol=1e-5)
+    names = ["loss", "loss_fast", "loss_uniform", "loss_origin"]
+    assert list(runner.validations[-1][2]) == names
+    assert len({runner.validations[-1][2][name] for name in names}) == 4
+    path = str(tmp_path / "run" / "epoch_2")
+    item = checkpoint.load(path).state["hook_state"]["EMAHook"]["others"]["fast"]["params"]
+    np.testing.assert_array_equal(item["w"], state.others["fast"].params["w"])
+    resumed = make_runner(
+        model=model_with_state(), custom_hooks=[dict(EMA, others=others, begin_iter=2)], resume=path, default_hooks=SAVE
+    )
+    assert bits(resumed.train()) == bits(runner.state)
+    loaded = make_runner(
+        load_from=dict(path=path, item="hook_state.EMAHook.others.fast.params", exclude=["mean"]),
+        model=model_with_state(),
+    )
+    loaded.val()
+    np.testing.assert_array_equal(loaded.state.params["w"], state.others["fast"].params["w"])
+
+
+def test_schedule_free_weights_are_evaluated_and_stored(make_runner, tmp_path):
+    settings = dict(
+        optim_wrapper=dict(
+            optimizer=dict(type="schedule_free_sgd", learning_rate=0.1),
+            paramwise_cfg=dict(custom_keys={"b": dict(lr_mult=0.5)}),
+        ),
+        custom_hooks=[dict(type="ScheduleFreeHook", evaluate_on_origin=True)],
+        default_hooks=SAVE,
+    )
+    runner = make_runner(**settings)
+    params = runner.train().params
+    kind = optax.contrib.ScheduleFreeState
+    states = [
+        s for s in jax.tree.leaves(runner.state.opt_state, is_leaf=lambda s: isinstance(s, kind)) if isinstance(s, kind)
+    ]
+    z = {name: leaf for state in states for name, leaf in state.z.items() if leaf is not None}
+    assert len(states) == 2
+    for name, raw in params.items():
+        # x = (y - (1 - b1) z) / b1 of the paper, with b1 = 0.9
+        np.testing.assert_allclose(
+            runner.state.hook_state["ScheduleFreeHook"].params[name], (raw - 0.1 * z[name]) / 0.9, rtol=1e-5
+        )
+    metrics = runner.validations[-1][2]
+    assert metrics["loss"] != metrics["loss_origin"]
+    path = str(tmp_path / "run" / "epoch_2")
+    averages = jax.device_get(runner.state.hook_state["ScheduleFreeHook"].params)
+    assert jax.tree.map(float, checkpoint.load(path).params["b"]) == float(averages["b"])
+    assert bits(make_runner(**settings, resume=path).train()) == bits(runner.state)
+    plain = make_runner(custom_hooks=[dict(type="ScheduleFreeHook")], work_dir=tmp_path / "plain")
+    with pytest.raises(ValueError, match="`optim_wrapper.optimizer` must be schedule-free"):
+        plain.train()
