@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import platform
 
 import jax
 
@@ -12,6 +13,11 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 def package_versions() -> dict[str, str]:
     """Return the versions of the installed packages by name."""
     return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def environment_versions() -> dict[str, str]:
+    """Return the versions of Python, the platform and the packages, for the log and checkpoints."""
+    return {"python": platform.python_version(), "platform": platform.platform(), **package_versions()}
 
 
 def describe_device(device: jax.Device) -> str:

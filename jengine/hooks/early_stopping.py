@@ -3,7 +3,7 @@
 import math
 from typing import Any, Literal
 
-from jengine.annotations import Count, Finite, NonNegative
+from jengine.annotations import Finite, Index, NonNegative
 from jengine.checkpoint import infer_rule, is_better, pick_metric
 from jengine.errors import ArgumentError, closest
 from jengine.hooks.hook import Hook
@@ -29,7 +29,7 @@ class EarlyStoppingHook(Hook):
         far too much for a metric between 0 and 1.
       strict: raise if a validation does not return the metric; by default warn.
       check_finite: end training when the metric is infinite or NaN.
-      patience: number of validations without improvement after which training ends.
+      patience: number of validations without improvement after which training ends; 0 ends it at the first, as 1.
       stopping_threshold: end training at once when the score is strictly better than this.
 
     Examples:
@@ -46,7 +46,7 @@ class EarlyStoppingHook(Hook):
         min_delta: NonNegative | None = None,
         strict: bool = False,
         check_finite: bool = True,
-        patience: Count = 5,
+        patience: Index = 5,
         stopping_threshold: Finite | None = None,
     ) -> None:
         self.monitor = monitor

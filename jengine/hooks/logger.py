@@ -13,6 +13,7 @@ from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.json_codec import encode, to_plain
+from jengine.logging import set_file_handler
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
 
@@ -37,6 +38,8 @@ class LoggerHook(Hook):
       keep_local: False removes the local files after they are copied.
       log_metric_by_epoch: in a loop over epochs, validation and test metrics have the number of completed epochs as
         their step.
+      file_handler_cfg: the handler of the log file, see `set_file_handler`. With
+        `dict(type='RotatingFileHandler', maxBytes=10**7, backupCount=5)` older lines are in `.log.1`, `.log.2`, ...
       file_client_args, backend_args: arguments in MMEngine; must be None, see `out_dir`.
 
     Examples:
@@ -55,6 +58,7 @@ class LoggerHook(Hook):
         out_suffix: str | Sequence[str] = (".json", ".log", ".py", "yaml"),
         keep_local: bool = True,
         log_metric_by_epoch: bool = False,
+        file_handler_cfg: Mapping[str, Any] | None = None,
         file_client_args: Mapping[str, Any] | None = None,
         backend_args: Mapping[str, Any] | None = None,
     ) -> None:
@@ -72,6 +76,12 @@ class LoggerHook(Hook):
         self.out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
         self.keep_local = keep_local
         self.log_metric_by_epoch = log_metric_by_epoch
+        self.file_handler_cfg = file_handler_cfg
+
+    def before_run(self, runner: RunnerProtocol) -> None:
+        """Set the handler of the log file, which is created later."""
+        if self.file_handler_cfg is not None:
+            set_file_handler(runner.logger, self.file_handler_cfg)
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Warn if `log_metric_by_epoch` has no effect."""

@@ -1,7 +1,10 @@
 """Profile of host and devices for some iterations, for TensorBoard and Perfetto."""
 
+import gzip
 import math
 import os
+import pathlib
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +19,7 @@ from jengine.hooks.run_watch import TRACES, view_command
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 
+_LOG_TRACE = ": PyTorch's table of operators does not exist in JAX; xprof shows the operations of a tb_trace by time"
 _SCHEDULE = {"skip_first": 0, "wait": 0, "warmup": 0, "active": 1, "repeat": 1}
 
 
@@ -24,8 +28,9 @@ class ProfilerHook(Hook):
     """Trace of training iterations with `jax.profiler`.
 
     Without a `schedule` the hook traces the first epoch, or with `by_epoch=False` the first `profile_times` iterations.
-    With a schedule it skips the first `skip_first` iterations; then, `repeat` times (0: to the end), it skips `wait`
-    and `warmup` iterations and traces `active` ones. You should skip the first two iterations, which compile.
+    With a schedule, which counts iterations in any case, it skips the first `skip_first` iterations; then, `repeat`
+    times (0: to the end), it skips `wait` and `warmup` iterations and traces `active` ones. You should skip the first
+    two iterations, which compile.
 
     Each trace is a directory `iter_<first>` that TensorBoard's profile plugin opens.
 
@@ -35,6 +40,7 @@ class ProfilerHook(Hook):
       schedule: `dict(skip_first=0, wait=0, warmup=0, active=1, repeat=1)`, in iterations.
       on_trace_ready: a function that receives the directory of each trace, or `dict(type='tb_trace',
         dir_name=...)` with the directory of traces relative to the log directory, by default `tf_tracing_logs`.
+      json_trace_path: a file for the newest trace as Chrome's JSON, which https://ui.perfetto.dev opens.
 
     Examples:
       >>> hook = ProfilerHook(by_epoch=False, schedule=dict(skip_first=10, active=5))
@@ -49,14 +55,15 @@ class ProfilerHook(Hook):
         profile_times: Count = 1,
         schedule: Mapping[str, Index] | None = None,
         on_trace_ready: Callable[[str], Any] | Mapping[str, Any] | None = None,
+        json_trace_path: str | os.PathLike[str] | None = None,
     ) -> None:
+        by_epoch = by_epoch and schedule is None
         if by_epoch and profile_times > 1:
             raise ConfigError(f"ProfilerHook: profile_times must be 1 with by_epoch=True, got {profile_times}")
-        if schedule is not None and by_epoch:
-            raise ConfigError("ProfilerHook: a schedule needs by_epoch=False, because it counts iterations")
         self.by_epoch = by_epoch
         self.profile_times = profile_times
         self.schedule = None if schedule is None else _check_schedule(schedule)
+        self.json_trace_path = json_trace_path
         self._dir_name, self._on_ready = _parse_on_trace_ready(on_trace_ready)
         self._path: str | None = None  # of the current trace
         self._start = 0  # the first iteration in this session
@@ -81,7 +88,7 @@ class ProfilerHook(Hook):
         """Start a trace if it is due."""
         if self._path is None and self._is_traced(runner.iter - self._start):
             self._path = os.path.join(runner.log_dir, self._dir_name, f"iter_{runner.iter}")
-            jax.profiler.start_trace(self._path)
+            jax.profiler.start_trace(self._path, create_perfetto_trace=self.json_trace_path is not None)
 
     def after_train_iter(
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
@@ -122,8 +129,18 @@ class ProfilerHook(Hook):
         path, self._path = self._path, None
         assert path is not None
         runner.logger.info(f"ProfilerHook: wrote the trace {path}; to view it: {view_command(path)}")
+        if self.json_trace_path is not None and runner.is_main_process:
+            _write_json_trace(path, self.json_trace_path)
         if self._on_ready is not None:
             self._on_ready(path)
+
+
+def _write_json_trace(directory: str, target: str | os.PathLike[str]) -> None:
+    """Write the newest trace below a directory as JSON, which JAX has compressed."""
+    newest = max(pathlib.Path(directory).rglob("perfetto_trace.json.gz"), key=os.path.getmtime)
+    os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
+    with gzip.open(newest) as source, open(target, "wb") as file:
+        shutil.copyfileobj(source, file)
 
 
 def _check_schedule(schedule: Mapping[str, int]) -> dict[str, int]:
@@ -145,7 +162,7 @@ def _parse_on_trace_ready(on_trace_ready: Any) -> tuple[str, Callable[[str], Any
     if kind != "tb_trace":
         raise ConfigError(
             "ProfilerHook: on_trace_ready must be dict(type='tb_trace', dir_name=...) or a function, "
-            f"got the type {kind!r}"
+            f"got the type {kind!r}{_LOG_TRACE if kind == 'log_trace' else ''}"
         )
     for name in options:
         if name != "dir_name":

@@ -2,7 +2,6 @@
 
 import math
 import pathlib
-import platform
 import threading
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from jengine.checkpoint.manifest import write_synced
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.json_codec import decode, encode
 from jengine.train.parameters import count_parameters
-from jengine.versions import describe_device, package_versions
+from jengine.versions import describe_device, environment_versions
 
 GroupTable = tuple[Sequence[str], Sequence[Sequence[str]]]
 """The columns and rows of a table with parameter groups."""
@@ -35,7 +34,7 @@ def start_record(runner: RunnerProtocol, groups: GroupTable) -> None:
         started=_now(),
         status="training",
         first_iter=runner.iter,
-        versions={"jengine": __version__, "python": platform.python_version(), **package_versions()},
+        versions={"jengine": __version__, **environment_versions()},
         devices=f"{len(devices)} x {describe_device(devices[0])}",
         processes=jax.process_count(),
     )

@@ -2,15 +2,18 @@
 
 import functools
 import logging
+import logging.handlers
+import os
 import pathlib
 import re
-from typing import IO
+from collections.abc import Mapping
+from typing import IO, Any
 
 import jax
 from rich.console import Console
 from rich.text import Text
 
-from jengine.errors import closest
+from jengine.errors import ConfigError, closest
 
 terminal = Console(highlight=False)
 """The only console of the process: with one console, progress bars and log lines do not overwrite each other."""
@@ -21,18 +24,30 @@ _LOGGED = "_jengine_log_file"  # attribute of a logged error
 # ASCII's, those of Latin-1, separators of lines, overrides of the writing direction, and halves of surrogate pairs
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
+_ERROR_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(pathname)s - %(funcName)s - %(lineno)d - %(message)s"
+_FILE_HANDLERS: dict[str, type[logging.FileHandler]] = {
+    "FileHandler": logging.FileHandler,
+    "RotatingFileHandler": logging.handlers.RotatingFileHandler,
+    "TimedRotatingFileHandler": logging.handlers.TimedRotatingFileHandler,
+    "WatchedFileHandler": logging.handlers.WatchedFileHandler,
+}
 
 _loggers: dict[str, logging.Logger] = {}
 
 
 def build_logger(
-    name: str = "jengine", log_file: str | None = None, level: int | str = "INFO", wait: bool = False
+    name: str = "jengine",
+    log_file: str | None = None,
+    level: int | str = "INFO",
+    wait: bool = False,
+    file_handler_cfg: Mapping[str, Any] | None = None,
 ) -> logging.Logger:
     """Set up and return `logging.getLogger(name)` as the run logger.
 
     It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year and at every level, to
-    `log_file`. Records do not propagate to the root logger, where handlers of other libraries would print them again.
-    Identical warnings are printed once. Processes other than the first only print errors.
+    `log_file`; errors have the file, the function and the line before the text. Records do not propagate to the root
+    logger, where handlers of other libraries would print them again. Identical warnings are printed once. Processes
+    other than the first only print errors.
 
     Building a logger again replaces the handlers: a second run in the same process writes to another file.
 
@@ -40,6 +55,7 @@ def build_logger(
       name: the logger name; it also prints the records of child loggers, such as 'name.child'.
       log_file: a file to append to, in a directory that will be created. None writes to the terminal only.
       wait: keep the records for the file in memory, and create nothing, until `open_log_file`.
+      file_handler_cfg: see `set_file_handler`.
       level: the lowest level to print on the terminal: 'DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL' or a number.
     """
     level_number = parse_level(level)
@@ -53,7 +69,7 @@ def build_logger(
     if log_file is not None:
         if not wait:
             pathlib.Path(log_file).parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(_RunFileHandler(log_file, wait))
+        handlers.append(_RunFileHandler(log_file, wait, file_handler_cfg))
     for handler in handlers:
         formatter = _ShortFormatter if isinstance(handler, _TerminalHandler) else _Formatter
         handler.setFormatter(formatter(_FORMAT, "%Y/%m/%d %H:%M:%S"))
@@ -68,11 +84,28 @@ def build_logger(
     return logger
 
 
+def set_file_handler(logger: logging.Logger, cfg: Mapping[str, Any]) -> None:
+    """Write the log file of a run from now on with another handler, for example in parts.
+
+    Args:
+      logger: a logger of `build_logger`.
+      cfg: `type` is one of the file handlers in Python's `logging` ('FileHandler', 'RotatingFileHandler',
+        'TimedRotatingFileHandler', 'WatchedFileHandler'), the rest are its arguments:
+        `dict(type='RotatingFileHandler', maxBytes=10**7, backupCount=5)`.
+
+    Raises:
+      ConfigError: an unknown type, or arguments that it does not accept.
+    """
+    for handler in logger.handlers:
+        if isinstance(handler, _RunFileHandler):
+            handler.set_file(cfg)
+
+
 def log_error(error: BaseException) -> str | None:
     """Write a traceback to the log file of the newest logger, once; return the file path, None without a file."""
     logger = current_logger()
     handlers = [handler for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
-    files = [handler.baseFilename for handler in handlers if handler.waiting is None]
+    files = [handler.path for handler in handlers if handler.waiting is None]
     if files and getattr(error, _LOGGED, None) != files[0]:
         setattr(error, _LOGGED, files[0])
         logger.debug("%s ended the run.", type(error).__name__, exc_info=error)
@@ -83,8 +116,8 @@ def open_log_file(logger: logging.Logger) -> None:
     """Create the log file and write the records that wait for it; also after the directory was deleted."""
     for handler in logger.handlers:
         if isinstance(handler, _RunFileHandler):
-            pathlib.Path(handler.baseFilename).parent.mkdir(parents=True, exist_ok=True)
-            handler.close()  # the next record opens it again
+            pathlib.Path(handler.path).parent.mkdir(parents=True, exist_ok=True)
+            handler.close_file()  # the next record opens it again
             waiting, handler.waiting = handler.waiting or [], None
             for record in waiting:
                 handler.emit(record)
@@ -163,6 +196,11 @@ class _Formatter(logging.Formatter):
 
     _second = -1
     _time = ""
+    _errors = logging.PercentStyle(_ERROR_FORMAT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line of the record, for errors with the place in the code."""
+        return (self._errors if record.levelno >= logging.ERROR else self._style).format(record)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of the record, with the year."""
@@ -200,19 +238,56 @@ def terminal_handlers(logger: logging.Logger) -> list[logging.Handler]:
     return [handler for handler in logger.handlers if isinstance(handler, _TerminalHandler)]
 
 
-class _RunFileHandler(logging.FileHandler):
+class _RunFileHandler(logging.Handler):
     """Log file of a run, which does not exist before `open_log_file`: the run may be refused."""
 
-    def __init__(self, log_file: str, wait: bool) -> None:
-        super().__init__(log_file, encoding="utf-8", delay=wait or _process_index() != 0)
+    def __init__(self, log_file: str, wait: bool, cfg: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.path = os.path.abspath(log_file)
         self.waiting: list[logging.LogRecord] | None = [] if wait else None  # None once they are in the file
+        self._file: logging.FileHandler
+        self.set_file(cfg or {})
+        if not wait and _process_index() == 0:
+            pathlib.Path(self.path).touch()
+
+    def set_file(self, cfg: Mapping[str, Any]) -> None:
+        """Use the handler in `cfg` from the next record on."""
+        options = {"type": "FileHandler", **cfg}
+        kind = options.pop("type")
+        if kind not in _FILE_HANDLERS:
+            raise ConfigError(
+                f"`file_handler_cfg.type` must be one of {', '.join(_FILE_HANDLERS)}, got {kind!r}"
+                f"{closest(str(kind), _FILE_HANDLERS)}"
+            )
+        try:
+            file = _FILE_HANDLERS[kind](self.path, encoding="utf-8", delay=True, **options)
+        except TypeError as error:
+            raise ConfigError(f"`file_handler_cfg` must have the arguments of logging's {kind}: {error}") from error
+        if hasattr(self, "_file"):
+            self._file.close()
+        self._file = file
+        self._file.setFormatter(self.formatter)
+
+    def setFormatter(self, fmt: logging.Formatter | None) -> None:
+        """Set the formatter, also for the file."""
+        super().setFormatter(fmt)
+        self._file.setFormatter(fmt)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or keep it until the file is opened."""
         if self.waiting is None:
-            super().emit(record)
+            self._file.emit(record)
         else:
             self.waiting.append(record)
+
+    def close_file(self) -> None:
+        """Close the file; the next record opens it again."""
+        self._file.close()
+
+    def close(self) -> None:
+        """Close the file and the handler."""
+        self._file.close()
+        super().close()
 
 
 class _RepeatedWarningFilter(logging.Filter):

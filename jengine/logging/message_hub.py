@@ -93,6 +93,11 @@ class MessageHub:
         hubs = list(cls._instances.values())  # in the order of creation
         return hubs[-1] if hubs else cls.get_instance("jengine")
 
+    @property
+    def instance_name(self) -> str:
+        """The hub name, as MMEngine calls it."""
+        return self.name
+
     def start_iteration(self, iteration: int) -> None:
         """Set the iteration for subsequent scalars; fetch pending ones from half the capacity on."""
         self.iteration = iteration

@@ -34,7 +34,7 @@ from jengine.runner.runner_protocol import RunnerInternals
 from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks
-from jengine.versions import package_versions
+from jengine.versions import environment_versions
 
 PyTree = Any
 Bundle = dict[str, Any]
@@ -92,7 +92,7 @@ def collect_checkpoint(
             time=time.strftime("%Y-%m-%d %H:%M:%S"),
             cfg=runner.cfg_text,
             jengine_version=__version__,
-            versions=dict(package_versions()),
+            versions=environment_versions(),
         ),
         message_hub=runner.message_hub.state_dict(),
         hooks={name: saved for name, hook in hook_names(runner.hooks).items() if (saved := hook.state_dict())},
@@ -190,11 +190,11 @@ def _restore_arrays(runner: RunnerInternals, path: str, saved_meta: Mapping[str,
 
 @contextlib.contextmanager
 def _name_versions(path: str, meta: Mapping[str, Any]) -> Iterator[None]:
-    """Add the packages that had other versions when the checkpoint was written to an error inside."""
+    """Add what had another version when the checkpoint was written to an error inside."""
     try:
         yield
     except Exception as error:
-        written, now = meta.get("versions", {}), package_versions()
+        written, now = meta.get("versions", {}), environment_versions()
         others = [
             f"{name} {version}, now {now.get(name)}" for name, version in written.items() if version != now.get(name)
         ]

@@ -24,7 +24,7 @@ from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.storage import is_url
 from jengine.train.parameters import parameter_size
-from jengine.versions import describe_device
+from jengine.versions import describe_device, environment_versions
 
 # With these limits the description and some warnings have at most 40 lines
 _MAX_GROUPS = 8
@@ -144,6 +144,7 @@ def log_start(runner: RunnerInternals, groups: GroupTable) -> None:
     ]
     columns = ["parameter", "shape", "dtype", "size"]
     details = [
+        _describe_versions(),
         format_table(columns, shorten_rows(parameters, _MAX_PARAMETERS), title="Parameters"),
         parameter_size(runner.state.params),
         format_groups(*groups),
@@ -174,9 +175,10 @@ def describe_start(runner: RunnerInternals, groups: GroupTable) -> str:
     short = [[x if len(x) <= _MAX_PATTERNS else f"{x[: _MAX_PATTERNS - 1]}…" for x in row] for row in rows]
     path = os.path.join(runner.work_dir, runner.timestamp, f"{runner.timestamp}.log")
     relative = path if is_url(path) else os.path.relpath(path)
+    versions = _describe_versions("jax", "python", "platform")
     lines = [
         runner.experiment_name,
-        f"devices:    {_describe_devices(runner)}, jax {jax.__version__}, seed {runner.seed}",
+        f"devices:    {_describe_devices(runner)}, {versions}, seed {runner.seed}",
         f"model:      {parameter_size(runner.state.params)}",
         *_describe_data(runner),
         f"log:        {path if relative.startswith(os.pardir) else relative} (with all details)",
@@ -189,6 +191,11 @@ def describe_start(runner: RunnerInternals, groups: GroupTable) -> str:
 def format_groups(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return the table with parameter groups as text."""
     return format_table(columns, rows, title="Parameter groups")
+
+
+def _describe_versions(*names: str) -> str:
+    versions = environment_versions()
+    return ", ".join(f"{name} {versions[name]}" for name in names or versions)
 
 
 def _describe_devices(runner: RunnerInternals) -> str:

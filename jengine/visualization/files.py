@@ -3,16 +3,19 @@
 import csv
 import io
 import os
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from jengine.config import write_config
+from jengine.config import parse_config, write_config
 from jengine.json_codec import encode
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
 from jengine.visualization.convert import Histogram, array_to_list, encode_png
+
+_CONFIG_SUFFIXES = (".py", ".json", ".yaml", ".yml")
 
 
 class FilesVisBackend(BaseVisBackend):
@@ -21,7 +24,7 @@ class FilesVisBackend(BaseVisBackend):
     Args:
       save_dir: the directory for all files.
       img_save_dir: directory for images, relative to `save_dir`; an image is saved as `<name>_<step>.png`.
-      config_save_file: file name of the config.
+      config_save_file: file name of the config, which ends in `.py`, `.json` or `.yaml`.
       scalar_save_file: file name of all scalars; `scalars` with the suffix by default.
 
     Attributes:
@@ -42,14 +45,27 @@ class FilesVisBackend(BaseVisBackend):
             scalar_save_file = f"scalars{self.suffix}"
         if not scalar_save_file.endswith(self.suffix):
             raise ValueError(f"`scalar_save_file` must be a {self.suffix} file, got {scalar_save_file!r}")
+        if pathlib.PurePath(config_save_file).suffix not in _CONFIG_SUFFIXES:
+            raise ValueError(f"`config_save_file` must end in .py, .json or .yaml, got {config_save_file!r}")
         self._image_dir = self.save_dir / img_save_dir
         self._config_file = self.save_dir / config_save_file
         self._scalar_file = scalar_save_file
         self._histogram_file = f"histograms{self.suffix}"
         self._open_files: dict[str, BinaryIO] = {}
 
+    @property
+    def experiment(self) -> "FilesVisBackend":
+        """The backend itself: there is no client of a server."""
+        return self
+
     def add_config(self, config: str) -> None:
-        """Write the config file, which `load_config` can read."""
+        """Write the config file, in the format of its suffix."""
+        if self._config_file.suffix == ".json":
+            config = encode(parse_config(config), indent=1)
+        elif self._config_file.suffix in (".yaml", ".yml"):
+            import yaml
+
+            config = yaml.safe_dump(parse_config(config), sort_keys=False)
         write_config(config, self._config_file)
 
     def add_graph(self, graph: str) -> None:

@@ -28,6 +28,7 @@ class MLflowVisBackend(RunVisBackend):
       tags: tags for the run.
       params: params for the run.
       tracking_uri: a server or a store; by default the directory `<save_dir>/mlruns`.
+      artifact_location: where a new experiment keeps the artifacts; chosen by the server or the store by default.
     """
 
     extra = "mlflow"
@@ -41,10 +42,12 @@ class MLflowVisBackend(RunVisBackend):
         tags: Mapping[str, Any] | None = None,
         params: Mapping[str, Any] | None = None,
         tracking_uri: str | None = None,
+        artifact_location: str | None = None,
     ) -> None:
         super().__init__(save_dir)
         self._uri = (self.save_dir.absolute() / "mlruns").as_uri() if tracking_uri is None else tracking_uri
         self._exp_name = exp_name
+        self._artifact_location = artifact_location
         self._run_name = run_name
         self._tags = dict(tags or {})
         self._params = dict(params or {})
@@ -68,7 +71,10 @@ class MLflowVisBackend(RunVisBackend):
             client.update_run(self._run_id, status="RUNNING")
             return client
         existing = client.get_experiment_by_name(self._exp_name)
-        exp_id = client.create_experiment(self._exp_name) if existing is None else existing.experiment_id
+        if existing is None:
+            exp_id = client.create_experiment(self._exp_name, artifact_location=self._artifact_location)
+        else:
+            exp_id = existing.experiment_id
         run = client.create_run(exp_id, tags=self._tags or None, run_name=self._run_name)
         self._run_id = run.info.run_id
         for name, value in self._params.items():

@@ -3,12 +3,12 @@
 import os
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jengine.errors import require_extra
+from jengine.errors import ConfigError, require_extra
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import RunVisBackend
 from jengine.visualization.convert import Histogram, array_to_list, encode_png
@@ -27,7 +27,9 @@ class WandbVisBackend(RunVisBackend):
     Args:
       save_dir: the directory for files.
       init_kwargs: for `wandb.init`: `project`, `name`, `mode='offline'`, ….
-      define_metric_cfg: name -> summary for `define_metric`, such as `{'val/accuracy': 'max'}`.
+      define_metric_cfg: name -> summary for `define_metric`, such as `{'val/accuracy': 'max'}`, or a list with the
+        arguments of each call: `[dict(name='val/loss', summary='min', goal='minimize')]`.
+      log_code_name: name of an artifact with the source files in the working directory; None uploads none.
     """
 
     extra = "wandb"
@@ -36,11 +38,19 @@ class WandbVisBackend(RunVisBackend):
         self,
         save_dir: str | os.PathLike[str],
         init_kwargs: Mapping[str, Any] | None = None,
-        define_metric_cfg: Mapping[str, str] | None = None,
+        define_metric_cfg: Mapping[str, str] | Sequence[Mapping[str, Any]] | None = None,
+        log_code_name: str | None = None,
     ) -> None:
         super().__init__(save_dir)
         self._init_kwargs = dict(init_kwargs or {})
-        self._summaries = dict(define_metric_cfg or {})
+        metrics = define_metric_cfg or {}
+        if isinstance(metrics, Mapping):
+            metrics = [dict(name=name, summary=summary) for name, summary in metrics.items()]
+        for i, metric in enumerate(metrics):
+            if "name" not in metric:
+                raise ConfigError(f"`define_metric_cfg[{i}]` must have the key 'name', got {sorted(metric)}")
+        self._metrics = [dict(metric) for metric in metrics]
+        self._log_code_name = log_code_name
         self._run_id: str | None = None
         self._num_entries = 0  # W&B's own counter
 
@@ -54,8 +64,10 @@ class WandbVisBackend(RunVisBackend):
         self.save_dir.mkdir(parents=True, exist_ok=True)
         run = self._start_run(wandb)
         run.define_metric("*", step_metric="step")  # instead of its own counter
-        for name, summary in self._summaries.items():
-            run.define_metric(name, step_metric="step", summary=summary)
+        for metric in self._metrics:
+            run.define_metric(**{"step_metric": "step", **metric})
+        if self._log_code_name is not None:
+            run.log_code(name=self._log_code_name)
         return run
 
     def _write_text(self, name: str, text: str) -> None:

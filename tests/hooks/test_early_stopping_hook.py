@@ -38,6 +38,7 @@ def test_training_ends_when_the_metric_does_not_improve(count_epochs):
     [
         ([1.0] * 9, dict(), 6),  # the first is an improvement, then five are not
         ([1.0] * 9, dict(patience=3), 4),
+        ([1.0, 2.0, 2.0, 3.0], dict(patience=0), 3),  # as 1
         ([1, 1, 1.5, 1.5, 1.5, 2], dict(patience=3, min_delta=0.5), None),  # reaching best + min_delta is enough
         ([1.0, 1.05, 1.05], dict(patience=2), 3),
         ([1.0, 1.05, 1.1], dict(patience=2, min_delta=0.05), None),
@@ -112,8 +113,8 @@ def test_a_loop_that_cannot_be_stopped_is_refused(make):
     [
         (dict(monitor="acc", rule="bigger"), ValueError, "rule` must be 'greater' or 'less' or None, got 'bigger'"),
         (dict(monitor="perplexity"), ValueError, "cannot infer from the name .*; pass rule="),
-        (dict(monitor="acc", patience=0), ValueError, "patience` must be an integer of at least 1, got 0"),
-        (dict(monitor="acc", patience=1.5), TypeError, "patience` must be an integer of at least 1, got 1.5"),
+        (dict(monitor="acc", patience=-1), ValueError, "patience` must be an integer of at least 0, got -1"),
+        (dict(monitor="acc", patience=1.5), TypeError, "patience` must be an integer of at least 0, got 1.5"),
         (dict(), TypeError, "needs the argument 'monitor'"),
         (dict(monitor="acc", patient=1), TypeError, "did you mean 'patience'?"),
     ],

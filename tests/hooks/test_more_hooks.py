@@ -1,4 +1,5 @@
 import gc
+import json
 import math
 import types
 
@@ -260,7 +261,7 @@ def test_a_batch_without_images_is_an_error_that_names_the_entry():
 def trace_calls(monkeypatch):
     """Record the calls of `jax.profiler`."""
     calls = []
-    monkeypatch.setattr(jax.profiler, "start_trace", lambda path: calls.append(path.rsplit("/", 1)[1]))
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda path, **options: calls.append(path.rsplit("/", 1)[1]))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
     return calls
 
@@ -282,7 +283,7 @@ def run_profiled(tmp_path):
     [
         (dict(), ["iter_0", "stop"]),
         (dict(by_epoch=False, profile_times=2), ["iter_0", "stop"]),
-        (dict(by_epoch=False, schedule=dict(skip_first=3, active=2)), ["iter_3", "stop"]),
+        (dict(schedule=dict(skip_first=3, active=2)), ["iter_3", "stop"]),
         (
             dict(by_epoch=False, schedule=dict(wait=1, warmup=1, active=2, repeat=2)),
             ["iter_2", "stop", "iter_6", "stop"],
@@ -322,18 +323,25 @@ def test_the_path_of_each_trace_is_passed_on(run_profiled, trace_calls, caplog):
     assert "ProfilerHook: wrote the trace /elsewhere/iter_0" in caplog.text
 
 
+def test_the_newest_trace_is_also_written_as_json(run_profiled, tmp_path):
+    run_profiled(ProfilerHook(by_epoch=False, json_trace_path=tmp_path / "traces" / "newest.json"))
+    names = {
+        event.get("name") for event in json.loads((tmp_path / "traces" / "newest.json").read_text())["traceEvents"]
+    }
+    assert "process_name" in names
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         (dict(profile_times=2), ValueError, "profile_times must be 1 with by_epoch=True, got 2"),
-        (dict(schedule=dict(active=1)), ValueError, "a schedule needs by_epoch=False"),
         (dict(by_epoch=False, schedule=dict(activ=1)), ValueError, "no entry 'activ'; did you mean 'active'"),
         (
             dict(by_epoch=False, schedule=dict(active=0)),
             ValueError,
             r"schedule\['active'\] must be an integer of at least 1",
         ),
-        (dict(on_trace_ready=dict(type="log_trace")), ValueError, "got the type 'log_trace'"),
+        (dict(on_trace_ready=dict(type="log_trace")), ValueError, "got the type 'log_trace': PyTorch's table"),
         (dict(on_trace_ready=dict(type="tb_trace", dirname="x")), ValueError, "did you mean 'dir_name'"),
         (dict(on_trace_ready=3), TypeError, "on_trace_ready` must be a function or a dict or None, got 3"),
         (dict(with_stack=True), TypeError, "with_stack"),

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from jengine.errors import ConfigError
 from jengine.logging import build_logger, console, current_logger, open_log_file, print_log
 
 
@@ -74,7 +75,41 @@ def test_terminals_receive_one_unwrapped_line_without_markup(tty):
 
 def test_terminals_show_errors_in_color(tty):
     build_logger("engine").error("broken")
-    assert "\x1b[1;31mERROR\x1b[0m - broken" in tty.getvalue()
+    assert "\x1b[1;31mERROR\x1b[0m - " in tty.getvalue()
+
+
+def test_errors_have_the_file_the_function_and_the_line(tmp_path, capsys):
+    logger = build_logger("engine", str(tmp_path / "run.log"))
+    logger.error("broken")
+    line = rf"- engine - ERROR - {re.escape(__file__)} - test_errors_have_the_file_the_function_and_the_line - \d+ - broken\n"
+    assert re.search(line, capsys.readouterr().out)
+    assert re.search(line, (tmp_path / "run.log").read_text())
+
+
+def test_a_log_file_is_written_in_parts_with_the_handler_of_the_config(tmp_path):
+    path = tmp_path / "run.log"
+    cfg = dict(type="RotatingFileHandler", maxBytes=120, backupCount=2)
+    logger = build_logger("engine", str(path), wait=True, file_handler_cfg=cfg)
+    for i in range(5):
+        logger.info("line %d, of fifty characters or so with the time", i)
+    assert not path.exists()  # before the run is accepted
+    open_log_file(logger)
+    parts = [[line[-40:-38] for line in part.read_text().splitlines()] for part in (path, tmp_path / "run.log.1")]
+    assert [len(part) for part in parts] == [1, 1]
+    assert "line 4" in path.read_text()
+    assert "line 3" in (tmp_path / "run.log.1").read_text()
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        (dict(type="RotatingHandler"), "did you mean 'RotatingFileHandler'?"),
+        (dict(type="RotatingFileHandler", max_bytes=1), "must have the arguments of logging's RotatingFileHandler: "),
+    ],
+)
+def test_wrong_file_handlers_are_refused(tmp_path, cfg, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build_logger("engine", str(tmp_path / "run.log"), file_handler_cfg=cfg)
 
 
 def test_log_lines_and_a_progress_bar_share_the_terminal(tty):

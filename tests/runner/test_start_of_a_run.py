@@ -2,10 +2,12 @@
 
 import contextlib
 import pathlib
+import platform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jengine.hooks import Hook
@@ -72,14 +74,19 @@ def test_at_most_40_lines_are_printed_before_the_first_step_and_the_log_file_has
     assert len(start) <= 40
     text = "\n".join(start)
     for part in (
-        "devices:    1 x cpu, jax", "model:      54 tensors, 162 parameters, 0.00 MiB",
+        f"devices:    1 x cpu, jax {jax.__version__}, python {platform.python_version()}, platform {platform.platform()}", "model:      54 tensors, 162 parameters, 0.00 MiB",
         "train data: DataLoader(ArrayDataset), 4 batches of 4", "| laier (matches noth… |", "… 22 more …",
         "| EMAHook ", "| update, accumulate |", "Checkpoints will be saved to",
     ):  # fmt: skip
         assert part in text
     assert "paramwise_options" not in text
     log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
-    for part in ("paramwise_options -- layer_26.bias:weight_decay=0.0", "| layer_26.bias", "before_train_iter:"):
+    for part in (
+        f"optax {optax.__version__}",
+        "paramwise_options -- layer_26.bias:weight_decay=0.0",
+        "| layer_26.bias",
+        "before_train_iter:",
+    ):
         assert part in log
 
 

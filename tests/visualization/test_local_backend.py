@@ -3,6 +3,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 
 from jengine.config import dump_config, load_config, resolve
 from jengine.visualization import LocalVisBackend
@@ -92,6 +93,16 @@ def test_without_pillow_the_error_names_the_package_to_install(tmp_path, monkeyp
 def test_config_file_can_be_loaded(tmp_path):
     LocalVisBackend(tmp_path, config_save_file="run.py").add_config(dump_config({"a": {"b": 1}}))
     assert resolve(load_config(tmp_path / "run.py")) == {"a": {"b": 1}}
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.yaml"])
+def test_the_config_is_written_in_the_format_of_its_suffix(tmp_path, name):
+    backend = LocalVisBackend(tmp_path, config_save_file=name)
+    backend.experiment.add_config(dump_config({"a": {"b": [1, None]}}))
+    text = (tmp_path / name).read_text()
+    assert (json.loads(text) if name == "run.json" else yaml.safe_load(text)) == {"a": {"b": [1, None]}}
+    with pytest.raises(ValueError, match=r"`config_save_file` must end in .py, .json or .yaml, got 'config.txt'"):
+        LocalVisBackend(tmp_path, config_save_file="config.txt")
 
 
 def test_wrong_file_names_are_rejected(tmp_path):

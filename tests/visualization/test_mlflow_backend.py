@@ -39,6 +39,14 @@ def test_run_has_the_configured_name_tags_and_params(backend):
     assert backend.experiment.get_experiment_by_name("digits").experiment_id == run.info.experiment_id
 
 
+def test_a_new_experiment_keeps_its_artifacts_at_the_given_place(tmp_path):
+    backend = MLflowVisBackend(tmp_path / "run", artifact_location=(tmp_path / "artifacts").as_uri())
+    backend.add_graph("lambda a: a")
+    backend.close()
+    (graph,) = (tmp_path / "artifacts").glob("*/artifacts/graph.txt")
+    assert graph.read_text() == "lambda a: a"
+
+
 def test_images_histograms_and_config_are_logged_as_artifacts(backend):
     from PIL import Image
 

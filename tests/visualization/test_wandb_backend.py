@@ -2,10 +2,12 @@ import json
 import struct
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
 
+from jengine.errors import ConfigError
 from jengine.visualization import WandbVisBackend
 from jengine.visualization.convert import histogram
 
@@ -90,6 +92,26 @@ def test_offline_run_contains_everything_with_its_step(offline, tmp_path):
     assert (image["cat/_type"], image["cat/width"], image["cat/height"]) == ("image-file", 3, 2)
     assert bins == {"w/_type": "histogram", "w/values": [1, 1], "w/bins": [0.0, 0.5, 1.0], "step": 12}
     assert (config["config"], config["graph"]) == ("lr = 0.1\n", "lambda a: a")
+
+
+def test_metrics_are_defined_with_their_arguments_and_the_code_is_uploaded(monkeypatch, tmp_path):
+    calls = []
+    run = types.SimpleNamespace(
+        id="a", step=0, config={}, log=lambda entry: None, finish=lambda: None,
+        define_metric=lambda name, **arguments: calls.append((name, arguments)),
+        log_code=lambda name: calls.append((name, {})),
+    )  # fmt: skip
+    monkeypatch.setattr("wandb.init", lambda **arguments: run)
+    goal = dict(name="val/loss", summary="min", goal="minimize")
+    WandbVisBackend(tmp_path, define_metric_cfg=[goal], log_code_name="source").add_scalar("a", 1.0)
+    WandbVisBackend(tmp_path, define_metric_cfg={"val/acc": "max"}).add_scalar("a", 1.0)
+    every = ("*", {"step_metric": "step"})
+    assert calls == [
+        every, ("val/loss", {"step_metric": "step", "summary": "min", "goal": "minimize"}), ("source", {}),
+        every, ("val/acc", {"step_metric": "step", "summary": "max"}),
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"`define_metric_cfg\[0\]` must have the key 'name', got \['summary'\]"):
+        WandbVisBackend(tmp_path, define_metric_cfg=[dict(summary="min")])
 
 
 def read_branches(directory):
