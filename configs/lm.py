@@ -29,7 +29,7 @@ RULES = [
     ("mlp.gate.kernel", (None, "fsdp", "tensor")),
     ("mlp.up.kernel", (None, "fsdp", "tensor")),
     ("mlp.down.kernel", (None, "tensor", "fsdp")),
-    ("embed.embedding", (("fsdp", "tensor"),)),
+    ("embed.embedding", (None, ("fsdp", "tensor"))),
     ("head.kernel", ("fsdp", "tensor")),
 ]
 

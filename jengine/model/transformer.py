@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jengine.annotations import Count, Positive
+from jengine.model.attention import BATCH, attend
 from jengine.model.constrain import constrain
 from jengine.registry import MODELS
 
-BATCH = ("data", "fsdp")  # axes of the mesh over which examples are sharded
-QUERIES = 256  # number of queries whose scores are held at a time
 ROTARY_BASE = 10_000.0  # ratio of the longest to the shortest wavelength of the rotary position embedding
+
+_WIDTH = ("fsdp", "tensor")  # axes of the mesh over which the width of the embedding is sharded
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
@@ -199,7 +200,7 @@ class TransformerLM(nn.Module):
         """
         settings = self.make_settings()
         embed = nn.Embed(self.vocab_size, self.width, embedding_init=nn.initializers.normal(0.02), name="embed")
-        x = constrain(embed.embedding)[tokens]  # gather the table: lookups in a shard exchange all tokens instead
+        x = _look_up(embed.embedding, tokens)
         if self.positions == "learned":
             x = x + self._embed_positions(tokens.shape[1])
         x = constrain(x, BATCH)
@@ -257,30 +258,14 @@ class TransformerLM(nn.Module):
         return constrain(embed.embedding)[:length]
 
 
-def attend(
-    query: jax.Array, key: jax.Array, value: jax.Array, queries: int = QUERIES, window: int | None = None
-) -> jax.Array:
-    """Return the causal attention, f[B, T, H, K], for a query f[B, T, H, K], and key and value f[B, T, G, K].
+def _look_up(table: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Return f[B, T, D], the entries of `table` f[V, D] for `tokens` int[B, T].
 
-    Each head of keys and values is for H / G heads of queries. The memory for the scores, f32[B, H, queries, T], grows
-    linearly with T: they are computed for `queries` queries at a time, and again in the backward pass. If `queries`
-    does not divide T, all queries are one part. With a `window`, a token attends to so many tokens, itself included.
+    On a mesh each device looks up a part of the width for the tokens of all, and then the parts are exchanged: as many
+    bytes as its own tokens have, where gathering the table would take as many as the table, on any number of devices.
     """
-    length = query.shape[1]
-    if length % queries:
-        local = None if window is None else (window - 1, 0)
-        return jax.nn.dot_product_attention(query, key, value, is_causal=True, local_window_size=local)
-
-    @jax.checkpoint
-    def attend_part(start: jax.Array) -> jax.Array:
-        part = jax.lax.dynamic_slice_in_dim(query, start, queries, axis=1)
-        distance = start + jnp.arange(queries)[:, None] - jnp.arange(length)
-        mask = (distance >= 0) & (distance < (length if window is None else window))
-        return jax.nn.dot_product_attention(part, key, value, mask=mask[None, None])
-
-    # A loop, not a vmap, which would hold the scores of all parts at once.
-    parts = jax.lax.map(attend_part, jnp.arange(0, length, queries))
-    return jnp.moveaxis(parts, 0, 1).reshape(query.shape)
+    x = constrain(table, None, _WIDTH)[constrain(tokens, "data")]
+    return constrain(constrain(x, "data", None, _WIDTH), BATCH)
 
 
 def rotate(x: jax.Array, base: float = ROTARY_BASE, scaling: RotaryScaling | None = None) -> jax.Array:

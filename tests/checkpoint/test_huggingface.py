@@ -38,15 +38,6 @@ def test_a_directory_of_the_hub_computes_the_recorded_logits(name, scan):
     np.testing.assert_allclose(jax.jit(model.apply)({"params": params}, tokens), logits, atol=1e-5, rtol=1e-5)
 
 
-def test_attention_of_parts_of_the_queries_computes_the_recorded_logits_too():
-    from jengine.model import transformer
-
-    query, key, value = np.random.RandomState(0).randn(3, 2, 12, 4, 4).astype(np.float32)
-    key, value = key[:, :, :2], value[:, :, :2]
-    whole = transformer.attend(query, key, value, queries=5, window=3)
-    np.testing.assert_allclose(transformer.attend(query, key, value, queries=4, window=3), whole, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_names_and_shapes_of_the_weights_follow_from_the_config(name):
     stored = {path: leaf.shape for path, leaf in open_weights(DATA / name).structs.items()}

@@ -1,0 +1,107 @@
+"""Test that every implementation of attention computes what `jax.nn.dot_product_attention` does, gradients included."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from jengine.model.attention import attend, choose_implementation
+
+LENGTH = 384  # two blocks of queries, and three tiles of the kernel for TPUs
+SEGMENTS = np.repeat([[0, 1, 2], [0, 0, 1]], 128, axis=1)
+CASES = {
+    "causal": dict(),
+    "window": dict(window=100),
+    "segments": dict(segment_ids=SEGMENTS),
+    "segments and window": dict(segment_ids=SEGMENTS, window=50),
+    "both directions": dict(causal=False, segment_ids=SEGMENTS),
+}
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    rng = np.random.RandomState(0)
+    return tuple(rng.randn(2, LENGTH, heads, 16).astype(np.float32) for heads in (4, 2, 2))
+
+
+def by_formula(query, key, value, causal=True, segment_ids=None, window=None):
+    """Return softmax(q k / sqrt(K)) v in float64."""
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    key, value = (np.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
+    scores = np.einsum("bqhk,bshk->bhqs", query, key) / np.sqrt(query.shape[-1])
+    distance = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
+    allowed = np.ones((1, LENGTH, LENGTH), bool)
+    if causal:
+        allowed = allowed & (distance >= 0) & (distance < (window or LENGTH))
+    if segment_ids is not None:
+        allowed = allowed & (segment_ids[:, :, None] == segment_ids[:, None, :])
+    scores = np.where(allowed[:, None], scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("bhqs,bshk->bqhk", weights / weights.sum(-1, keepdims=True), value)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_implementations_equal_the_formula_and_each_others_gradients(arrays, case):
+    def compute(implementation):
+        def total(query, key, value):
+            y = attend(query, key, value, implementation=implementation, **CASES[case])
+            return jnp.sin(y).sum(), y
+
+        (_, y), gradients = jax.jit(jax.value_and_grad(total, (0, 1, 2), has_aux=True))(*arrays)
+        return y, gradients
+
+    (plain, expected), *others = map(compute, ["plain", "blocks", "splash"])
+    np.testing.assert_allclose(plain, by_formula(*arrays, **CASES[case]), atol=2e-6)
+    for y, gradients in others:
+        np.testing.assert_allclose(y, plain, atol=3e-6)
+        jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, atol=3e-5), gradients, expected)
+
+
+def test_half_precision_differs_by_its_rounding(arrays):
+    half = tuple(jnp.asarray(x, jnp.bfloat16) for x in arrays)
+    expected = by_formula(*(np.asarray(x, np.float32) for x in half))
+    for implementation in ("blocks", "splash"):
+        y = attend(*half, implementation=implementation)
+        assert y.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(y, np.float32), expected, atol=0.02)
+
+
+def test_the_kernel_for_tpus_is_divided_over_examples_and_heads(arrays):
+    mesh = jax.make_mesh((2, 1, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    sharding = jax.NamedSharding(mesh, PartitionSpec("data", None, "tensor"))
+    with jax.set_mesh(mesh):
+        y = jax.jit(lambda *qkv: attend(*qkv, implementation="splash"))(*jax.device_put(arrays, sharding))
+    assert y.sharding.is_equivalent_to(sharding, y.ndim)
+    np.testing.assert_allclose(y, by_formula(*arrays), atol=3e-6)
+
+
+def _mesh_of(kind, platform):
+    device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
+    return jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)
+
+
+@pytest.mark.parametrize(
+    ("platform", "length", "dtype", "implementation"),
+    [
+        ("tpu", 256, "bfloat16", "splash"),
+        ("tpu", 200, "bfloat16", "blocks"),
+        ("gpu", 200, "bfloat16", "cudnn"),
+        ("gpu", 256, "float32", "blocks"),
+        ("cpu", 256, "bfloat16", "blocks"),
+    ],
+)
+def test_the_devices_of_the_mesh_choose_the_implementation(platform, length, dtype, implementation):
+    query = jax.ShapeDtypeStruct((2, length, 4, 64), dtype)
+    with jax.sharding.use_abstract_mesh(_mesh_of("chip", platform)):
+        assert choose_implementation(query) == implementation
+
+
+def test_arguments_that_do_not_fit_are_refused(arrays):
+    query, key, value = arrays
+    with pytest.raises(ValueError, match="heads must be a multiple of those of `key`, got 4 and 3"):
+        attend(query, key.repeat(2, axis=2)[:, :, :3], value)
+    with pytest.raises(ValueError, match="`window` must be None without `causal`"):
+        attend(query, key, value, causal=False, window=3)
+    with pytest.raises(ValueError, match="number of tokens must be a multiple of 128 for splash attention, got 100"):
+        attend(query[:, :100], key[:, :100], value[:, :100], implementation="splash")
