@@ -1,5 +1,6 @@
 """Models as pure functions, with adapters for Linen modules, NNX modules and plain functions."""
 
+from jengine.model.attention import attend as attend
 from jengine.model.autocast import autocast as autocast
 from jengine.model.functional import FunctionalModel as FunctionalModel
 from jengine.model.labels import require_class_indices as require_class_indices

@@ -1,6 +1,7 @@
 """Attention with the implementation that suits the device: splash attention, cuDNN, or blocks of queries."""
 
 import functools
+import logging
 import math
 from typing import Literal
 
@@ -12,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 BATCH = ("data", "fsdp")  # axes of the mesh over which examples are sharded
 HEADS = "tensor"  # axis of the mesh over which heads are sharded
 Implementation = Literal["auto", "splash", "cudnn", "blocks", "plain"]
+
+_logger = logging.getLogger(__name__)
 
 _BLOCKS = 16  # at most so many blocks of queries: each is compiled
 _MIN_QUERIES = 256
@@ -44,7 +47,7 @@ def attend(
       window: number of tokens that a token attends to, itself included; None for all. Only with `causal`.
       implementation: 'splash' for the Pallas kernel for TPUs, 'cudnn' for that for NVIDIA GPUs, 'blocks' for parts of
         the queries, each with the keys that it attends to; 'plain' for all scores at once. 'auto' chooses 'splash' and
-        'cudnn' where they accept the shapes and the device, and 'blocks' otherwise.
+        'cudnn' where these accept the arguments, and 'blocks' otherwise.
 
     Returns:
       f[B, T, H, K], with the dtype of `query`.
@@ -58,9 +61,15 @@ def attend(
         raise ValueError(f"attend: heads must be a multiple of those of `key`, got {query.shape[2]} and {key.shape[2]}")
     if window is not None and not causal:
         raise ValueError("attend: `window` must be None without `causal`, which it belongs to")
+    options = dict(causal=causal, segment_ids=segment_ids, window=window)
     if implementation == "auto":
         implementation = choose_implementation(query, segment_ids)
-    options = dict(causal=causal, segment_ids=segment_ids, window=window)
+        if implementation == "cudnn":
+            try:
+                return _attend_dense(query, key, value, implementation="cudnn", **options)
+            except (RuntimeError, ValueError, NotImplementedError) as error:  # its version, the GPU, sizes
+                _warn_without_cudnn(str(error))
+                implementation = "blocks"
     if implementation == "splash":
         return _attend_splash(query, key, value, **options)
     if implementation == "cudnn":
@@ -76,14 +85,16 @@ def choose_implementation(query: jax.Array, segment_ids: jax.Array | None = None
     Those are the devices of the mesh, which may be of another kind than this machine's, as in `jengine plan`.
     """
     platform = _platform()
-    _, length, _, size = query.shape
-    if platform == "tpu" and length % _LANES == 0:
+    if platform == "tpu" and query.shape[1] % _LANES == 0:
         return "splash"
     # cuDNN takes a mask of segments as a bias, with all scores in memory, so blocks are better then.
     is_half = query.dtype in (jnp.bfloat16, jnp.float16)
-    if platform in ("gpu", "cuda") and is_half and size <= _LANES and size % 8 == 0 and segment_ids is None:
-        return "cudnn"
-    return "blocks"
+    return "cudnn" if platform in ("gpu", "cuda") and is_half and segment_ids is None else "blocks"
+
+
+@functools.cache  # once for each reason
+def _warn_without_cudnn(reason: str) -> None:
+    _logger.warning("attention is computed in blocks, slower than by cuDNN: %s", reason)
 
 
 def _platform() -> str:

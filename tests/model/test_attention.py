@@ -97,6 +97,17 @@ def test_the_devices_of_the_mesh_choose_the_implementation(platform, length, dty
         assert choose_implementation(query) == implementation
 
 
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="cuDNN is there")
+def test_without_cudnn_a_gpu_gets_blocks_and_the_reason_once(arrays, caplog):
+    half = tuple(jnp.asarray(x, jnp.bfloat16) for x in arrays)
+    expected = attend(*half, implementation="blocks")
+    with jax.sharding.use_abstract_mesh(_mesh_of("NVIDIA H100", "gpu")), caplog.at_level("WARNING", "jengine"):
+        jax.eval_shape(attend, *half)  # this machine has no cuDNN
+        assert jax.eval_shape(attend, *half).shape == expected.shape
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("attention is computed in blocks, slower than by cuDNN: ")
+
+
 def test_arguments_that_do_not_fit_are_refused(arrays):
     query, key, value = arrays
     with pytest.raises(ValueError, match="heads must be a multiple of those of `key`, got 4 and 3"):
