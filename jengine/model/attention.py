@@ -3,7 +3,7 @@
 import functools
 import logging
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -215,13 +215,11 @@ def _attend_splash_local(
     else:
         mask = masks.LocalMask(shape, window_size=(window - 1, 0), offset=0)
     block = math.gcd(_SPLASH_BLOCK, length)
+    sides = ["q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq"]
+    sizes: dict[str, Any] = {f"block_{side}": block for side in sides}
     kernel = kernels.make_splash_mha_single_device(
         masks.MultiHeadMask([mask] * heads),
-        block_sizes=kernels.BlockSizes(
-            **dict.fromkeys(["block_q", "block_kv", "block_kv_compute"], block),
-            **dict.fromkeys(["block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"], block),
-            **dict.fromkeys(["block_q_dq", "block_kv_dq"], block),
-        ),
+        block_sizes=kernels.BlockSizes(**sizes),
         interpret=_platform() != "tpu",
     )
     segments = None if segment_ids is None else kernels.SegmentIds(segment_ids, segment_ids)
