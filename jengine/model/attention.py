@@ -61,7 +61,7 @@ def attend(
         raise ValueError(f"attend: heads must be a multiple of those of `key`, got {query.shape[2]} and {key.shape[2]}")
     if window is not None and not causal:
         raise ValueError("attend: `window` must be None without `causal`, which it belongs to")
-    options = dict(causal=causal, segment_ids=segment_ids, window=window)
+    options: dict[str, Any] = dict(causal=causal, segment_ids=segment_ids, window=window)
     if implementation == "auto":
         implementation = choose_implementation(query, segment_ids)
         if implementation == "cudnn":
@@ -131,8 +131,15 @@ def _attend_blocks(
     size = max(_MIN_QUERIES, -(-length // _BLOCKS))
 
     @functools.partial(jax.checkpoint, static_argnums=(0, 1, 2))
-    def attend_block(first: int, start: int, stop: int, *arrays: jax.Array | None) -> jax.Array:
-        query, key, value, segments = arrays
+    def attend_block(
+        first: int,
+        start: int,
+        stop: int,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        segments: jax.Array | None,
+    ) -> jax.Array:
         positions = jnp.arange(start, stop)[:, None]
         distance = positions - jnp.arange(first, stop)
         mask = (distance >= 0) & (distance < (length if window is None else window))
@@ -208,6 +215,7 @@ def _attend_splash_local(
             f"attend: the number of tokens must be a multiple of {_LANES} for splash attention, got {length}"
         )
     shape = (length, length)
+    mask: masks.Mask
     if not causal:
         mask = masks.FullMask(shape)
     elif window is None:
