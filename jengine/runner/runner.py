@@ -147,8 +147,7 @@ class Runner:
         self._sections, schedulers = config_checks.check_sections(arguments)  # refuses before anything is built
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
-        config = format_config(self.cfg, os.path.join(work_dir, "config.py")) if self.cfg else ("", [])
-        self.cfg_text, unwritable = config
+        self.cfg_text, opaque = format_config(self.cfg, os.path.join(work_dir, "config.py")) if self.cfg else ("", [])
 
         self.processes = get_processes()
         identity = agree_on_identity(
@@ -162,8 +161,7 @@ class Runner:
         self.resume_command: Callable[..., str] = functools.partial(default_resume_command, load_from)
 
         use_compilation_cache()  # before the first compilation
-        self.phase_timer = PhaseTimer()
-        self.interrupts = Interrupts(self.processes)
+        self.phase_timer, self.interrupts = PhaseTimer(), Interrupts(self.processes)
         self.strategy = components.build_strategy(parallel)
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
         self.model = components.build_model(model, precision)
@@ -172,7 +170,7 @@ class Runner:
         self.register_hooks(default_hooks, custom_hooks)
         config_checks.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(list_directories(self), self.run_id)
-        self.files = RunFiles(self, self._directories, unwritable)
+        self.files = RunFiles(self, self._directories, opaque)
         self.log_processor = components.build_log_processor(log_processor, train_cfg)
         self.logger, self.log_writer, self.message_hub = components.build_logs(identity, log_level)
         self.optimizer_settings: dict[str, dict[str, Any]] = {}

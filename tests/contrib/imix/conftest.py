@@ -76,6 +76,6 @@ def trainer(tmp_path):
 
     return Trainer(
         message_hub=MessageHub("fake"), iter=0, epoch=0, max_iters=10, max_epochs=1, train_loop=loop, hooks=[],
-        work_dir=str(tmp_path), param_schedulers=[], logs=logs, checkpointer=None,
+        work_dir=str(tmp_path), local_dir=str(tmp_path), param_schedulers=[], logs=logs, checkpointer=None,
         logger=types.SimpleNamespace(info=logs.append, warning=logs.append, error=logs.append),
     )  # fmt: skip
