@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from jengine.errors import ConfigError, require_extra
+from jengine.errors import ConfigError, MissingPackageError, require_extra
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
@@ -62,6 +62,9 @@ def get_filesystem(path: str | os.PathLike[str]) -> Any:
     """Return the fsspec file system of a URL, for what `etils.epath` cannot do: listings with sizes, requests in bulk.
 
     It keeps no listings, since other processes write too.
+
+    Raises:
+      ConfigError: fsspec does not know the scheme. MissingPackageError: the package for it is missing.
     """
     return _make_filesystem(os.fspath(path).partition(":")[0], os.getpid())  # fsspec's own cache has one per thread
 
@@ -235,8 +238,16 @@ def check_local_path(name: str, path: str | os.PathLike[str]) -> str:
 def _make_filesystem(scheme: str, process: int) -> Any:
     import fsspec
 
-    _prepare(scheme)
-    return fsspec.filesystem(scheme)
+    if scheme in _PACKAGES:
+        _prepare(scheme)
+    try:
+        return fsspec.filesystem(scheme)
+    except ValueError as error:
+        raise ConfigError(
+            f"a URL must have a scheme that fsspec knows, such as gs:// or s3://, got {scheme}://"
+        ) from error
+    except ImportError as error:
+        raise MissingPackageError(f"{scheme}:// paths require another package: {error}") from error
 
 
 def _prepare(scheme: str) -> None:

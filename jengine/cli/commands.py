@@ -26,7 +26,7 @@ def config_name(args: argparse.Namespace) -> str:
     >>> config_name(argparse.Namespace(config="configs/digits_cnn.py"))
     'digits_cnn'
     """
-    return os.path.splitext(os.path.basename(args.config.split(":")[0]))[0]
+    return os.path.splitext(os.path.basename(args.config.partition(".py:")[0]))[0]
 
 
 def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:

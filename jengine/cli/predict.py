@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from jengine.cli.commands import build_runner
+from jengine.downloads import local_copy
 from jengine.errors import ConfigError
 from jengine.evaluation.dump import write_arrays
 from jengine.evaluation.sections import list_dataloaders, loader_path
-from jengine.storage import check_local_path
+from jengine.storage import storage_path
 
 _MODES = ("test", "val", "train")
 
@@ -20,7 +21,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     # Checked before anything is built.
     if not args.out.endswith(".npz"):
         raise ConfigError(f"`--out` must be an .npz file, got {args.out!r}")
-    check_local_path("--out", args.out)
+    storage_path("--out", args.out)
     if args.data is not None and args.data.partition(".")[0] not in _MODES and not args.data.endswith(".npz"):
         raise ConfigError(f"`--data` must be one of {', '.join(_MODES)}, or an .npz file, got {args.data!r}")
     runner = build_runner(args, overrides, load_from=args.checkpoint, resume=False)
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 def _load_data(args: argparse.Namespace, cfg: Mapping[str, Any]) -> tuple[Any, int | None]:
     """Return the data to predict and the batch size for data that are not in batches."""
     if args.data is not None and args.data.endswith(".npz"):
-        with np.load(args.data) as file:
+        with np.load(local_copy(args.data)) as file:
             return dict(file), args.batch_size
     loaders = list_dataloaders(cfg, _MODES)
     modes = ("test", "val") if args.data is None else (args.data,)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jengine.cli.report.foreign_files import is_number
+from jengine.cli.report.remote import origin
 from jengine.cli.report.run_files import ReportedRun, read_runs
 from jengine.cli.report.run_metrics import TIMES, find_best, flatten_config, list_saved_metrics, read_curves
 from jengine.cli.table_format import Cell, Spread, format_cells, spread
@@ -271,8 +272,8 @@ def _describe(
     iterations = [session.get("iter", 0) for session in run.record["sessions"]] + [x[-1] for x, _ in curves.values()]
     return RunRow(
         name=name,
-        work_dir=str(run.work_dir),
-        log_dir=str(run.log_dir),
+        work_dir=origin(run.work_dir),
+        log_dir=origin(run.log_dir),
         status=run.status,
         error=str(run.trial.get("error", "")),
         seed=run.record.get("seed", values.get("randomness.seed")),

@@ -1,6 +1,7 @@
 """Flat config files, as MMEngine's documentation writes them: each top-level assignment is a config key."""
 
 import ast
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -15,6 +16,7 @@ from typing import Any
 
 from jengine.config.merge import merge_into
 from jengine.config.mmengine_keys import SECTIONS, WITHOUT_EFFECT
+from jengine.config.remote import fetch_base
 from jengine.config.resolve import resolve
 from jengine.errors import ConfigError, did_you_mean
 
@@ -170,6 +172,8 @@ def _add(result: FlatConfig, inherited: FlatConfig, names: Sequence[str]) -> Non
 
 
 def _load_base(file: pathlib.Path, heirs: Sequence[pathlib.Path]) -> FlatConfig:
+    with contextlib.suppress(FileNotFoundError):
+        fetch_base(file)
     if not file.is_file() or file.suffix != ".py":
         near = [str(other) for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
         raise ConfigError(f"a base file of {str(heirs[-1])!r} must be a Python file, got {str(file)!r}"

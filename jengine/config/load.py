@@ -18,7 +18,9 @@ from jengine.config.containers import is_mapping
 from jengine.config.flat import import_custom, load_flat
 from jengine.config.modules import add_config_module, import_listed, importable, is_free
 from jengine.config.overrides import apply_overrides
+from jengine.config.remote import fetch_config
 from jengine.errors import ConfigError, closest
+from jengine.storage import is_url
 
 logger = logging.getLogger("jengine")
 _PACKAGE = pathlib.Path(__file__).parent.parent
@@ -32,8 +34,8 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     file can import modules from the same directory, and name them in types: 'my_net.MyCNN'.
 
     Args:
-      path: the file. `path.py:argument` passes the string `argument` to `get_config`. `configs/NAME.py` is also found
-        among the configs that jengine ships if it does not exist.
+      path: the file, or a URL such as `gs://bucket/config.py`. `path.py:argument` passes the string `argument` to
+        `get_config`. `configs/NAME.py` is also found among the configs that jengine ships if it does not exist.
       overrides: such as `optim_wrapper.optimizer.lr=0.1`; see `apply_overrides`.
 
     Returns:
@@ -49,7 +51,8 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     2
     """
     name, colon, argument = os.fspath(path).partition(".py:")
-    file = pathlib.Path(f"{name}.py" if colon else name).expanduser()
+    name = f"{name}.py" if colon else name
+    file = fetch_config(name) if is_url(name) else pathlib.Path(name).expanduser()
     if not file.exists() and (shipped := list_shipped().get(file)) is not None:
         logger.warning("%s does not exist in this directory; using the config of this name that jengine ships.", file)
         file = shipped

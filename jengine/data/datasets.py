@@ -11,6 +11,7 @@ import numpy as np
 from jengine.annotations import Count
 from jengine.data.collate import count_examples, is_flat
 from jengine.data.host_entries import Batch
+from jengine.downloads import local_copy
 from jengine.errors import require_extra
 from jengine.registry import DATASETS
 
@@ -100,7 +101,8 @@ class TokenWindows:
     array([4, 5, 6], dtype=int32)
 
     Args:
-      tokens: int[N], or the path to such an array in a `.npy` file, from which only the windows are read.
+      tokens: int[N], or the path to such an array in a `.npy` file, from which only the windows are read. A file at a
+        URL (`gs://`, `s3://`, any that fsspec knows) is first copied to a cache directory, see `local_copy`.
       length: number of tokens in a window.
 
     Raises:
@@ -108,7 +110,8 @@ class TokenWindows:
     """
 
     def __init__(self, tokens: Any, length: Count) -> None:
-        self.tokens = np.load(tokens, mmap_mode="r") if isinstance(tokens, str | os.PathLike) else np.asarray(tokens)
+        is_path = isinstance(tokens, str | os.PathLike)
+        self.tokens = np.load(local_copy(tokens), mmap_mode="r") if is_path else np.asarray(tokens)
         self.length = length
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
             raise ValueError(

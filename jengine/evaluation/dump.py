@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from etils import epath
 
 from jengine import paths
 from jengine.data.host_entries import Batch
@@ -15,6 +14,7 @@ from jengine.errors import ConfigError
 from jengine.evaluation.metric import HostMetric, Predictions
 from jengine.model.model import ArrayTree
 from jengine.registry import METRICS
+from jengine.storage import is_url, storage_path, write_bytes
 
 
 @METRICS.register_module()
@@ -76,8 +76,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: ArrayTree) -> dict[str, n
 
 
 def _write(path: str | os.PathLike[str], data: bytes) -> None:
-    target = epath.Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    incoming = target.with_name(f"{target.name}.incoming")
-    incoming.write_bytes(data)
-    incoming.replace(target)  # atomic: no reader sees half a file
+    target = storage_path("path", path)
+    if not is_url(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(target, data)  # atomic: no reader sees half a file

@@ -14,6 +14,7 @@ from jengine.checkpoint import infer_rule, pick_metric, publish
 from jengine.checkpoint.layout import INCOMING, OUTGOING
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
 from jengine.data.batch_check import Batch
+from jengine.downloads import apply_backend_args
 from jengine.errors import ArgumentError, ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -47,7 +48,7 @@ class CheckpointHook(Hook):
         metric name.
       greater_keys: metric names, or parts of them, for which the greater value is better.
       less_keys: metric names, or parts of them, for which the lesser value is better.
-      file_client_args, backend_args: arguments in MMEngine; must be None.
+      file_client_args, backend_args: storage of `out_dir` in MMEngine's terms, see `apply_backend_args`.
       filename_tmpl: name of a regular checkpoint with one `{}` for the number; `epoch_{}` or `iter_{}` by default.
       published_keys: after training, write copies of the last and the best checkpoints that contain only these keys
         (see `jengine.checkpoint.publish`).
@@ -99,7 +100,9 @@ class CheckpointHook(Hook):
         check_policies(interval, save_policy, save_begin, keep_period, preservation_policy, max_keep_ckpts)
         if keep_best != 1 and not save_best:
             raise ValueError("CheckpointHook: keep_best needs save_best")
-        _check_destination(out_dir, filename_tmpl, file_client_args, backend_args)
+        out_dir = None if out_dir is None else os.fspath(out_dir)
+        out_dir = apply_backend_args("CheckpointHook.out_dir", out_dir, backend_args or file_client_args)
+        _check_destination(out_dir, filename_tmpl)
         self._schedule = make_schedule(interval, save_policy)
         self._history = SaveHistory(preservation_policy)
         self.interval = -1 if isinstance(interval, str) else interval
@@ -449,14 +452,7 @@ def _is_finite(params: optax.Params) -> jax.Array:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in floats]).all() if floats else jnp.ones((), bool)
 
 
-def _check_destination(
-    out_dir: str | os.PathLike[str] | None, filename_tmpl: str | None, file_client_args: Any, backend_args: Any
-) -> None:
-    if file_client_args is not None or backend_args is not None:
-        raise ConfigError(
-            "CheckpointHook: backend_args and file_client_args must be None, since storage backends are not supported; "
-            "set out_dir to a directory of a file system"
-        )
+def _check_destination(out_dir: str | None, filename_tmpl: str | None) -> None:
     if out_dir is not None:
         check_local_path("CheckpointHook.out_dir", out_dir)
     if filename_tmpl is None:

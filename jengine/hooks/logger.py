@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 from jengine.annotations import Count
 from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError
+from jengine.downloads import apply_backend_args
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.json_codec import encode, to_plain
 from jengine.logging import set_file_handler
 from jengine.registry import HOOKS
+from jengine.storage import storage_path
 from jengine.train.scanned_step import ChunkMetrics
 
 
@@ -33,14 +34,14 @@ class LoggerHook(Hook):
       ignore_last: do not log the incomplete rest of an epoch, unless the whole epoch is shorter than `interval`.
       interval_exp_name: iterations between two lines that repeat the experiment name.
       out_dir: after the run, copy the log files to this directory, into a folder named like the work dir. A path or a
-        URL that `etils.epath` opens (`gs://`, `s3://`).
+        URL (`gs://`, `s3://`).
       out_suffix: file name endings of the files to copy from the log directory.
       keep_local: False removes the local files after they are copied.
       log_metric_by_epoch: in a loop over epochs, validation and test metrics have the number of completed epochs as
         their step.
       file_handler_cfg: the handler of the log file, see `set_file_handler`. With
         `dict(type='RotatingFileHandler', maxBytes=10**7, backupCount=5)` older lines are in `.log.1`, `.log.2`, ...
-      file_client_args, backend_args: arguments in MMEngine; must be None, see `out_dir`.
+      file_client_args, backend_args: storage of `out_dir` in MMEngine's terms, see `apply_backend_args`.
 
     Examples:
       >>> hook = LoggerHook(interval=50, out_dir="gs://bucket/logs")
@@ -62,11 +63,10 @@ class LoggerHook(Hook):
         file_client_args: Mapping[str, Any] | None = None,
         backend_args: Mapping[str, Any] | None = None,
     ) -> None:
-        if file_client_args is not None or backend_args is not None:
-            raise ConfigError(
-                "LoggerHook: backend_args and file_client_args must be None; the storage is chosen by out_dir, "
-                "a path or a URL (gs://, s3://)"
-            )
+        out_dir = None if out_dir is None else os.fspath(out_dir)
+        out_dir = apply_backend_args("LoggerHook.out_dir", out_dir, backend_args or file_client_args)
+        if out_dir is not None:
+            storage_path("LoggerHook.out_dir", out_dir)  # refuses what cannot be written
         if out_dir is None and not keep_local:
             raise ValueError("LoggerHook: keep_local=False needs an out_dir, or the logs would be lost")
         self.interval = interval
@@ -172,16 +172,14 @@ class LoggerHook(Hook):
             runner.logger.info(text)
 
     def _copy_logs(self, runner: RunnerProtocol) -> None:
-        from etils import epath
-
         assert self.out_dir is not None
-        source = epath.Path(runner.log_dir)
+        source = storage_path("log_dir", runner.log_dir)
         # `run/` ends in an empty name
-        target = epath.Path(self.out_dir) / os.path.basename(runner.work_dir.rstrip("/"))
+        target = storage_path("LoggerHook.out_dir", self.out_dir) / os.path.basename(runner.work_dir.rstrip("/"))
         for folder, _, files in os.walk(runner.log_dir):
             for name in files:
                 if name.endswith(self.out_suffix):
-                    path = epath.Path(folder) / name
+                    path = storage_path("log_dir", os.path.join(folder, name))
                     copy = target / path.relative_to(source)
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     path.copy(copy, overwrite=True)  # a resumed run copies the same files again

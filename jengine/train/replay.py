@@ -14,6 +14,7 @@ import numpy as np
 
 from jengine.data.batch_check import Batch
 from jengine.paths import flatten
+from jengine.storage import read_bytes
 from jengine.train.phases import PhaseConfig
 from jengine.train.state import TrainState
 from jengine.train.step import build_train_step
@@ -48,7 +49,7 @@ def read_dump(path: str | os.PathLike[str]) -> dict[str, PyTree]:
     The file is a pickle: you should read only files that you trust.
     """
     try:
-        arguments = pickle.loads(pathlib.Path(path).read_bytes())
+        arguments = pickle.loads(read_bytes(path))
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path} must be a dump of a training step, got another file") from error
     return jax.tree.map(

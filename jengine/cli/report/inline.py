@@ -2,11 +2,11 @@
 
 import html
 import os
-import pathlib
 from typing import Any
 
 from jengine.annotations import Count
 from jengine.cli.report.page import collect_data, compressed_plotly, render_page
+from jengine.storage import is_url, storage_path, write_bytes
 
 
 class Report:
@@ -26,10 +26,11 @@ class Report:
         return [(run["name"], note) for run in self._data["runs"] for note in run["notes"]]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page; directories are created."""
-        file = pathlib.Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(render_page(self._data), encoding="utf-8")
+        """Write the page to a path, whose directories are created, or a URL."""
+        file = storage_path("path", path)
+        if not is_url(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(file, render_page(self._data).encode())
 
     def __repr__(self) -> str:
         return f"Report({', '.join(self.runs)})"

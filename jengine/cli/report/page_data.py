@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jengine.cli.report.foreign_files import is_number
+from jengine.cli.report.remote import origin
 from jengine.cli.report.run_files import ReportedRun
 from jengine.cli.report.run_metrics import TIMES, Points, compare_configs, find_best, read_curves
 
@@ -66,7 +67,7 @@ def _describe_run(name: str, run: ReportedRun, num_images: int) -> dict[str, Any
         seconds.update(session.get("seconds", {}))
     return {
         "name": name,
-        "path": str(run.log_dir),
+        "path": origin(run.log_dir),
         "status": run.status,
         "notes": notes,
         "started": first.get("started", ""),

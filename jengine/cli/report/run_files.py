@@ -11,14 +11,13 @@ from typing import Any
 
 from jengine.checkpoint.lock import is_locked
 from jengine.cli.report.foreign_files import ForeignFiles, conform, get_dict, is_number
+from jengine.cli.report.remote import TIMESTAMP, fetch_runs, origin
 from jengine.config import parse_config
 from jengine.errors import ConfigError
 from jengine.hooks.run_record import FILE as RECORD
-from jengine.storage import check_local_path
 
 TRIAL = "trial.json"  # in the work dir of a sweep's run: `overrides`, `sweep`, and `error` or `pruned`
 _SCALARS = pathlib.PurePath("vis_data", "scalars.json")
-_TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 _STEP = re.compile(r"(.+)_(\d+)")  # the name of an image and its step
 _IMAGE_DIR = "vis_image"
 _RECORD_FORM: dict[str, Any] = {
@@ -60,7 +59,7 @@ class ReportedRun:
 def read_runs(work_dirs: Sequence[str]) -> dict[str, ReportedRun]:
     """Read runs (see `find_runs`) and return them by name; the first has notes about what was skipped."""
     skipped: list[str] = []
-    found = (find_runs(pathlib.Path(check_local_path("work_dir", path)), skipped) for path in work_dirs)
+    found = (find_runs(fetch_runs(path, (TRIAL,)), skipped) for path in work_dirs)
     log_dirs = list(dict.fromkeys(itertools.chain.from_iterable(found)))
     runs = dict(zip(name_runs(log_dirs), map(read_run, log_dirs), strict=True))
     next(iter(runs.values())).notes.extend(skipped)
@@ -96,7 +95,7 @@ def name_runs(log_dirs: list[pathlib.Path]) -> list[str]:
     ['digits', 'text']
     """
     paths = [path.absolute() for path in log_dirs]
-    work_dirs = [path.parent if _TIMESTAMP.fullmatch(path.name) else path for path in paths]
+    work_dirs = [path.parent if TIMESTAMP.fullmatch(path.name) else path for path in paths]
     names = [path.name for path in work_dirs]
     longer = [f"{path.parent.name}/{path.name}" for path in work_dirs]
     for candidates in (longer, [f"{name}/{path.name}" for name, path in zip(names, paths, strict=True)], paths):
@@ -142,7 +141,7 @@ def _newest_run(work_dir: pathlib.Path, files: ForeignFiles) -> pathlib.Path | N
 def _find_status(log_dir: pathlib.Path, record: Mapping[str, Any]) -> str:
     """Return the status in the record, except of a run that was killed and could not update it."""
     work_dir = log_dir.parent
-    is_training = is_locked(work_dir) and _newest_run(work_dir, ForeignFiles(work_dir)) == log_dir
+    is_training = is_locked(origin(work_dir)) and _newest_run(work_dir, ForeignFiles(work_dir)) == log_dir
     if is_training or not record["sessions"]:
         return "training" if is_training else ""
     status = record["sessions"][-1].get("status", "")

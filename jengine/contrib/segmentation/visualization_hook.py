@@ -14,6 +14,7 @@ import numpy as np
 from jengine.annotations import Count, NonNegative
 from jengine.data.masking import get_mask
 from jengine.distributed import process_local_batch
+from jengine.downloads import local_copy
 from jengine.errors import ConfigError, require_extra
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -41,7 +42,7 @@ class SegVisualizationHook(Hook):
       show: open windows instead of writing images. This removes all visualizer backends: scalars are not written
         either.
       wait_time: seconds to wait after opening each window.
-      file_client_args, backend_args: None or `dict(backend='disk')`: files are read from file systems only.
+      file_client_args, backend_args: None or `dict(backend='local')`; a URL as an image path selects the storage.
       image: batch entry with the images, [B, H, W, C], uint8 or float from 0 to 1: a name, index or dotted path.
       label: batch entry with the true classes, int[B, H, W]; without it only predictions are drawn.
       prediction: prediction entry, logits float[B, H, W, C] or class indices int[B, H, W]; None if the predictions are
@@ -64,8 +65,11 @@ class SegVisualizationHook(Hook):
     def __post_init__(self) -> None:
         for argument in ("file_client_args", "backend_args"):
             value = getattr(self, argument)
-            if value is not None and dict(value) != {"backend": "disk"}:
-                raise ConfigError(f"SegVisualizationHook: `{argument}` must be dict(backend='disk'), got {value!r}")
+            if value is not None and dict(value).get("backend") not in ("disk", "local"):
+                raise ConfigError(
+                    f"SegVisualizationHook: `{argument}` must be None or dict(backend='local'), got {value!r}; "
+                    "the paths of images may be URLs"
+                )
         if not self.draw:
             warnings.warn("SegVisualizationHook has draw=False: nothing will be drawn", UserWarning, stacklevel=2)
         if self.show:
@@ -119,5 +123,5 @@ class SegVisualizationHook(Hook):
 def _read_file(path: str | os.PathLike[str]) -> tuple[str, np.ndarray]:
     with require_extra("draw", "reading images requires Pillow"):
         from PIL import Image
-    with Image.open(path) as image:
+    with Image.open(local_copy(path)) as image:
         return os.path.basename(path), np.asarray(image.convert("RGB"))

@@ -1,0 +1,114 @@
+"""Local copies of files at URLs, for code that requires a local file: memory maps, imports, archives."""
+
+import functools
+import hashlib
+import os
+import pathlib
+import tempfile
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from jengine.errors import ConfigError
+from jengine.storage import get_filesystem, is_url
+
+LOCAL_DIR = "JENGINE_LOCAL_DIR"
+_VERSIONS = ("size", "generation", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
+_LOCAL = ("local", "disk", "LocalBackend", "HardDiskBackend")
+_OBJECTS = ("petrel", "ceph", "s3", "PetrelBackend", "CephBackend")
+_WEB = ("http", "HTTPBackend")
+
+
+def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Return a local path unchanged, and for a URL of any fsspec scheme a local copy of the file.
+
+    A file is fetched once: the copy stays in `~/.cache/jengine/files`, or in the directory that the environment
+    variable `JENGINE_LOCAL_DIR` names, until the file at the URL changes. You may remove the directory at any time.
+
+    >>> local_copy("data/tokens.npy").name
+    'tokens.npy'
+
+    Raises:
+      FileNotFoundError: there is no file at the URL. ConfigError: fsspec does not know the scheme.
+      MissingPackageError: the package for the scheme is missing.
+    """
+    if not is_url(path):
+        return pathlib.Path(path)
+    url = os.fspath(path)
+    store = get_filesystem(url)
+    info = store.info(url)
+    version = [str(info[name]) for name in _VERSIONS if name in info]
+    digest = hashlib.sha256("\n".join([url, *version]).encode()).hexdigest()[:16]
+    copy = _cache_dir() / "files" / digest / url.rstrip("/").rpartition("/")[2]
+    if not copy.exists():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        incoming = copy.with_name(f"{copy.name}.{uuid.uuid4().hex[:8]}.incoming")  # another process may fetch it too
+        try:
+            store.get_file(url, str(incoming))
+            incoming.replace(copy)
+        finally:
+            incoming.unlink(missing_ok=True)
+    return copy
+
+
+@functools.cache
+def temporary_copies() -> pathlib.Path:
+    """Return a directory for files that change or belong together, which ends with the process."""
+    import atexit
+    import shutil
+
+    directory = tempfile.mkdtemp(prefix="jengine-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return pathlib.Path(directory)
+
+
+def apply_backend_args(name: str, path: str | None, backend_args: Mapping[str, Any] | None) -> str | None:
+    """Return the path or URL that MMEngine's `backend_args` or `file_client_args` mean for a path.
+
+    Here a URL alone selects the storage. `path_mapping` replaces the start of a path.
+
+    >>> mapping = {"data/": "s3://datasets/"}
+    >>> apply_backend_args("ann_file", "data/coco/a.json", dict(backend="petrel", path_mapping=mapping))
+    's3://datasets/coco/a.json'
+    >>> apply_backend_args("ann_file", "data/coco/a.json", dict(backend="local"))
+    'data/coco/a.json'
+
+    Args:
+      name: the argument with the path, for messages.
+      path: file or directory; None if the argument is not set.
+      backend_args: None, or a dict with `backend` and perhaps `path_mapping`.
+
+    Raises:
+      ConfigError: the backend has no equivalent, or the path is none of its URLs.
+    """
+    settings = dict(backend_args or {})
+    backend = settings.pop("backend", None)
+    mapping = settings.pop("path_mapping", None) or {}
+    if settings:
+        raise ConfigError(
+            f"`backend_args` must have only backend and path_mapping, got {sorted(settings)}; settings of a storage "
+            "client are environment variables, such as AWS_ENDPOINT_URL, or in a file of fsspec"
+        )
+    found = path or ""
+    found = next((new + found.removeprefix(old) for old, new in mapping.items() if found.startswith(old)), found)
+    schemes = {**dict.fromkeys(_OBJECTS, ("s3", "gs")), **dict.fromkeys(_WEB, ("http", "https"))}
+    if backend is None or (backend in _LOCAL and not is_url(found)):
+        return found or path
+    expected = schemes.get(backend)
+    if expected is not None and found.partition("://")[0] in expected:
+        return found
+    if backend in _LOCAL or expected is not None:
+        example = f"like '{expected[0]}://...'" if expected else "of the local file system"
+        raise ConfigError(f"`{name}` must be a path {example} with backend={backend!r}, got {path!r}; {_ADVICE}")
+    raise ConfigError(
+        f"`backend_args` must be None or have backend='local', 's3' or 'http', got {backend!r}; {_ADVICE}"
+    )
+
+
+_ADVICE = "leave backend_args out, and write a path or a URL, such as 's3://bucket/file' or 'gs://bucket/file'"
+
+
+def _cache_dir() -> pathlib.Path:
+    if local := os.environ.get(LOCAL_DIR):
+        return pathlib.Path(local).absolute()
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "jengine"
