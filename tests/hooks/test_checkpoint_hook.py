@@ -386,7 +386,12 @@ def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(train):
         ({"save_best": "val_perplexity"}, ValueError, "cannot infer from the name 'val_perplexity'"),
         ({"save_best": "acc", "rule": "greter"}, KeyError, "did you mean 'greater'"),
         ({"save_best": ["a", "b", "c"], "rule": ["less", "less"]}, ValueError, "one for each of the 3 metrics"),
-        ({"backend_args": {"backend": "s3"}}, ValueError, "storage backends are not supported"),
+        ({"backend_args": {"backend": "s3"}}, ValueError, "out_dir` must be a path like 's3://...' with backend='s3'"),
+        (
+            {"out_dir": "a", "file_client_args": {"backend": "lmdb"}},
+            ValueError,
+            "backend='local', 's3' or 'http', got 'lmdb'",
+        ),
         ({"out_dir": "s3://bucket"}, ValueError, "mounted file system, got 's3://bucket'"),
     ],
 )

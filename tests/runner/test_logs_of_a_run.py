@@ -301,9 +301,14 @@ def test_the_time_of_an_iteration_includes_its_data_and_with_blocking_the_device
     assert np.all(time >= data_time + 0.05 - 1e-9)
 
 
-def test_storage_backends_are_refused_with_the_alternative():
-    with pytest.raises(ValueError, match="a path or a URL"):
-        LoggerHook(backend_args=dict(backend="petrel"))
+def test_the_storage_of_out_dir_can_be_given_in_mmengines_terms():
+    settings = dict(backend="petrel", path_mapping={"logs/": "s3://bucket/logs/"})
+    assert LoggerHook(out_dir="logs/a", backend_args=settings).out_dir == "s3://bucket/logs/a"
+    assert LoggerHook(out_dir="logs/a", file_client_args=dict(backend="disk")).out_dir == "logs/a"
+    with pytest.raises(ValueError, match=r"out_dir` must be a path like 's3://...' with backend='petrel', got 'logs'"):
+        LoggerHook(out_dir="logs", backend_args=dict(backend="petrel"))
+    with pytest.raises(ValueError, match=r"`LoggerHook.out_dir` must be a local path or a URL of gs:// or s3://"):
+        LoggerHook(out_dir="ftp://host/logs")
 
 
 def test_logs_are_copied_to_out_dir(make_runner, tmp_path):

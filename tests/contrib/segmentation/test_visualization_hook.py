@@ -125,7 +125,7 @@ def test_bad_arguments_and_missing_entries_are_rejected():
     with pytest.raises(TypeError, match=r"got 2\.0"):
         SegVisualizationHook(draw=True, interval=2.0)
     with pytest.raises(
-        ConfigError, match=r"`backend_args` must be dict\(backend='disk'\), got \{'backend': 'petrel'\}"
+        ConfigError, match=r"`backend_args` must be None or dict\(backend='local'\), got \{'backend': 'petrel'\}"
     ):
         SegVisualizationHook(draw=True, backend_args=dict(backend="petrel"))
     assert SegVisualizationHook(draw=True, file_client_args=dict(backend="disk")).draw

@@ -1,0 +1,108 @@
+import fsspec
+import numpy as np
+import pytest
+
+from jengine.config import load_config
+from jengine.data import TokenWindows
+from jengine.downloads import apply_backend_args, local_copy
+from jengine.errors import ConfigError
+from jengine.evaluation.dump import write_arrays
+from jengine.storage import read_bytes, write_bytes
+
+GET_CONFIG = "import helper\ndef get_config(name='a'):\n    return dict(model=helper.NAME, work_dir=name)\n"
+
+
+@pytest.fixture(params=["gs_bucket", "s3_bucket"])
+def bucket(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def cache_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("JENGINE_LOCAL_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def count_files(directory):
+    return sum(path.is_file() for path in directory.rglob("*"))
+
+
+def test_a_file_is_fetched_once_until_it_changes(bucket, cache_dir):
+    url = f"{bucket}/data/tokens.npy"
+    np.save(cache_dir.parent / "tokens.npy", np.arange(7))
+    write_bytes(url, (cache_dir.parent / "tokens.npy").read_bytes())
+    windows = TokenWindows(url, length=3)
+    assert isinstance(windows.tokens, np.memmap)
+    np.testing.assert_array_equal(windows[1]["targets"], [4, 5, 6])
+    assert local_copy(url) == local_copy(url)
+    assert local_copy(url).name == "tokens.npy"
+    assert count_files(cache_dir) == 1
+    np.save(cache_dir.parent / "tokens.npy", np.arange(9))
+    write_bytes(url, (cache_dir.parent / "tokens.npy").read_bytes())
+    assert len(TokenWindows(url, length=4)) == 2
+    with pytest.raises(FileNotFoundError):
+        local_copy(f"{bucket}/missing.npy")
+    assert count_files(cache_dir) == 2
+
+
+def test_data_may_be_at_any_url_that_fsspec_knows(cache_dir):
+    fsspec.filesystem("memory").pipe("/data/a.bin", b"abc")
+    assert local_copy("memory://data/a.bin").read_bytes() == b"abc"
+    with pytest.raises(ConfigError, match="a scheme that fsspec knows, such as gs:// or s3://, got unknown://"):
+        local_copy("unknown://bucket/a")
+
+
+def test_a_config_is_loaded_with_the_modules_and_base_files_next_to_it(bucket):
+    write_bytes(f"{bucket}/configs/nets/helper.py", b"NAME = 'net'\n")
+    write_bytes(f"{bucket}/configs/nets/digits.py", GET_CONFIG.encode())
+    assert load_config(f"{bucket}/configs/nets/digits.py").to_dict() == {"model": "net", "work_dir": "a"}
+    assert load_config(f"{bucket}/configs/nets/digits.py:b", ["model=other"]).to_dict() == {
+        "model": "other",
+        "work_dir": "b",
+    }
+    write_bytes(f"{bucket}/configs/base/run.py", b"train_cfg = dict(max_epochs=3)\n")
+    write_bytes(f"{bucket}/configs/nets/flat.py", b"_base_ = ['../base/run.py']\ntrain_cfg = dict(val_interval=2)\n")
+    assert load_config(f"{bucket}/configs/nets/flat.py").train_cfg.to_dict() == dict(max_epochs=3, val_interval=2)
+    write_bytes(f"{bucket}/configs/nets/digits.py", GET_CONFIG.replace("'a'", "'new'").encode())
+    assert load_config(f"{bucket}/configs/nets/digits.py").work_dir == "new"
+    with pytest.raises(FileNotFoundError, match=f"the config file '{bucket}/configs/missing.py' does not exist"):
+        load_config(f"{bucket}/configs/missing.py")
+
+
+def test_predictions_are_written_to_a_url(bucket, cache_dir):
+    write_arrays(f"{bucket}/out/predictions.npz", {"a": np.arange(3)})
+    with np.load(local_copy(f"{bucket}/out/predictions.npz")) as file:
+        np.testing.assert_array_equal(file["a"], [0, 1, 2])
+    assert read_bytes(f"{bucket}/out/predictions.npz")[:2] == b"PK"
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "expected"),
+    [
+        ("data/a", None, "data/a"),
+        (None, dict(backend="local"), None),
+        ("gs://bucket/a", dict(backend="petrel"), "gs://bucket/a"),
+        ("data/a", dict(backend="petrel", path_mapping={"data/": "s3://bucket/"}), "s3://bucket/a"),
+        ("https://host/a", dict(backend="http"), "https://host/a"),
+    ],
+)
+def test_backend_args_become_a_url(path, settings, expected):
+    assert apply_backend_args("ann_file", path, settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "message"),
+    [
+        (
+            "data/a",
+            dict(backend="petrel"),
+            "`ann_file` must be a path like 's3://...' with backend='petrel', got 'data/a'",
+        ),
+        ("s3://bucket/a", dict(backend="local"), "must be a path of the local file system with backend='local'"),
+        ("a", dict(backend="memcached"), "got 'memcached'; leave backend_args out, and write a path or a URL"),
+        ("a", dict(backend="s3", enable_mc=True), r"only backend and path_mapping, got \['enable_mc'\]; settings"),
+    ],
+)
+def test_backend_args_without_an_equivalent_are_refused(path, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        apply_backend_args("ann_file", path, settings)
