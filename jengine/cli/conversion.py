@@ -28,6 +28,7 @@ Status = Literal["taken over", "changed", "dropped", "to be done"]
 _MODES = ("train", "val", "test")
 _LOOPS = {"val_cfg": "ValLoop", "test_cfg": "TestLoop"}
 _EVAL = ("val_evaluator", "test_evaluator")
+_ADVICE = ("tta_model",)  # of what is dropped, the keys that have a counterpart
 _LOSSES = {"CrossEntropyLoss": "CrossEntropy", "LabelSmoothLoss": "CrossEntropy", "MSELoss": "MeanSquaredError"}
 
 
@@ -66,11 +67,12 @@ class Conversion:
         self.rows: list[Row] = []
         self.todo: dict[str, list[str]] = {}
         cfg = _strip_scopes(cfg)
-        kept, _ = drop_without_effect(dict(cfg))
-        both = [key for key in kept if isinstance(cfg[key], dict) and isinstance(kept[key], dict)]
-        dropped = [key for key in cfg if key not in kept]
-        for path in dropped + [f"{key}.{inner}" for key in both for inner in cfg[key] if inner not in kept[key]]:
-            self._note(path, "dropped", "has no effect here")
+        kept, changes = drop_without_effect(dict(cfg))
+        kept |= {name: cfg[name] for name in _ADVICE if name in cfg}
+        for change in changes:
+            if change.path in _ADVICE:
+                continue  # `kept` has it again, for a person to complete
+            self._note(change.path, "changed" if change.replaced else "dropped", change.reason)
         convert: dict[str, Callable[[str, Any], None]] = {
             "model": self._model, "optim_wrapper": self._optim_wrapper, "param_scheduler": self._schedulers,
             "default_hooks": self._default_hooks, "custom_hooks": self._custom_hooks, "visualizer": self._visualizer,
@@ -114,13 +116,10 @@ class Conversion:
 
     def _dataloader(self, name: str, cfg: dict[str, Any]) -> None:
         loader = dict(cfg)
-        if loader.pop("batch_sampler", None) is not None:
-            self._note(f"{name}.batch_sampler", "dropped", "`sampler` orders the examples, `batch_size` divides them")
         if loader.pop("collate_fn", None) is not None:
             self._do(name, "`collate_fn` must be a function, or left out to stack the samples")
-        for key in ("prefetch_factor", "worker_init_fn", "timeout"):
-            if loader.pop(key, None) is not None:
-                self._note(f"{name}.{key}", "dropped", "a setting of PyTorch's loader")
+        if loader.pop("prefetch_factor", None) is not None:
+            self._note(f"{name}.prefetch_factor", "dropped", "a setting of PyTorch's loader")
         dataset = loader.get("dataset", {})
         sampler: Any = loader.get("sampler")
         if _has_type(sampler):

@@ -65,7 +65,7 @@ class FlatConfig:
         A variable that no file reads is an error in the Runner if it resembles a section. Otherwise the log, with the
         file `name`, warns of it, and of a base file's variable that is set too late to change anything.
         """
-        known = [*SECTIONS, *(key for key in WITHOUT_EFFECT if "." not in key)]
+        known = [*SECTIONS, "data_preprocessor", *(key for key in WITHOUT_EFFECT if "." not in key)]
         cfg, own, unread = {}, {}, []
         for key, value in self.values.items():
             if key in known or (key not in self.read and did_you_mean(key, known, _MISSPELLED)):
@@ -146,6 +146,8 @@ def import_custom(cfg: dict[str, Any]) -> None:
     custom = cfg.pop("custom_imports", None)
     if custom is None:
         return
+    if isinstance(custom, tuple) and len(custom) == 1:
+        raise ConfigError("`custom_imports` must be a dict, got a tuple of one; remove the comma after `dict(...)`")
     listed = custom.get("imports", ()) if hasattr(custom, "items") else None
     names = [listed] if isinstance(listed, str) else listed
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):

@@ -51,9 +51,14 @@ def merge_into(base: Config, changes: dict[str, Any]) -> None:
         elif is_mapping(old):
             merge_into(old, value)
         else:
+            is_comma = isinstance(old, tuple) and len(old) == 1 and is_mapping(old[0])
+            hint = (
+                "remove the comma after `dict(...)`"
+                if is_comma
+                else "add `_delete_=True` to the new dict to replace the value"
+            )
             raise TypeError(
-                f"{key!r} must be a dict in the base config to merge with a dict, got {type(old).__name__}; "
-                "add `_delete_=True` to the new dict to replace the value"
+                f"{key!r} must be a dict in the base config to merge with a dict, got {type(old).__name__}; {hint}"
             )
 
 

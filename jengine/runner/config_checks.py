@@ -8,6 +8,7 @@ from typing import Any
 from jengine.checkpoint import check_storable
 from jengine.config import check_keys, drop_without_effect
 from jengine.config.extras import check_extras
+from jengine.config.mmengine_keys import describe_changes, reject_foreign_sections
 from jengine.data import DataLoader, IterableLoader, check_dataloader
 from jengine.data.build import name_to_function
 from jengine.data.find_source import as_source, is_stream
@@ -40,16 +41,17 @@ def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> tup
     The packages that it requires must be installed, see `check_extras`.
 
     Returns:
-      The config without MMEngine keys that mean nothing here, and one line that names those, or "".
+      The config without parts of MMEngine's that mean nothing here, and lines that name those, or "".
     """
-    cfg, dropped = drop_without_effect(cfg)
+    reject_foreign_sections(cfg)
+    cfg, changes = drop_without_effect(cfg)
     known = [name for name in inspect.signature(constructor).parameters if name not in ("self", "cfg")]
     check_keys(cfg, [*known, "vars"], hint="put your own variables under `vars`")
     for name in ("model", "work_dir"):
         if cfg.get(name) is None:
             raise ConfigError(f"the config must have the key {name!r}, got none")
     check_extras(cfg)  # or an import fails deep inside a build
-    return cfg, dropped
+    return cfg, describe_changes(changes)
 
 
 def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[ParamScheduler]]:

@@ -95,7 +95,7 @@ def test_a_classification_config_trains_once_its_model_and_data_are_written(conv
     assert dropped["train_pipeline"] == "a variable, whose value is where it is used"
     assert find(rows, "changed")["visualizer.type"] == "UniversalVisualizer to LocalVisualizer"
     assert {"train_cfg", "custom_hooks", "auto_scale_lr", "val_evaluator"} <= {*find(rows, "taken over")}
-    assert "no hook VisualizationHook(enable=False)" in find(rows, "to be done")["default_hooks"]
+    assert dropped["default_hooks.visualization"] == "VisualizationHook: it only draws"
     assert "(backbone=ResNet, neck=GlobalAveragePooling, head=LinearClsHead)" in todo(path)
 
 
@@ -145,7 +145,7 @@ def test_what_jengine_lacks_of_a_detection_config_is_to_be_done(convert):
         dict(type="my_data.Resize", scale=(1333, 800), keep_ratio=True)
     ]
     to_be_done = find(rows, "to be done")
-    assert {"model", "train_dataloader", "val_evaluator", "default_hooks", "custom_hooks"} <= {*to_be_done}
+    assert {"model", "train_dataloader", "val_evaluator", "custom_hooks"} <= {*to_be_done}
     assert "SyncNormHook" in to_be_done["custom_hooks"]
     assert "TODO custom_imports: import these modules in this file" in path.read_text()
     assert find(rows, "dropped")["visualizer.vis_backends[1]"] == "there is no AimVisBackend"

@@ -6,6 +6,7 @@ import pytest
 
 from jengine.config import load_config
 from jengine.config.mmengine_keys import drop_without_effect
+from jengine.errors import ConfigError
 from jengine.runner import Runner
 
 FLAT = """
@@ -44,11 +45,103 @@ def test_a_flat_config_trains_and_one_line_names_the_keys_without_effect(tmp_pat
     runner.train()
     assert runner.iter == 4
     (log,) = pathlib.Path(tmp_path, "run").glob("*/*.log")
-    (line,) = [line for line in log.read_text().splitlines() if "Keys of MMEngine" in line]
-    named = "default_scope env_cfg launcher randomness.deterministic train_dataloader.persistent_workers"
-    assert all(f"{key} (" in line for key in [*named.split(), "train_dataloader.pin_memory"])
+    summary = log.read_text().partition("that are changed or have no effect here:\n")[2]
+    named = "default_scope env_cfg launcher vis_backends randomness.deterministic randomness.diff_rank_seed "
+    named += "train_dataloader.persistent_workers train_dataloader.pin_memory train_dataloader.collate_fn"
+    lines = [line.split(":")[0].strip() for line in summary.splitlines()]
+    assert lines[: lines.index("train_dataloader.collate_fn") + 1] == [
+        key for key in named.split() if key != "randomness.diff_rank_seed"
+    ]
 
 
 def test_keys_that_change_something_stay():
     cfg = dict(randomness=dict(seed=1), train_dataloader=dict(collate_fn=len, batch_size=2))
-    assert drop_without_effect(cfg) == (cfg, "")
+    assert drop_without_effect(cfg) == (cfg, [])
+
+
+RUN = """
+model = dict(type='FunctionalModel', init='jax.random.bits', loss='operator.sub')
+train_dataloader = dict(
+    batch_size=4, dataset='Digits', worker_init_fn=dict(type='init_worker'), timeout=3, pin_memory=True,
+    batch_sampler=dict(type='AspectRatioBatchSampler'), collate_fn=dict(type='pseudo_collate'),
+)
+val_dataloader = dict(batch_size=4, dataset='Digits')
+val_evaluator = [dict(type='Accuracy', collect_device='gpu'), dict(type='MeanLoss', loss='operator.sub', collect_dir='/tmp')]
+"""
+# What the runtime and schedule files of public packages have besides the usual hooks
+PUBLIC = {
+    "classification": (
+        "default_hooks = dict(visualization=dict(type='VisualizationHook', enable=False))\n"
+        "visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])\n"
+        "optim_wrapper = dict(optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.1), paramwise_cfg=dict(norm_decay_mult=0.0))\n"
+        "train_cfg = dict(by_epoch=True, max_epochs=3, val_interval=1)\nval_cfg = dict()\n"
+        "auto_scale_lr = dict(base_batch_size=1024)",
+        ["default_hooks.visualization", "visualizer.type"],
+    ),
+    "segmentation": (
+        "visualizer = dict(type='SegLocalVisualizer', name='v', alpha=0.7, vis_backends=[dict(type='LocalVisBackend')])\n"
+        "log_processor = dict(by_epoch=False)\ntta_model = dict(type='SegTTAModel')\n"
+        "optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.01), clip_grad=None)\n"
+        "train_cfg = dict(type='IterBasedTrainLoop', max_iters=8, val_interval=4)\nval_cfg = dict(type='ValLoop')",
+        ["visualizer.type", "tta_model"],
+    ),
+    "self-supervised": (
+        "log_processor = dict(window_size=10, custom_cfg=[dict(data_src='', method='mean', windows_size='global')])\n"
+        "visualizer = dict(type='SelfSupVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer')\n"
+        "optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='LARS', lr=4.8, momentum=0.9))\n"
+        "train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=2)\nval_cfg = dict()",
+        ["log_processor.custom_cfg[0]"],
+    ),
+    "video": (
+        "visualizer = dict(type='ActionVisualizer', vis_backends=[dict(type='AimVisBackendOfOld')][:0])\n"
+        "optim_wrapper = dict(constructor='TSMOptimWrapperConstructor', paramwise_cfg=dict(fc_lr5=True),\n"
+        "                     optimizer=dict(type='SGD', lr=0.01), clip_grad=dict(max_norm=40, norm_type=2))\n"
+        "train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=2, val_begin=1)\nval_cfg = dict(type='ValLoop')",
+        ["visualizer.type", "optim_wrapper.constructor"],
+    ),
+    "detection": (
+        "default_hooks = dict(optimizer=dict(type='OptimizerHook', grad_clip=None),\n"
+        "                     visualization=dict(type='DetVisualizationHook'))\n"
+        "visualizer = dict(type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer')\n"
+        "optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.02))\n"
+        "train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=2)\nval_cfg = dict(type='ValLoop')",
+        ["default_hooks.optimizer", "default_hooks.visualization", "visualizer.type"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_runtime_and_schedule_files_of_public_packages_load_as_they_are(name, tmp_path, capsys):
+    pytest.importorskip("sklearn")
+    text, changed = PUBLIC[name]
+    common = "default_scope = 'mm'\nenv_cfg = dict(cudnn_benchmark=False)\nload_from = None\nresume = False\n"
+    (tmp_path / "public.py").write_text(f"work_dir = {str(tmp_path)!r}\n{common}{text}\n{RUN}")
+    Runner.from_cfg(load_config(tmp_path / "public.py"))
+    summary = capsys.readouterr().out.partition("that are changed or have no effect here:\n")[2]
+    paths = {line.split(":")[0].strip() for line in summary.splitlines() if line.startswith("  ")}
+    loader = ["worker_init_fn", "timeout", "pin_memory", "batch_sampler", "collate_fn"]
+    expected = {*changed, "default_scope", "env_cfg", *(f"train_dataloader.{key}" for key in loader)}
+    assert paths == {*expected, "val_evaluator[0].collect_device", "val_evaluator[1].collect_dir"}
+
+
+def test_unknown_names_that_are_not_of_public_packages_stay_errors(tmp_path):
+    cfg = dict(visualizer=dict(type="LocalVisulizer"), custom_hooks=[dict(type="VisualisationHook")])
+    assert drop_without_effect(cfg) == (cfg, [])
+
+
+@pytest.mark.parametrize(
+    "section",
+    ["train_cfg", "visualizer", "auto_scale_lr", "log_processor", "train_dataloader", "custom_imports", "model"],
+)
+def test_a_comma_behind_a_section_is_named(section, tmp_path):
+    (tmp_path / "comma.py").write_text(f"{RUN}\nwork_dir = 'w'\n{section} = dict(type='A'),\n")
+    with pytest.raises(ConfigError, match=f"`{section}` must be a dict, got a tuple of one; remove the comma after"):
+        Runner.from_cfg(load_config(tmp_path / "comma.py"))
+
+
+def test_a_data_preprocessor_is_an_error_that_says_where_images_are_normalized(tmp_path):
+    (tmp_path / "mean.py").write_text(f"{RUN}\nwork_dir = 'w'\ndata_preprocessor = dict(mean=[0.5], std=[0.2])\n")
+    with pytest.raises(
+        ConfigError, match=r"`data_preprocessor` must be left out: .* `train_dataloader.dataset.pipeline`"
+    ):
+        Runner.from_cfg(load_config(tmp_path / "mean.py"))
