@@ -156,8 +156,11 @@ _ARGUMENTS = {
     },
     "dataset": {
         "ArrayDataset": "arrays=dict(x=np.zeros((64, 8), np.float32), y=np.zeros(64, np.float32))",
+        "ConcatDataset": 'datasets=[dict(type="Digits", split="train"), dict(type="Digits", split="test")]',
         "Digits": 'split="train"',
+        "MixedDataset": 'datasets=[dict(type="Digits"), dict(type="Digits", split="test")], weights=[0.8, 0.2]',
         "PseudoLabelDataset": 'dataset=dict(type="Digits")',
+        "RepeatDataset": 'dataset=dict(type="Digits"), times=5',
         "TokenWindows": "tokens=list(range(1000)), length=64",
         "TransformedDataset": 'dataset=dict(type="Digits"), pipeline=[lambda sample: sample]',
     },
@@ -185,7 +188,7 @@ _ARGUMENTS = {
 }
 
 # Entries that a config cannot build by themselves: base classes, and names that only raise an error.
-WITHOUT_EXAMPLE = ("BaseTTAModel", "LBFGS", "SparseAdam", "OptimWrapperDict")
+WITHOUT_EXAMPLE = ("BaseDataset", "BaseTTAModel", "ClassBalancedDataset", "LBFGS", "SparseAdam", "OptimWrapperDict")
 _VARIANTS = ("Momentum", "ParamScheduler", "WeightDecay")  # of a scheduler whose name ends in LR
 
 

@@ -4,6 +4,8 @@ from jengine.data.augments import CutMix as CutMix
 from jengine.data.augments import MixUp as MixUp
 from jengine.data.augments import RandomErasing as RandomErasing
 from jengine.data.augments import SoftLabels as SoftLabels
+from jengine.data.base_dataset import BaseDataset as BaseDataset
+from jengine.data.base_dataset import force_full_init as force_full_init
 from jengine.data.batch_check import BatchCheck as BatchCheck
 from jengine.data.batch_check import BatchForm as BatchForm
 from jengine.data.batch_stream import BatchStream as BatchStream
@@ -12,6 +14,10 @@ from jengine.data.build import build_dataloader as build_dataloader
 from jengine.data.build import check_dataloader as check_dataloader
 from jengine.data.collate import default_collate as default_collate
 from jengine.data.collate import stack_batches as stack_batches
+from jengine.data.dataset_wrappers import ClassBalancedDataset as ClassBalancedDataset
+from jengine.data.dataset_wrappers import ConcatDataset as ConcatDataset
+from jengine.data.dataset_wrappers import MixedDataset as MixedDataset
+from jengine.data.dataset_wrappers import RepeatDataset as RepeatDataset
 from jengine.data.datasets import ArrayDataset as ArrayDataset
 from jengine.data.datasets import Digits as Digits
 from jengine.data.datasets import Sentences as Sentences
@@ -22,6 +28,7 @@ from jengine.data.host_entries import select_arrays as select_arrays
 from jengine.data.iterables import IterableLoader as IterableLoader
 from jengine.data.loader import DataLoader as DataLoader
 from jengine.data.masking import MaskedTuple as MaskedTuple
+from jengine.data.pipeline import Compose as Compose
 from jengine.data.pipeline import Pipeline as Pipeline
 from jengine.data.pipeline import TransformedDataset as TransformedDataset
 from jengine.data.samplers import DefaultSampler as DefaultSampler

@@ -48,13 +48,18 @@ class Pipeline:
         return any(self._takes_rng)
 
     def __call__(self, sample: Sample, rng: np.random.RandomState | None = None) -> Sample:
-        """Return the transformed sample; `rng` is for random transforms."""
+        """Return the transformed sample, None once a transform drops it; `rng` is for random transforms."""
         for transform, takes_rng in zip(self.transforms, self._takes_rng, strict=True):
             sample = transform(sample, rng) if takes_rng else transform(sample)
+            if sample is None:
+                return None
         return sample
 
     def __repr__(self) -> str:
         return f"Pipeline({self.transforms})"
+
+
+Compose = Pipeline  # MMEngine's name
 
 
 @DATASETS.register_module()
@@ -95,11 +100,14 @@ class TransformedDataset:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        rng = None
-        if self.pipeline.is_random:
-            seeds = np.random.SeedSequence((self.seed % 2**64, self._epoch, int(index)))
-            rng = np.random.RandomState(np.random.MT19937(seeds))  # the same stream in every NumPy release
+        rng = sample_generator(self.seed, self._epoch, index) if self.pipeline.is_random else None
         return self.pipeline(self.dataset[index], rng)
+
+
+def sample_generator(seed: int, epoch: int, index: int) -> np.random.RandomState:
+    """Return the random generator for a sample in an epoch."""
+    seeds = np.random.SeedSequence((seed % 2**64, epoch, int(index)))
+    return np.random.RandomState(np.random.MT19937(seeds))  # the same stream in every NumPy release
 
 
 def _takes_rng(transform: Transform) -> bool:
