@@ -1,6 +1,7 @@
 """Visualizer, which sends scalars, images and the config to backends."""
 
 from jengine.visualization.backend import BaseVisBackend as BaseVisBackend
+from jengine.visualization.canvas import Canvas as Canvas
 from jengine.visualization.convert import Histogram as Histogram
 from jengine.visualization.files import CSVVisBackend as CSVVisBackend
 from jengine.visualization.files import LocalVisBackend as LocalVisBackend

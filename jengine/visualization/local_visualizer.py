@@ -3,8 +3,6 @@
 import logging
 import os
 import pathlib
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -17,6 +15,7 @@ from jengine.logging import print_log
 from jengine.registry import VISUALIZERS
 from jengine.visualization import draw
 from jengine.visualization.convert import encode_png, import_pillow
+from jengine.visualization.display import show_image
 from jengine.visualization.draw import Color
 from jengine.visualization.visualizer import Visualizer
 
@@ -211,22 +210,6 @@ class LocalVisualizer(Visualizer):
         if topic not in self._warned:
             self._warned.add(topic)
             print_log(text, logger="current", level=logging.WARNING)
-
-
-def has_display() -> bool:
-    """Return whether windows can be shown; on Linux, whether a display server is set."""
-    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def show_image(image: np.ndarray, title: str, wait_time: float = 0.0) -> bool:
-    """Open an image, uint8[H, W, 3], in the system viewer and wait `wait_time` seconds; return False without one."""
-    if not has_display():
-        return False
-    pillow = import_pillow("showing images")
-    if not pillow.ImageShow.show(pillow.Image.fromarray(image), title):
-        return False
-    time.sleep(wait_time)
-    return True
 
 
 def _central_pixel(mask: np.ndarray) -> tuple[float, float]:

@@ -3,8 +3,9 @@
 import os
 import pathlib
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -15,21 +16,23 @@ from jengine.config.containers import Config
 from jengine.errors import ConfigError, UnknownNameError, closest, config_path
 from jengine.registry import VISBACKENDS, VISUALIZERS
 from jengine.visualization.backend import BaseVisBackend
+from jengine.visualization.canvas import Canvas
 from jengine.visualization.convert import Histogram, format_graph, histogram
 
 
 @VISUALIZERS.register_module()
-class Visualizer:
+class Visualizer(Canvas):
     """Writer of scalars, images, the config and the model graph to all backends.
 
     Only the process with index 0 writes, one thread at a time. `LocalVisualizer` also draws predictions; to draw
-    something else, you can subclass it and implement `add_datasample`.
+    something else, you can subclass it and implement `add_datasample`, with the methods of `Canvas`.
 
     Args:
       vis_backends: list of backend configs or instances; a config may have a `name`, by default the type name. None:
         one LocalVisBackend if `save_dir` is given, otherwise no backend.
       save_dir: backends get `<save_dir>/vis_data` as `save_dir`, unless they set one.
       name: the name of the visualizer.
+      image: an image to draw on, see `set_image`.
 
     Attributes:
       vis_backends: the backends by name.
@@ -42,13 +45,22 @@ class Visualizer:
       >>> visualizer.close()
     """
 
+    # Weak: visualizers live as long as their runs, except those of `get_instance`
+    _instances: ClassVar["weakref.WeakValueDictionary[str, Visualizer]"] = weakref.WeakValueDictionary()
+    _kept: ClassVar[dict[str, "Visualizer"]] = {}
+
     def __init__(
         self,
         vis_backends: Sequence[Any] | None = None,
         save_dir: str | os.PathLike[str] | None = None,
         name: str = "visualizer",
+        image: ArrayLike | None = None,
     ) -> None:
         self.name = name
+        Visualizer._instances.pop(name, None)  # the newest is the last
+        Visualizer._instances[name] = self
+        if image is not None:
+            self.set_image(image)
         self.dataset_meta: Mapping[str, Any] | None = None
         self.vis_backends: dict[str, BaseVisBackend] = {}
         self._lock = threading.RLock()  # log lines are written in a background thread
@@ -70,6 +82,20 @@ class Visualizer:
                         f"names of visualization backends must be unique, got {key!r} twice; set another `name`"
                     )
                 self.vis_backends[key] = backend
+
+    @classmethod
+    def get_instance(cls, name: str, **arguments: Any) -> "Visualizer":
+        """Return the newest visualizer called `name`, created with the arguments if there is none."""
+        found = Visualizer._instances.get(name)
+        if found is None:
+            found = Visualizer._kept[name] = cls(name=name, **arguments)
+        return found
+
+    @classmethod
+    def get_current_instance(cls) -> "Visualizer":
+        """Return the visualizer created last; one without backends if none exists."""
+        found = list(Visualizer._instances.values())  # in the order of creation
+        return found[-1] if found else cls.get_instance("visualizer")
 
     def get_backend(self, name: str) -> BaseVisBackend:
         """Return the backend called `name`; KeyError, with a suggestion, if there is none."""

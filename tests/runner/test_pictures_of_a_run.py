@@ -6,7 +6,7 @@ import pytest
 from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.model import FunctionalModel
-from jengine.visualization import local_visualizer
+from jengine.visualization import LocalVisualizer, display
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -59,7 +59,7 @@ def test_a_run_draws_with_the_hook_among_the_default_hooks(make_segmentation_run
 
 
 def test_without_a_display_a_run_writes_files_and_logs_it(make_segmentation_runner, tmp_path, monkeypatch):
-    monkeypatch.setattr(local_visualizer, "has_display", lambda: False)
+    monkeypatch.setattr(display, "has_display", lambda: False)
     with pytest.warns(UserWarning, match="images are shown, and the visualizer does not write anything"):
         runner = make_segmentation_runner(show=True)
     runner.train()
@@ -105,5 +105,5 @@ def test_a_test_draws_its_images_with_label_and_prediction_by_default(make_runne
     runner.test()
     pictures = sorted(tmp_path.glob("run/*/vis_data/vis_image/*.png"))
     assert [path.name for path in pictures] == [f"sample_{i}_0.png" for i in range(3)]
-    expected = local_visualizer.LocalVisualizer(classes=("cat", "dog")).draw(images[1], dict(gt_label=1, pred_label=0))
+    expected = LocalVisualizer(classes=("cat", "dog")).draw(images[1], dict(gt_label=1, pred_label=0))
     np.testing.assert_array_equal(np.asarray(Image.open(pictures[1])), expected)

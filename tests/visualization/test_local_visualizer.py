@@ -7,7 +7,7 @@ import pytest
 from jengine.errors import ConfigError
 from jengine.logging import build_logger
 from jengine.registry import VISUALIZERS
-from jengine.visualization import LocalVisualizer, Visualizer, local_visualizer
+from jengine.visualization import LocalVisualizer, Visualizer, display
 from jengine.visualization.draw import (
     default_palette,
     draw_boxes,
@@ -113,7 +113,7 @@ def test_class_names_and_colors_come_from_the_dataset():
 
 
 def test_without_a_display_pictures_are_written_to_files_with_one_log_line(visualizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(local_visualizer, "has_display", lambda: False)
+    monkeypatch.setattr(display, "has_display", lambda: False)
     build_logger(log_file=str(tmp_path / "run.log"))
     for name in ("a", "b"):
         visualizer.add_datasample(name, np.zeros((2, 2), np.uint8), show=True, step=5)
@@ -125,7 +125,7 @@ def test_without_a_display_pictures_are_written_to_files_with_one_log_line(visua
 
 def test_with_a_display_the_picture_is_shown_and_no_file_is_written(visualizer, tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(local_visualizer, "has_display", lambda: True)
+    monkeypatch.setattr(display, "has_display", lambda: True)
     monkeypatch.setattr("PIL.ImageShow.show", lambda image, title: shown.append((image.size, title)) or True)
     visualizer.add_datasample("a", np.zeros((2, 3), np.uint8), show=True)
     assert shown == [((3, 2), "a")]
