@@ -196,6 +196,18 @@ def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:
     return {name.removeprefix(prefix): kind for name, kind in kinds.items() if name.startswith(prefix)}
 
 
+def download_file(url: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Copy an object to a local file."""
+    with _requests(url):
+        get_filesystem(url).get_file(os.fspath(url), os.fspath(target))
+
+
+def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Copy an object within a store, which does it without sending the bytes here."""
+    with _requests(source):
+        get_filesystem(source).cp_file(os.fspath(source), os.fspath(target))
+
+
 def remove_files(paths: Iterable[str | os.PathLike[str]]) -> None:
     """Remove the files of one store, many with each request; those that do not exist are fine."""
     names = [os.fspath(path) for path in paths]

@@ -4,18 +4,21 @@ Typed PRNG keys are stored as raw data and become keys again where the target ha
 dotted path (`opt_state.1.0.mu.kernel`), so a NamedTuple, a dict and a dataclass with the same names are equivalent.
 """
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.errors import ConfigError
 from jengine.paths import dotted, flatten, map_with_path, unwrap
+from jengine.storage import is_url
 
 _UNLIMITED = 10**9  # seconds; Orbax requires a limit, and `wait_for_processes` has a better one
 
@@ -142,18 +145,18 @@ def put_like(array: Any, like: Any) -> Any:
     return decode_leaf(placed, like)
 
 
-def read_structs(directory: Path) -> Any:
+def read_structs(directory: PurePath) -> Any:
     """Return the tree on disk with a ShapeDtypeStruct for each array, without reading arrays.
 
     A string, which other training loops may store, has the dtype object.
     """
     with _make_reader() as reader:
-        metadata = reader.metadata(directory).item_metadata.tree
+        metadata = reader.metadata(epath.Path(directory)).tree
     text = jax.ShapeDtypeStruct((), np.dtype(object))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else text, metadata)
 
 
-def read(directory: Path, structs: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
+def read(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
     """Read arrays from disk.
 
     Args:
@@ -180,10 +183,10 @@ def read(directory: Path, structs: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)]
     # Without a limit, Orbax holds two copies of most arrays. The largest array must fit into the limit.
     with _make_reader(max_bytes_in_flight=max(2 * max(sizes), sum(sizes) // 10)) as reader:
-        return reader.restore(directory, args=args)
+        return reader.restore(epath.Path(directory), args=args)
 
 
-def read_flat(directory: Path, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+def read_flat(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
     """Read arrays from disk into a flat dict by dotted path; see `read`."""
     leaves = jax.tree_util.tree_flatten_with_path(read(directory, structs))[0]
     return {name: leaf for path, leaf in leaves if (name := dotted(path)) in structs}
@@ -194,9 +197,9 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._orbax: Any = None
-        self._directory: Path | None = None
+        self._directory: PurePath | None = None
 
-    def start(self, directory: Path, state: Any) -> Callable[[], None]:
+    def start(self, directory: PurePath, state: Any) -> Callable[[], None]:
         """Start to write a state that `encode` returned; device arrays may be donated afterwards.
 
         Returns:
@@ -226,7 +229,7 @@ class BackgroundWriter:
         # Orbax's own barriers in `save` end after 300 s, which cannot be set: so none of the processes may be late.
         wait_for_processes("start of a save")
         self._directory = directory
-        self._orbax.save(directory, args=ocp.args.PyTreeSave(state))
+        self._orbax.save(epath.Path(directory), args=ocp.args.PyTreeSave(state))
         finish: Callable[[], None] = self._orbax.wait_until_finished
         return finish
 
@@ -237,7 +240,7 @@ class BackgroundWriter:
             self._orbax = None
 
 
-def write_from_process(directory: Path, state: Any) -> None:
+def write_from_process(directory: PurePath, state: Any) -> None:
     """Write the arrays that this process holds, without waiting for other processes.
 
     The write is not atomic, so the caller should write to a temporary directory and rename it. An Orbax checkpointer
@@ -247,18 +250,20 @@ def write_from_process(directory: Path, state: Any) -> None:
 
     _silence_orbax()
     handler = _make_handler(_single_process_options())
-    directory.mkdir(parents=True)  # the handler does not create it
-    handler.save(directory, args=ocp.args.PyTreeSave(state))
-    handler.finalize(directory)  # merges the index of the arrays
+    if not is_url(directory):
+        Path(directory).mkdir(parents=True)  # the handler does not create it
+    handler.save(epath.Path(directory), args=ocp.args.PyTreeSave(state))
+    handler.finalize(epath.Path(directory))  # merges the index of the arrays
 
 
-def _make_reader(max_bytes_in_flight: int | None = None) -> Any:
-    import orbax.checkpoint as ocp
-
+@contextlib.contextmanager
+def _make_reader(max_bytes_in_flight: int | None = None) -> Iterator[Any]:
+    """Return Orbax's handler alone: a Checkpointer would look for the files of its own commits, with many requests."""
     _silence_orbax()
     options = _single_process_options()  # each process reads alone, at a time of its choice
     limit = None if max_bytes_in_flight is None else max_bytes_in_flight / 1e9
-    return ocp.Checkpointer(_make_handler(options, restore_concurrent_gb=limit), multiprocessing_options=options)
+    with contextlib.closing(_make_handler(options, restore_concurrent_gb=limit)) as handler:
+        yield handler
 
 
 def _make_handler(options: Any, **settings: Any) -> Any:

@@ -4,18 +4,38 @@ import contextlib
 import os
 import pathlib
 import tempfile
+import uuid
 from collections.abc import Iterable
 
-from jengine.checkpoint.inventory import list_checkpoints
-from jengine.checkpoint.layout import CURRENT_RUN, INCOMING, POINTER, read_meta, write_current_run
+from jengine.checkpoint import commit
+from jengine.checkpoint.layout import (
+    CURRENT_RUN,
+    INCOMING,
+    POINTER,
+    find_manifests,
+    read_current_run,
+    read_meta,
+    write_current_run,
+)
 from jengine.checkpoint.lock import make_lock
 from jengine.checkpoint.lock_holder import LOCK
-from jengine.checkpoint.manifest import has_manifest, read_manifest
+from jengine.checkpoint.manifest import has_manifest
 from jengine.errors import ConfigError
+from jengine.storage import StorageError, is_url, list_directory, remove_files, storage_path, write_bytes
 
 
 def check_directory(name: str, path: str) -> None:
-    """Raise ConfigError unless a run can write files to the directory, which need not exist yet."""
+    """Raise ConfigError unless a run can write files to the directory or URL, which need not exist yet."""
+    if is_url(path):
+        probe = storage_path(name, path) / f".writable-{uuid.uuid4().hex}"
+        try:
+            write_bytes(probe, b"")
+            remove_files([probe])
+        except (FileNotFoundError, StorageError) as error:
+            raise ConfigError(
+                f"`{name}` must be in a bucket that exists and is writable, got {path}: {error}"
+            ) from error
+        return
     directory = path
     while not os.path.lexists(directory):
         directory = os.path.dirname(directory)
@@ -42,8 +62,8 @@ class CheckpointDirectories:
       ConfigError: a directory cannot be written, or has checkpoints from another work dir.
     """
 
-    def __init__(self, directories: Iterable[pathlib.Path], run_id: str) -> None:
-        absolute = (pathlib.Path(os.path.abspath(path)) for path in directories)
+    def __init__(self, directories: Iterable[str | os.PathLike[str]], run_id: str) -> None:
+        absolute = (storage_path("work_dir", path) for path in directories)
         self._directories = list(dict.fromkeys(absolute))  # a hook may have the work dir too
         self._work_dir = self._directories[0]
         self._run_id = run_id
@@ -57,12 +77,13 @@ class CheckpointDirectories:
         Raises:
           WorkDirLockedError: another run has locked one. ConfigError: as the constructor.
         """
-        missing = {path for own in self._directories for path in (own, *own.parents) if not path.exists()}
+        local = [pathlib.Path(directory) for directory in self._directories if not is_url(directory)]
+        missing = {path for own in local for path in (own, *own.parents) if not path.exists()}
         self._made = sorted(missing, reverse=True)  # a directory before the one that it is in
         for directory, lock in zip(self._directories, self._locks, strict=True):
             try:
                 lock.acquire()
-            except OSError as error:
+            except (OSError, StorageError) as error:
                 raise ConfigError(f"`{self._name(directory)}` must be writable, got {directory}: {error}") from error
         self._check()  # again: another run may have trained since
 
@@ -87,21 +108,24 @@ class CheckpointDirectories:
         Returns:
           The directories with the moved checkpoints.
         """
-        self._work_dir.mkdir(parents=True, exist_ok=True)
+        directories = self._directories
+        if is_url(self._work_dir) and read_current_run(self._work_dir) == self._run_id:
+            directories = directories[1:]  # done when the run began: the manifests in a bucket are many requests
         write_current_run(self._work_dir, self._run_id)  # from here on `resume=True` finds only this run
-        moved = (_move_others(directory, self._run_id) for directory in self._directories)
+        moved = (_move_others(directory, self._run_id) for directory in directories)
         return [str(path) for path in moved if path is not None]
 
-    def _name(self, directory: pathlib.Path) -> str:
+    def _name(self, directory: pathlib.PurePath) -> str:
         return "work_dir" if directory == self._work_dir else "CheckpointHook.out_dir"
 
     def _check(self) -> None:
         for directory in self._directories:
-            check_directory(self._name(directory), str(directory))
+            if not is_url(directory):  # there the lock shows it
+                check_directory(self._name(directory), str(directory))
             if directory != self._work_dir:
                 self._check_owner(directory)
 
-    def _check_owner(self, directory: pathlib.Path) -> None:
+    def _check_owner(self, directory: pathlib.PurePath) -> None:
         """Raise ConfigError if a run in another work dir, with the same last name, has checkpoints in `directory`."""
         for path in _list_others(directory, self._run_id):
             try:
@@ -109,7 +133,7 @@ class CheckpointDirectories:
             except (OSError, ValueError):  # incomplete or damaged
                 continue
             owner = meta.get("work_dir", self._work_dir)
-            if os.path.realpath(owner) != os.path.realpath(self._work_dir):
+            if _resolve(owner) != _resolve(self._work_dir):
                 raise ConfigError(
                     f"`CheckpointHook.out_dir` must have checkpoints of one work dir in {directory}, got those of the "
                     f"run {meta.get('experiment_name')} of {owner} besides this run of {self._work_dir}, which would "
@@ -117,25 +141,30 @@ class CheckpointDirectories:
                 )
 
 
-def _list_others(directory: pathlib.Path, run_id: str) -> list[pathlib.Path]:
+def _resolve(path: str | os.PathLike[str]) -> str:
+    return os.fspath(path) if is_url(path) else os.path.realpath(path)
+
+
+def _list_others(directory: pathlib.PurePath, run_id: str) -> list[pathlib.PurePath]:
     """Return the checkpoints in `directory` that another run wrote; the next save removes interrupted ones."""
+    return [
+        path
+        for path, manifest in find_manifests(directory).items()
+        if (is_url(path) or has_manifest(path))
+        and (manifest is None or (manifest.run != run_id and (manifest.is_complete or path.suffix != INCOMING)))
+    ]
 
-    def is_other(path: pathlib.Path) -> bool:
-        manifest = read_manifest(path)
-        is_interrupted = manifest is not None and not manifest.is_complete and path.suffix == INCOMING
-        return not is_interrupted and (manifest is None or manifest.run != run_id)
 
-    return [path for path in map(pathlib.Path, list_checkpoints(directory)) if has_manifest(path) and is_other(path)]
-
-
-def _move_others(directory: pathlib.Path, run_id: str) -> pathlib.Path | None:
+def _move_others(directory: pathlib.PurePath, run_id: str) -> pathlib.PurePath | None:
     others = _list_others(directory, run_id)
     if not others:
         return None
-    number = 1
-    while (target := directory / f"earlier_{number}").exists():
+    taken, number = list_directory(directory), 1
+    while f"earlier_{number}" in taken:
         number += 1
-    target.mkdir()
+    target = directory / f"earlier_{number}"
+    if not is_url(target):
+        os.mkdir(target)
     for path in others:
-        path.rename(target / path.name)
+        commit.move(path, target / path.name)
     return target

@@ -147,7 +147,7 @@ def list_eqx(path: Path, leaves: Mapping[str, Any]) -> dict[str, EqxEntry]:
 
 
 def _iterate_arrays(path: Path) -> Iterator[EqxEntry]:
-    size = path.stat().st_size
+    size = os.stat(path).st_size
     with path.open("rb") as file:
         while (offset := file.tell()) < size:
             try:

@@ -27,7 +27,7 @@ from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, config_path
 from jengine.logging import escape_name
 from jengine.logging.upload import choose_local_dir
-from jengine.storage import check_local_path, is_url, storage_path
+from jengine.storage import is_url, storage_path
 
 # Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts
 _SHARED_FIELDS = ("timestamp", "run_id", "experiment_name", "seed", "resume_from", "resume_note")
@@ -90,7 +90,7 @@ def agree_on_identity(
     assert_equal_across_processes(processes, values)
     if not os.fspath(work_dir).strip():
         raise ConfigError(f"`work_dir` must be the path of a directory, got {os.fspath(work_dir)!r}")
-    work_dir = check_local_path("work_dir", work_dir)
+    work_dir = str(storage_path("work_dir", work_dir))
     check_directory("work_dir", work_dir)
     if experiment_name is not None and not experiment_name.isprintable():
         raise ConfigError(f"experiment_name must be one line of printable characters, got {experiment_name!r}")

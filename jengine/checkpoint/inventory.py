@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from jengine.checkpoint.checkpointer import Checkpointer
@@ -11,15 +11,15 @@ from jengine.checkpoint.layout import (
     INCOMING,
     POINTER,
     find_latest,
-    list_checkpoints,
+    find_manifests,
     read_pointer,
     write_pointer,
 )
 from jengine.checkpoint.lock import is_locked
-from jengine.checkpoint.manifest import MANIFEST, META, read_manifest, validate_checkpoint
+from jengine.checkpoint.manifest import MANIFEST, META, Manifest, validate_checkpoint, validate_objects
 from jengine.errors import closest
 from jengine.json_codec import decode
-from jengine.storage import check_local_path
+from jengine.storage import FileInfo, is_url, list_files, read_many, remove_files, storage_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,27 +49,33 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
     Raises:
       FileNotFoundError: the directory does not exist.
     """
-    root = Path(check_local_path("work_dir", work_dir))
+    root = storage_path("work_dir", work_dir)
     if not root.is_dir():
         raise FileNotFoundError(f"there is no work dir {root}")
     pointer = read_pointer(root)
-    names = list_checkpoints(root) or ([] if pointer is None else list_checkpoints(pointer.parent))
-    paths = [Path(path) for path in names]
-    problems = {path: validate_checkpoint(path) for path in paths}
-    metadata = {path: decode((path / META).read_text()) for path in paths if problems[path] is None}
+    directory, manifests = root, find_manifests(root)
+    if not manifests and pointer is not None:
+        directory, manifests = pointer.parent, find_manifests(pointer.parent)
+    files: dict[PurePath, dict[str, FileInfo]] = {path: {} for path in manifests}
+    for name, info in list_files(directory).items() if manifests else ():  # one listing for all
+        child, _, file = name.partition("/")
+        files.get(directory / child, {})[file] = info
+    problems = {path: _find_problem(path, manifest, files[path]) for path, manifest in manifests.items()}
+    stored = read_many(path / META for path, problem in problems.items() if problem is None)
+    metadata = {path: decode(stored[str(path / META)]) for path, problem in problems.items() if problem is None}
     # Compare names: `last_checkpoint` of a copied work dir, or of one behind a link, has another path.
-    latest = Path(find_latest(root) or "").name if metadata else ""
+    latest = os.path.basename(find_latest(root) or "") if metadata else ""
     reasons, metrics = _collect_reasons(metadata), _collect_metrics(metadata)
     entries = []
-    for path in paths:
+    for path, manifest in manifests.items():
         meta = metadata.get(path, {}).get("meta", {})
-        is_latest, manifest = path.name == latest, read_manifest(path)
+        is_latest = path.name == latest
         is_published = manifest is not None and manifest.iteration is None
         reason = reasons.get(path.name) or ("published" if is_published else "the latest" if is_latest else "")
         entries.append(
             CheckpointEntry(
                 path=str(path),
-                size=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+                size=sum(info.size for info in files[path].values()),
                 problem=problems[path],
                 latest=is_latest,
                 reason=reason if path in metadata else "",
@@ -78,6 +84,12 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
             )
         )
     return sorted(entries, key=lambda entry: (entry.meta.get("iter", -1), entry.name))
+
+
+def _find_problem(path: PurePath, manifest: Manifest | None, files: Mapping[str, FileInfo]) -> str | None:
+    if is_url(path) and manifest is not None:
+        return validate_objects(path, manifest, files)
+    return validate_checkpoint(path)
 
 
 def remove_checkpoints(
@@ -94,7 +106,7 @@ def remove_checkpoints(
       FileNotFoundError: there is no such checkpoint. ValueError: the latest, without `force`; or one that is being
         saved. Nothing was removed.
     """
-    root = Path(check_local_path("work_dir", work_dir))
+    root = storage_path("work_dir", work_dir)
     by_name = {entry.name: entry for entry in list_checkpoint_entries(root)}
     removed = []
     for name in dict.fromkeys(names):  # all are checked before one is removed
@@ -111,28 +123,29 @@ def remove_checkpoints(
     for entry in removed:
         checkpointer.delete(entry.path)
     if pointer is not None and pointer.name in {entry.name for entry in removed}:
-        (root / POINTER).unlink()  # `find_latest` then looks for the newest that is left
-        if (latest := find_latest(Path(removed[0].path).parent)) is not None:
+        remove_files([root / POINTER])  # `find_latest` then looks for the newest that is left
+        if (latest := find_latest(storage_path("path", removed[0].path).parent)) is not None:
             write_pointer(root, latest)
     return removed
 
 
-def _collect_reasons(metadata: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
+def _collect_reasons(metadata: Mapping[PurePath, Mapping[str, Any]]) -> dict[str, str]:
     """Return reasons by name, from the newest checkpoint: each stores the reasons at the time of its save."""
     candidates = {path: content for path, content in metadata.items() if _checkpoint_hook_states(content)}
     if not candidates:
         return {}
 
-    def age(path: Path) -> tuple[str, int]:
+    def age(path: PurePath) -> tuple[str, int, int]:
         # The text has whole seconds, and a copy of the directory may have new file times
-        return candidates[path].get("meta", {}).get("time", ""), (path / MANIFEST).stat().st_mtime_ns
+        meta = candidates[path].get("meta", {})
+        return meta.get("time", ""), 0 if is_url(path) else os.stat(path / MANIFEST).st_mtime_ns, meta.get("iter", 0)
 
     newest = max(candidates, key=age)
     states = _checkpoint_hook_states(candidates[newest])
     return {name: reason for state in states for name, reason in state["reasons"].items()}
 
 
-def _collect_metrics(metadata: Mapping[Path, Mapping[str, Any]]) -> dict[int, dict[str, float]]:
+def _collect_metrics(metadata: Mapping[PurePath, Mapping[str, Any]]) -> dict[int, dict[str, float]]:
     """Return metrics by iteration, from the validations and best scores stored in checkpoints."""
     metrics: dict[int, dict[str, float]] = {}
     for path, content in metadata.items():

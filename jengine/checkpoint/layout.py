@@ -10,36 +10,38 @@
         manifest.json       completed last: the size and SHA-256 of every other file
         manifest.3.json     with several processes: the same for the files that process 3 wrote
 
-A checkpoint is written to `epoch_5.incoming` and renamed once the manifest is complete. To remove it, it is renamed to
-`epoch_5.outgoing` first. So a directory with a checkpoint's final name is complete whenever the process is killed, and
-the manifest reveals files that were lost or damaged later.
+A directory with a checkpoint's name is complete whenever the process is killed, see `jengine.checkpoint.commit`, and
+the manifest reveals files that were lost or damaged later. On object storage there are also files `commit_success.txt`,
+by which Orbax recognizes complete checkpoints.
 """
 
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any, Protocol
 
+from etils import epath
+
 from jengine.checkpoint import arrays
+from jengine.checkpoint.commit import INCOMING, OUTGOING
 from jengine.checkpoint.manifest import (
     BLOBS,
     MANIFEST,
     META,
     STATE,
+    Manifest,
     find_incomplete,
     read_manifest,
+    read_manifests,
     validate_checkpoint,
-    write_synced,
 )
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.json_codec import decode, encode, pack, unpack
-from jengine.storage import check_local_path
+from jengine.storage import is_url, list_directory, read_bytes, read_many, storage_path, write_bytes
 
 POINTER = "last_checkpoint"
 CURRENT_RUN = "current_run"
-INCOMING = ".incoming"
-OUTGOING = ".outgoing"
 _STATES = ("hooks", "data")  # entries that may have arrays and bytes
 
 _LOGGER = logging.getLogger("jengine")
@@ -69,10 +71,10 @@ class _SingleProcess:
 ALONE = _SingleProcess()
 
 
-def read_pointer(work_dir: Path) -> Path | None:
+def read_pointer(work_dir: PurePath) -> PurePath | None:
     """Return the path in `last_checkpoint`, whether it exists or not; None if the file is missing or not readable."""
     try:
-        return Path((work_dir / POINTER).read_text().strip())
+        return storage_path(POINTER, read_bytes(work_dir / POINTER).decode().strip())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -80,23 +82,28 @@ def read_pointer(work_dir: Path) -> Path | None:
         return None
 
 
-def write_pointer(work_dir: Path, path: str) -> None:
+def write_pointer(work_dir: PurePath, path: str) -> None:
     """Point `last_checkpoint` to `path`, atomically, and flush it to disk."""
-    work_dir.mkdir(parents=True, exist_ok=True)
-    write_synced(work_dir / POINTER, path)
+    _write_text(work_dir / POINTER, path)
 
 
-def read_current_run(work_dir: Path) -> str | None:
+def read_current_run(work_dir: PurePath) -> str | None:
     """Return the identifier of the run that trains in `work_dir`; None if no run has written it."""
     try:
-        return (work_dir / CURRENT_RUN).read_text().strip() or None
+        return read_bytes(work_dir / CURRENT_RUN).decode().strip() or None
     except (OSError, ValueError):
         return None
 
 
-def write_current_run(work_dir: Path, run: str) -> None:
+def write_current_run(work_dir: PurePath, run: str) -> None:
     """Set the run that trains in `work_dir`, atomically: from now on, others are not resumed from."""
-    write_synced(work_dir / CURRENT_RUN, run)
+    _write_text(work_dir / CURRENT_RUN, run)
+
+
+def _write_text(path: PurePath, text: str) -> None:
+    if not is_url(path):
+        os.makedirs(path.parent, exist_ok=True)
+    write_bytes(path, text.encode())
 
 
 def find_latest(
@@ -114,7 +121,7 @@ def find_latest(
       processes: those that look for it together: the first one finds it, and each verifies a share of the files.
     """
     # One process lists: a network file system may show others an older state
-    candidates = _iter_candidates(Path(check_local_path("work_dir", work_dir))) if processes.index == 0 else iter(())
+    candidates = _iter_candidates(storage_path("work_dir", work_dir)) if processes.index == 0 else iter(())
     while (path := processes.all_gather("the checkpoint to resume from", next(candidates, None))[0]) is not None:
         if (problem := _verify(path, checksums, processes, readable=True)) is None:
             return str(path)
@@ -122,7 +129,7 @@ def find_latest(
     return None
 
 
-def _iter_candidates(root: Path) -> Iterator[Path]:
+def _iter_candidates(root: PurePath) -> Iterator[PurePath]:
     """Yield the checkpoints that a run in `root` may resume from, judged by the manifests, the best first."""
     directories = [root]
     run = read_current_run(root)
@@ -133,17 +140,20 @@ def _iter_candidates(root: Path) -> Iterator[Path]:
         if target.parent != root:
             directories.append(target.parent)  # the `out_dir` of a CheckpointHook
     candidates = []
-    for path in (path for directory in directories for path in _iter_checkpoints(directory) if path != target):
-        manifest = read_manifest(path)
-        if manifest is None or not manifest.is_complete:
-            if path.suffix != INCOMING:  # an unfinished save is no news
-                _LOGGER.warning("skipped checkpoint %s: %s", path, validate_checkpoint(path))
-        elif manifest.iteration is not None and run in (None, manifest.run):
-            candidates.append((manifest.is_latest, manifest.iteration, path.stat().st_mtime_ns, path))
+    for directory in directories:
+        for path, manifest in find_manifests(directory).items():
+            if path == target:
+                continue
+            if manifest is None or not manifest.is_complete:
+                if path.suffix != INCOMING:  # an unfinished save is no news
+                    _LOGGER.warning("skipped checkpoint %s: %s", path, validate_checkpoint(path))
+            elif manifest.iteration is not None and run in (None, manifest.run):
+                age = 0 if is_url(path) else os.stat(path).st_mtime_ns
+                candidates.append((manifest.is_latest, manifest.iteration, age, path))
     yield from (path for *_, path in sorted(candidates, reverse=True))  # regular ones first, then by iteration
 
 
-def _verify(path: Path, checksums: bool, processes: ProcessGroup, readable: bool = False) -> str | None:
+def _verify(path: PurePath, checksums: bool, processes: ProcessGroup, readable: bool = False) -> str | None:
     """Return why a checkpoint is not complete, on all processes, whichever of them has found it; None if it is.
 
     With `readable` and `checksums`, Orbax must also be able to read the arrays' structure.
@@ -164,7 +174,20 @@ def _verify(path: Path, checksums: bool, processes: ProcessGroup, readable: bool
 
 def list_checkpoints(directory: str | os.PathLike[str]) -> list[str]:
     """Return the absolute paths of all checkpoints directly in `directory`, by name, including incomplete ones."""
-    return sorted(str(path) for path in _iter_checkpoints(Path(directory).absolute()))
+    return sorted(map(str, find_manifests(storage_path("directory", directory))))
+
+
+def find_manifests(directory: PurePath) -> dict[PurePath, Manifest | None]:
+    """Return all checkpoints directly in `directory`, each with the manifest; None if that is missing or unreadable.
+
+    On object storage what has no manifest is no checkpoint.
+    """
+    paths = [directory / name for name, is_directory in list_directory(directory).items() if is_directory]
+    if is_url(directory):
+        return read_manifests(paths)
+    # A checkpoint on its way out was replaced or evicted
+    paths = [path for path in paths if path.suffix != OUTGOING and _is_checkpoint(list_directory(path))]
+    return {**dict.fromkeys(paths), **read_manifests(paths)}
 
 
 def find_checkpoint(path: str | os.PathLike[str], *, checksums: bool = False, processes: ProcessGroup = ALONE) -> str:
@@ -189,27 +212,31 @@ def locate_checkpoint(path: str | os.PathLike[str]) -> str:
 
 def _locate(
     path: str | os.PathLike[str],
-    verify: Callable[[Path], str | None],
+    verify: Callable[[PurePath], str | None],
     checksums: bool = False,
     processes: ProcessGroup = ALONE,
 ) -> str:
-    path = Path(check_local_path("path", path))
-    replacement = path.with_name(path.name + INCOMING)
-    if not path.exists() and validate_checkpoint(replacement) is None:  # killed between the renames of a replacement
-        return str(replacement)
-    if not path.is_dir():
-        if path.exists():
-            raise FileNotFoundError(f"a checkpoint must be a directory with {STATE}/ and {META}, got the file {path}")
-        raise FileNotFoundError(f"there is no checkpoint {path}; {_list_contents(path.parent)}")
-    if _is_checkpoint(path):
-        if (problem := verify(path)) is not None:
-            raise CorruptCheckpointError(f"checkpoint {path} is corrupt: {problem}")
-        return str(path)
-    if (latest := find_latest(path, checksums=checksums, processes=processes)) is not None:
+    root = storage_path("path", path)
+    if is_url(root) and read_manifest(root) is not None:  # one request
+        entries = {MANIFEST: False}
+    else:
+        entries = list_directory(root)
+    if not entries and not root.is_dir():
+        if root.exists():
+            raise FileNotFoundError(f"a checkpoint must be a directory with {STATE}/ and {META}, got the file {root}")
+        replacement = root.with_name(root.name + INCOMING)
+        if validate_checkpoint(replacement) is None:  # killed between the renames of a replacement
+            return str(replacement)
+        raise FileNotFoundError(f"there is no checkpoint {root}; {_list_contents(root.parent)}")
+    if _is_checkpoint(entries):
+        if (problem := verify(root)) is not None:
+            raise CorruptCheckpointError(f"checkpoint {root} is corrupt: {problem}")
+        return str(root)
+    if (latest := find_latest(root, checksums=checksums, processes=processes)) is not None:
         return latest
     raise FileNotFoundError(
-        f"{path} is neither a checkpoint ({STATE}/, {META}, {MANIFEST}) nor a work dir with complete checkpoints; "
-        f"{_list_contents(path)}"
+        f"{root} is neither a checkpoint ({STATE}/, {META}, {MANIFEST}) nor a work dir with complete checkpoints; "
+        f"{_list_contents(root)}"
     )
 
 
@@ -221,9 +248,12 @@ def read_meta(path: str | os.PathLike[str], states: bool = False) -> dict[str, A
     Raises:
       FileNotFoundError, CorruptCheckpointError: as `find_checkpoint`.
     """
-    directory = Path(locate_checkpoint(path))
-    meta: dict[str, Any] = decode((directory / META).read_text())
-    blobs = None if not states else (directory / BLOBS).read_bytes() if (directory / BLOBS).exists() else b""
+    directory = storage_path("path", locate_checkpoint(path))
+    contents = read_many([directory / META, directory / BLOBS] if states else [directory / META])
+    if str(directory / META) not in contents:
+        raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {META} is missing")
+    meta: dict[str, Any] = decode(contents[str(directory / META)])
+    blobs = contents.get(str(directory / BLOBS), b"") if states else None
     return meta | {key: unpack(meta[key], blobs) for key in _STATES if key in meta}
 
 
@@ -234,11 +264,11 @@ def pack_states(meta: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
     return {**meta, **packed}, bytes(blobs)
 
 
-def write_meta(directory: Path, text: str, blobs: bytes) -> None:
+def write_meta(directory: PurePath, text: str, blobs: bytes) -> None:
     """Write what `encode_meta` and `pack_states` returned."""
-    (directory / META).write_text(text)
+    write_bytes(directory / META, text.encode())
     if blobs:
-        (directory / BLOBS).write_bytes(blobs)
+        write_bytes(directory / BLOBS, blobs)
 
 
 def encode_meta(meta: Mapping[str, Any]) -> str:
@@ -258,24 +288,15 @@ def encode_meta(meta: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}"
 
 
-def _is_checkpoint(path: Path) -> bool:
-    return any((path / name).exists() for name in (MANIFEST, META, STATE))  # damaged ones count: they are reported
+def _is_checkpoint(entries: Mapping[str, bool]) -> bool:
+    return any(name in entries for name in (MANIFEST, META, STATE))  # damaged ones count: they are reported
 
 
-def _iter_checkpoints(directory: Path) -> Iterator[Path]:
-    try:
-        exists = directory.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or not a name at all
-        return
-    if exists:
-        # A checkpoint on its way out was replaced or evicted
-        yield from (p for p in directory.iterdir() if p.suffix != OUTGOING and p.is_dir() and _is_checkpoint(p))
-
-
-def _list_contents(directory: Path) -> str:
+def _list_contents(directory: epath.Path) -> str:
     """Return what is in `directory`, as the end of an error message."""
-    if not directory.is_dir():
+    entries = list_directory(directory)
+    if not entries and not directory.is_dir():
         return f"the directory {directory} does not exist either"
-    names = sorted(p.name + "/" * p.is_dir() for p in directory.iterdir())
+    names = sorted(name + "/" * is_directory for name, is_directory in entries.items())
     shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     return f"{directory} contains {shown}" if names else f"{directory} is empty"

@@ -1,7 +1,8 @@
-"""Manifest that seals a checkpoint: the size and SHA-256 of each file, all of it synced to disk.
+"""Manifest that seals a checkpoint: the size and a checksum of each file, all of it synced to disk.
 
 With several processes, each hashes and syncs the files that it wrote, and lists them in one part of the manifest,
 `manifest.3.json`; the manifest itself lists the parts and all other files. Verification is shared in the same way.
+Object storage tells the size and the MD5 of each object in a listing: nothing is read to seal or to verify it.
 
 A directory belongs to jengine only if it has a manifest. A save claims a directory with an incomplete manifest before
 anything else is written, so an interrupted save is recognized, and user directories are never touched.
@@ -12,21 +13,38 @@ import os
 import re
 import shutil
 import stat
+import time
 import types
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
+
+from etils import epath
 
 from jengine.checkpoint.progress import report_progress
 from jengine.json_codec import decode, encode
+from jengine.storage import (
+    FileInfo,
+    StorageError,
+    is_url,
+    list_files,
+    read_bytes,
+    read_many,
+    sync,
+    write_bytes,
+)
 
 MANIFEST = "manifest.json"
 META = "meta.json"
 BLOBS = "states.bin"
 STATE = "state"
+COMMIT = "commit_success.txt"  # by which Orbax recognizes a complete checkpoint on object storage
 _FORMAT = 2
 _FIELDS = ("run", "complete", "latest", "iter", "files")  # as in `Manifest`
 _READ_SIZE = 2**22  # bytes
+_MD5 = "md5:"  # before an MD5, in the place of a SHA-256
+_LAG = 60  # seconds that a listing may take to show a new object
 _PART = re.compile(r"manifest\.(\d+)\.json")
 Files = Mapping[str, tuple[int, str | None]]
 
@@ -38,41 +56,60 @@ class Manifest(NamedTuple):
     is_complete: bool = False  # whether all files were written
     is_latest: bool = False  # whether a resumed run prefers it to others
     iteration: int | None = None  # None keeps it out of the search for a checkpoint to resume from
-    files: Files = types.MappingProxyType({})  # size in bytes and SHA-256 (None without checksums) by name
+    files: Files = types.MappingProxyType({})  # size in bytes and checksum (None without checksums) by name
 
 
-def claim(directory: Path, run: str) -> None:
-    """Create `directory` with an incomplete manifest; remove what an interrupted save left there.
+def claim(directory: PurePath, run: str) -> None:
+    """Create a local `directory` with an incomplete manifest; remove what an interrupted save left there.
 
     Raises:
       FileExistsError: it has files and no manifest.
     """
     remove(directory)  # of an interrupted save
-    directory.mkdir(exist_ok=True)
+    os.makedirs(directory, exist_ok=True)
     _write(directory, Manifest(run))
 
 
-def seal(directory: Path, *, run: str, is_latest: bool, iteration: int | None, checksums: bool = True) -> None:
+def seal(directory: PurePath, *, run: str, is_latest: bool, iteration: int | None, checksums: bool = True) -> None:
     """Sync all files in `directory` to disk, then complete the manifest; for the arguments, see `Manifest`."""
-    listed = [name for path in directory.glob("manifest.*.json") for name in _read_part(path)]
-    names = set(map(str, (path.relative_to(directory) for path in _files(directory)))) - set(listed)
-    files = _sync_files(directory, names, checksums)
-    for path in [directory / STATE, *(directory / STATE).glob("*/")]:  # directories too, which hold the names
-        sync(path)
+    if is_url(directory):
+        files = _commit_objects(directory)
+    else:
+        names = list_files(directory).keys() - {MANIFEST}
+        listed = [name for part in names if _PART.fullmatch(part) for name in _read_part(directory / part)]
+        files = _sync_files(directory, names - set(listed), checksums)
+        for path in [directory / STATE, *Path(directory / STATE).glob("*/")]:  # directories too, which hold the names
+            sync(path)
     _write(directory, Manifest(run, True, is_latest, iteration, files))
     sync(directory)
 
 
-def seal_part(directory: Path, process: int, *, checksums: bool = True) -> None:
+def seal_part(directory: PurePath, process: int, *, checksums: bool = True) -> None:
     """Sync the files that a process wrote to disk, and write its part of the manifest; call it before `seal`."""
-    own = directory / STATE / f"ocdbt.process_{process}"  # where Orbax writes the files of this process
-    files = _sync_files(directory, [str(path.relative_to(directory)) for path in _files(own)], checksums)
+    if is_url(directory):  # `seal` lists the objects of all processes
+        return
+    own = Path(directory / STATE / f"ocdbt.process_{process}")  # where Orbax writes the files of this process
+    files = _sync_files(directory, [str((own / name).relative_to(directory)) for name in list_files(own)], checksums)
     for path in own.rglob("*/"):
         sync(path)
-    write_synced(directory / f"manifest.{process}.json", encode({"files": files}))
+    write_bytes(directory / f"manifest.{process}.json", encode({"files": files}).encode())
 
 
-def read_manifest(directory: Path) -> Manifest | None:
+def _commit_objects(directory: PurePath) -> Files:
+    """Write the files by which Orbax recognizes a complete checkpoint, and return the sizes and MD5s of all files."""
+    content = uuid.uuid4().bytes  # so that a listing with this one is not of an earlier save with the same name
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    for name in (f"{STATE}/{COMMIT}", COMMIT):
+        write_bytes(directory / name, content)
+    for _ in range(_LAG):
+        files = list_files(directory)
+        if META in files and files.get(COMMIT, FileInfo(0, "")).md5 in (digest, None):
+            return {name: (x.size, x.md5 and f"{_MD5}{x.md5}") for name, x in files.items() if name != MANIFEST}
+        time.sleep(1)
+    raise StorageError(f"{directory}: the listing has no new files after {_LAG} s")
+
+
+def read_manifest(directory: PurePath) -> Manifest | None:
     """Return the manifest in `directory`; None if there is none, or an unreadable one."""
     try:
         return _read(directory)
@@ -80,49 +117,64 @@ def read_manifest(directory: Path) -> Manifest | None:
         return None
 
 
-def has_manifest(directory: Path) -> bool:
-    """Return whether `directory` was made by jengine: it has a manifest; False for a symbolic link."""
-    return not directory.is_symlink() and (directory / MANIFEST).is_file()
+def read_manifests(directories: Iterable[PurePath]) -> dict[PurePath, Manifest | None]:
+    """Return the manifests in those directories that have one, many at a time; None for an unreadable one."""
+    paths = {str(directory / MANIFEST): directory for directory in directories}
+    manifests: dict[PurePath, Manifest | None] = {}
+    for path, content in read_many(paths).items():
+        try:
+            manifests[paths[path]] = _parse(content)
+        except ValueError:
+            manifests[paths[path]] = None
+    return manifests
 
 
-def validate_checkpoint(directory: Path, *, checksums: bool = False, share: tuple[int, int] = (0, 1)) -> str | None:
+def has_manifest(directory: PurePath) -> bool:
+    """Return whether a local `directory` was made by jengine: it has a manifest; False for a symbolic link."""
+    return not os.path.islink(directory) and os.path.isfile(directory / MANIFEST)
+
+
+def validate_checkpoint(directory: PurePath, *, checksums: bool = False, share: tuple[int, int] = (0, 1)) -> str | None:
     """Return the reason why `directory` is not a complete checkpoint, or None if it is one.
 
     Args:
       directory: any path.
-      checksums: whether to compare SHA-256 hashes, and the iterations in manifest and meta.
+      checksums: whether to compare checksums, and the iterations in manifest and meta.
       share: (index, count) for processes that verify the checkpoint together: each reads the manifest and a share of
-        the files, whichever number of processes wrote them.
+        the files, whichever number of processes wrote them; on object storage the first one has nothing to read.
     """
+    if is_url(directory) and share[0] != 0:
+        return None
     manifest, problem = _read_complete(directory)
     if problem is not None:
         return problem
+    if is_url(directory):
+        problem = validate_objects(directory, manifest, list_files(directory), checksums)
+        return problem or (_validate_meta(directory, manifest) if checksums else None)
     for files in _list_share(directory, manifest.files, *share):
         if (problem := _validate_files(directory, files, checksums)) is not None:
             return problem
     return _validate_meta(directory, manifest) if checksums and share[0] == 0 else None
 
 
-def find_incomplete(directory: Path) -> str | None:
+def find_incomplete(directory: PurePath) -> str | None:
     """Return the reason why `directory` is not a complete checkpoint by its manifest alone, or None if it is one."""
     return _read_complete(directory)[1]
 
 
-def _read_complete(directory: Path) -> tuple[Manifest, str | None]:
+def _read_complete(directory: PurePath) -> tuple[Manifest, str | None]:
     """Return the manifest, and the reason why the checkpoint is not complete; None if it is."""
     manifest = Manifest("")
-    if not directory.exists():
-        return manifest, "it does not exist"
     try:
         manifest = _read(directory)
     except (FileNotFoundError, NotADirectoryError):
-        return manifest, f"{MANIFEST} is missing"
+        return manifest, f"{MANIFEST} is missing" if epath.Path(directory).exists() else "it does not exist"
     except (OSError, ValueError) as error:
         return manifest, f"{MANIFEST} is unreadable ({error})"
     return manifest, None if manifest.is_complete else "its save was never finished"
 
 
-def _list_share(directory: Path, files: Files, index: int, count: int) -> Iterator[Files]:
+def _list_share(directory: PurePath, files: Files, index: int, count: int) -> Iterator[Files]:
     """Yield the files that one process verifies: a share of those in the manifest, then of those in some parts.
 
     With more processes than parts, several divide the files in each part, after they have all verified the part itself.
@@ -141,78 +193,80 @@ def _select(files: Files, index: int, count: int) -> Files:
     return {name: files[name] for name in names[index::count]}
 
 
-def remove(directory: Path) -> None:
-    """Remove a directory that has a manifest, the manifest last, so an interrupted removal is recognized.
+def remove(directory: PurePath) -> None:
+    """Remove a local directory that has a manifest, the manifest last, so an interrupted removal is recognized.
 
     Raises:
       FileExistsError: it has files and no manifest.
     """
-    if not directory.exists():
+    if not os.path.exists(directory):
         return
-    if directory.is_dir() and all(path.name == f"{MANIFEST}.new" for path in directory.iterdir()):
+    if os.path.isdir(directory) and all(name == f"{MANIFEST}.new" for name in os.listdir(directory)):
         return  # a process was killed before it wrote the manifest, or after it removed it
     if not has_manifest(directory):
         raise FileExistsError(f"{directory} is not removed: it is not a checkpoint (it has no {MANIFEST})")
-    for path in directory.iterdir():
+    for path in Path(directory).iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != MANIFEST:
             path.unlink()
-    (directory / MANIFEST).unlink()
-    directory.rmdir()
+    os.unlink(directory / MANIFEST)
+    os.rmdir(directory)
 
 
-def _validate_files(directory: Path, files: Files, checksums: bool) -> str | None:
+def validate_objects(
+    directory: PurePath, manifest: Manifest, found: Mapping[str, FileInfo], checksums: bool = False
+) -> str | None:
+    """Return the reason why the objects of a listing are not those of the manifest, or None if they are."""
+    for name, (size, digest) in manifest.files.items():
+        info = found.get(name)
+        if info is None:  # the listing may be older than the object
+            info = list_files((directory / name).parent).get(PurePath(name).name)
+        if info is None:
+            return f"{name} is missing"
+        if info.size != size:
+            return f"{name} must have {size} bytes, got {info.size}"
+        if not checksums or digest is None:
+            continue
+        # Only what was copied to the bucket has other checksums than those of the store
+        is_equal = f"{_MD5}{info.md5}" == digest if digest.startswith(_MD5) and info.md5 else None
+        if is_equal is None:
+            is_equal = _hash_as(digest, directory / name) == digest
+        if not is_equal:
+            return f"{name} is damaged (its {_kind(digest)} is not that of the manifest)"
+    return None
+
+
+def _validate_files(directory: PurePath, files: Files, checksums: bool) -> str | None:
     for name, (size, digest) in files.items():
         path = directory / name
         try:
-            status = path.stat()
+            status = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return f"{name} is missing"
         if not stat.S_ISREG(status.st_mode):
             return f"{name} must be a file"
         if (actual := status.st_size) != size:
             return f"{name} must have {size} bytes, got {actual}"
-        if (checksums or _PART.fullmatch(name)) and digest is not None and _sha256(path) != digest:
-            return f"{name} is damaged (its SHA-256 is not that of the manifest)"
+        if (checksums or _PART.fullmatch(name)) and digest is not None and _hash_as(digest, path) != digest:
+            return f"{name} is damaged (its {_kind(digest)} is not that of the manifest)"
     return None
 
 
-def _sync_files(directory: Path, names: Iterable[str], checksums: bool) -> dict[str, tuple[int, str | None]]:
+def _sync_files(directory: PurePath, names: Iterable[str], checksums: bool) -> dict[str, tuple[int, str | None]]:
     """Sync files to disk and return sizes and SHA-256 by name."""
     files = {}
     for name in sorted(names):
         path = directory / name
         sync(path)
         has_digest = checksums or _PART.fullmatch(name)
-        files[name] = (path.stat().st_size, _sha256(path) if has_digest else None)
+        files[name] = (os.stat(path).st_size, _hash_as("", path) if has_digest else None)
     return files
 
 
-def sync(path: Path) -> None:
-    """Flush a file or a directory to disk, on file systems that support it."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _validate_meta(directory: PurePath, manifest: Manifest) -> str | None:
     try:
-        os.fsync(descriptor)
-    except OSError:
-        if not path.is_dir():  # some network file systems cannot sync directories
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Replace the file at `path` atomically, and flush it and its directory to disk."""
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.write_text(text)
-    sync(temporary)  # before the rename, or a power failure could leave an empty file
-    temporary.replace(path)
-    sync(path.parent)  # the rename itself
-
-
-def _validate_meta(directory: Path, manifest: Manifest) -> str | None:
-    try:
-        meta = decode((directory / META).read_text())
+        meta = decode(read_bytes(directory / META))
         if manifest.iteration is None:  # a published copy, which may have left out the iteration
             return None
         iteration = meta["meta"]["iter"]
@@ -223,8 +277,12 @@ def _validate_meta(directory: Path, manifest: Manifest) -> str | None:
     return None
 
 
-def _read(directory: Path) -> Manifest:
-    stored = decode((directory / MANIFEST).read_text())
+def _read(directory: PurePath) -> Manifest:
+    return _parse(read_bytes(directory / MANIFEST))
+
+
+def _parse(content: bytes) -> Manifest:
+    stored = decode(content)
     if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
         found = stored.get("format") if isinstance(stored, dict) else stored
         raise ValueError(f"its format must be {_FORMAT}, got {found!r}")
@@ -238,9 +296,9 @@ def _read(directory: Path) -> Manifest:
     return Manifest(run, complete, latest, iteration, files)
 
 
-def _read_part(path: Path) -> Files:
+def _read_part(path: PurePath) -> Files:
     """Return the files in one part of the manifest; raise ValueError if it is not readable."""
-    return _parse_files(decode(path.read_text()))
+    return _parse_files(decode(read_bytes(path)))
 
 
 def _parse_files(stored: Any) -> Files:
@@ -249,28 +307,33 @@ def _parse_files(stored: Any) -> Files:
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"it has another structure: {error!r}") from error
     for name in files:
-        if Path(name).is_absolute() or ".." in Path(name).parts:
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
             raise ValueError(f"files must be inside the checkpoint, got {name!r}")
     return files
 
 
-def _write(directory: Path, manifest: Manifest) -> None:
+def _write(directory: PurePath, manifest: Manifest) -> None:
     content = {"format": _FORMAT, **dict(zip(_FIELDS, manifest, strict=True))}
-    write_synced(directory / MANIFEST, encode({**content, "sha256": _digest(content)}, indent=1))
+    write_bytes(directory / MANIFEST, encode({**content, "sha256": _digest(content)}, indent=1).encode())
 
 
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(encode(content, sort_keys=True).encode()).hexdigest()
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:  # the reads are large already
-        while data := file.read(_READ_SIZE):
-            digest.update(data)
-            report_progress()  # the others wait for as long as this works
-    return digest.hexdigest()
+def _kind(digest: str) -> str:
+    return "MD5" if digest.startswith(_MD5) else "SHA-256"
 
 
-def _files(directory: Path) -> Iterator[Path]:
-    return (path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != MANIFEST)
+def _hash_as(digest: str, path: PurePath) -> str:
+    """Return the checksum of a file, of the same kind as `digest`: an MD5 or a SHA-256."""
+    is_md5 = digest.startswith(_MD5)
+    checksum = hashlib.md5(usedforsecurity=False) if is_md5 else hashlib.sha256()
+    if is_url(path):
+        checksum.update(read_bytes(path))
+    else:
+        with Path(path).open("rb", buffering=0) as file:  # the reads are large already
+            while data := file.read(_READ_SIZE):
+                checksum.update(data)
+                report_progress()  # the others wait for as long as this works
+    return f"{_MD5 if is_md5 else ''}{checksum.hexdigest()}"

@@ -9,12 +9,13 @@ which is all that can be known about Orbax's writes.
 import itertools
 import re
 import time
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import jax
 
 from jengine.errors import read_seconds
+from jengine.storage import is_url, list_files
 
 _VARIABLE = "JENGINE_STALL_TIMEOUT"
 _LIMIT = read_seconds(_VARIABLE, 600, least=1)
@@ -35,7 +36,7 @@ def report_progress() -> None:
         _get_client().key_value_increment(_COUNTER, 1)
 
 
-def wait_for_processes(name: str, directory: Path | None = None) -> None:
+def wait_for_processes(name: str, directory: PurePath | None = None) -> None:
     """Wait, in any thread, until all processes have called this with the same name.
 
     Args:
@@ -66,14 +67,16 @@ def wait_for_processes(name: str, directory: Path | None = None) -> None:
             )
 
 
-def _count_bytes(directory: Path | None, processes: list[str]) -> int:
+def _count_bytes(directory: PurePath | None, processes: list[str]) -> int:
     """Return the bytes that processes have written; Orbax renames the directory once it is complete."""
     if directory is None:
         return 0
+    if is_url(directory):
+        return sum(info.size for info in list_files(directory).values())
     patterns = [f"{directory.name}*/ocdbt.process_{process}/**/*" for process in processes]
     if "0" in processes:  # it also merges the indices of the others
         patterns.append(f"{directory.name}*/d/*")
-    return sum(path.stat().st_size for pattern in patterns for path in directory.parent.glob(pattern))
+    return sum(path.stat().st_size for pattern in patterns for path in Path(directory.parent).glob(pattern))
 
 
 def _get_client() -> Any:

@@ -3,17 +3,17 @@
 import hashlib
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import INCOMING, STATE, encode_meta, find_checkpoint, pack_states, write_meta
-from jengine.checkpoint.manifest import claim, read_manifest, remove, seal
+from jengine.checkpoint import arrays, commit
+from jengine.checkpoint.layout import STATE, encode_meta, find_checkpoint, pack_states, write_meta
+from jengine.checkpoint.manifest import read_manifest, seal
 from jengine.checkpoint.restore import load
 from jengine.errors import UnknownNameError, closest
 from jengine.paths import flatten
+from jengine.storage import storage_path
 
 
 def publish(path: str | os.PathLike[str], keys: Iterable[str], name: str | None = None) -> tuple[str, list[str]]:
@@ -32,7 +32,7 @@ def publish(path: str | os.PathLike[str], keys: Iterable[str], name: str | None 
     Raises:
       KeyError: the checkpoint does not have a key. ValueError: none of the keys is a state item.
     """
-    source = Path(find_checkpoint(path))
+    source = storage_path("path", find_checkpoint(path))
     checkpoint = load(source)
     known = {*checkpoint.state, *checkpoint.meta, "state_dict"}
     selected: set[str] = set()
@@ -45,16 +45,15 @@ def publish(path: str | os.PathLike[str], keys: Iterable[str], name: str | None 
         items = ", ".join(checkpoint.state)
         raise ValueError(f"`keys` must include an item of the state ({items}) of {source}, got {sorted(selected)}")
     copy = source.with_name(name or f"{source.name}-{_digest(state)}")
-    incoming = copy.with_name(copy.name + INCOMING)
     manifest = read_manifest(source)
     assert manifest is not None  # `find_checkpoint` has read it
-    claim(incoming, manifest.run)
+    commit.begin(copy, manifest.run)
+    incoming = commit.find_incoming(copy)
     arrays.write_from_process(incoming / STATE, state)  # no barriers of a save: only one process publishes
     meta, blobs = pack_states({key: x for key, x in checkpoint.meta.items() if key in selected})
     write_meta(incoming, encode_meta(meta), blobs)
     seal(incoming, run=manifest.run, is_latest=False, iteration=None)  # no iteration: never resumed from
-    remove(copy)  # an earlier copy with the same name
-    incoming.rename(copy)
+    commit.finish(copy)
     return str(copy), sorted({*checkpoint.state, *checkpoint.meta} - selected)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compa
 from jengine.checkpoint.rules import list_prefixes
 from jengine.errors import UnknownNameError, closest
 from jengine.paths import flatten
+from jengine.storage import list_files, storage_path
 
 _MAX_RATIO = 1000  # bytes of arrays for each byte of their files
 
@@ -50,10 +51,10 @@ def load(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
     Raises:
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist, or is incomplete or damaged.
     """
-    directory = Path(find_checkpoint(path, checksums=checksums))
+    directory = storage_path("path", find_checkpoint(path, checksums=checksums))
     structs = flatten(arrays.read_structs(directory / STATE))
     claimed = sum(leaf.size * leaf.dtype.itemsize for leaf in structs.values())
-    actual = sum(path.stat().st_size for path in (directory / STATE).rglob("*") if path.is_file())
+    actual = sum(info.size for info in list_files(directory / STATE).values())
     if claimed > _MAX_RATIO * actual:  # before memory is allocated: files may be compressed, but not that much
         raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {actual} bytes claim to be {claimed}")
     state = arrays.read(directory / STATE, structs)
@@ -62,7 +63,7 @@ def load(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
 
 def list_arrays(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
     """Return shapes and dtypes by dotted path, without reading the arrays."""
-    return flatten(arrays.read_structs(Path(locate_checkpoint(path)) / STATE))
+    return flatten(arrays.read_structs(storage_path("path", locate_checkpoint(path)) / STATE))
 
 
 def list_item_arrays(path: str | os.PathLike[str], item: str) -> dict[str, jax.ShapeDtypeStruct]:
@@ -119,7 +120,7 @@ def restore_verified(
     cast: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
     """Restore a checkpoint that `find_checkpoint` has already verified; see `restore`."""
-    directory = Path(path)
+    directory = storage_path("path", path)
     expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
     items, ignored = set(map(str, target)), tuple(f"{prefix}." for prefix in ignore)  # whole segments
     stored = {
@@ -168,7 +169,7 @@ def load_params(
       KeyError: the checkpoint does not have the item. ValueError: a rename rule without a match. TypeError: a struct
         in the target for which no array is stored.
     """
-    directory = Path(find_checkpoint(path, checksums=checksums))
+    directory = storage_path("path", find_checkpoint(path, checksums=checksums))
     stored = list_item_arrays(directory, item)
     expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
     report = compare(stored, expected, rename=rename, cast=True)
@@ -182,7 +183,7 @@ def load_params(
 
 
 def _read_matched(
-    directory: Path, target: Any, expected: Mapping[str, jax.ShapeDtypeStruct], report: LoadReport, prefix: str = ""
+    directory: PurePath, target: Any, expected: Mapping[str, jax.ShapeDtypeStruct], report: LoadReport, prefix: str = ""
 ) -> Any:
     """Return `target` with the matched arrays from disk."""
     # The target's dtypes and shardings: Orbax casts, and reads onto the devices

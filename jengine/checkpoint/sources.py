@@ -11,28 +11,32 @@
 | in memory: a pytree of arrays, an `nnx.State` or an `nnx.Module` | dotted paths |
 """
 
+import atexit
 import dataclasses
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
 from jengine.checkpoint import arrays, files
-from jengine.checkpoint.huggingface import read_config
+from jengine.checkpoint.huggingface import CONFIG, read_config
 from jengine.checkpoint.layout import ALONE, STATE, ProcessGroup, find_checkpoint, read_meta
 from jengine.checkpoint.manifest import MANIFEST, META
 from jengine.checkpoint.restore import list_arrays
+from jengine.json_codec import decode
 from jengine.paths import dotted, flatten
-from jengine.storage import check_local_path
+from jengine.storage import download_file, is_url, list_directory, storage_path
 
 Structs = Mapping[str, jax.ShapeDtypeStruct]
-Entry = tuple[Path, str, jax.ShapeDtypeStruct]  # the file or directory, the name in it, shape and dtype
+Entry = tuple[epath.Path, str, jax.ShapeDtypeStruct]  # the file or directory, the name in it, shape and dtype
 
 FORMATS = (
     "a checkpoint or work dir of jengine, a .safetensors file or its .safetensors.index.json, an .npz, .msgpack or "
@@ -77,7 +81,7 @@ def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, pro
       FileNotFoundError: nothing is there. ValueError: another file format. CorruptCheckpointError: the checkpoint is
         incomplete or damaged.
     """
-    absolute = Path(check_local_path("path", path))
+    absolute = storage_path("path", path)
     if absolute.is_file():
         known = (".safetensors", ".npz", ".eqx", _INDEX)
         if not absolute.name.endswith(known) and not _FLAX.fullmatch(absolute.name):
@@ -120,7 +124,12 @@ def open_weights(
     """
     if not isinstance(weights, str | os.PathLike):
         return _open_memory(weights)
-    path = Path(weights if verified else locate_weights(weights))
+    path = storage_path("path", weights if verified else locate_weights(weights))
+    if is_url(path) and path.suffix and path.is_file():
+        return dataclasses.replace(
+            open_weights(_download(path), raw=raw, evaluated=evaluated, verified=True, structure=structure),
+            label=str(path),
+        )
     if path.suffix == ".npz":
         entries = {name.replace("/", "."): (path, name, struct) for name, struct in files.list_npz(path).items()}
         return _make_source(path, entries, files.read_npz)
@@ -152,6 +161,17 @@ def open_weights(
     return _open_checkpoint(path, "exchanged" if raw else "evaluated" if evaluated else "")
 
 
+def _download(path: epath.Path) -> epath.Path:
+    """Return a copy of a file in object storage, with shards and config; it is removed when the process ends."""
+    directory = epath.Path(tempfile.mkdtemp(prefix="jengine-weights-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    download_file(path, directory / path.name)
+    names = decode((directory / path.name).read_text())["weight_map"].values() if path.name.endswith(_INDEX) else ()
+    for name in {CONFIG, *names} & {name for name, is_dir in list_directory(path.parent).items() if not is_dir}:
+        download_file(path.parent / name, directory / name)  # a name is data: only one that is next to the file
+    return directory / path.name
+
+
 def is_pytree_of_arrays(value: Any) -> bool:
     """Return whether `value` is an `nnx.Module` or a pytree with at least one level and one array.
 
@@ -164,7 +184,7 @@ def is_pytree_of_arrays(value: Any) -> bool:
     return bool(leaves) and leaves[0] is not value and any(hasattr(leaf, "shape") for leaf in leaves)
 
 
-def _list_shards(path: Path) -> dict[str, Entry]:
+def _list_shards(path: epath.Path) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for file, names in files.read_index(path).items():
         shard = path.parent / file
@@ -175,7 +195,7 @@ def _list_shards(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def _find_orbax(path: Path, with_steps: bool = True) -> dict[str, Path]:
+def _find_orbax(path: epath.Path, with_steps: bool = True) -> dict[str, epath.Path]:
     """Return the item directories in an Orbax checkpoint by name ('' without items); {} for anything else.
 
     With `with_steps`, `path` may also be a directory with steps, of which the newest counts.
@@ -193,11 +213,11 @@ def _find_orbax(path: Path, with_steps: bool = True) -> dict[str, Path]:
     return next((items for _, step in sorted(steps, reverse=True) if (items := _find_orbax(step, False))), {})
 
 
-def _read_orbax(directory: Path, structs: Structs) -> Iterable[tuple[str, Any]]:
+def _read_orbax(directory: epath.Path, structs: Structs) -> Iterable[tuple[str, Any]]:
     return arrays.read_flat(directory, structs).items()
 
 
-def _open_checkpoint(path: Path, moved: str) -> WeightSource:
+def _open_checkpoint(path: epath.Path, moved: str) -> WeightSource:
     """Open a jengine checkpoint, where `moved` names the metadata with the items to read from other paths."""
     meta, structs = read_meta(path), list_arrays(path)
     names = {name: name for name in structs}
@@ -209,15 +229,15 @@ def _open_checkpoint(path: Path, moved: str) -> WeightSource:
 
 
 def _make_source(
-    path: Path,
+    path: epath.Path,
     entries: Mapping[str, Entry],
-    read: Callable[[Path, Structs], Iterable[tuple[str, Any]]],
+    read: Callable[[epath.Path, Structs], Iterable[tuple[str, Any]]],
     meta: Mapping[str, Any] | None = None,
 ) -> WeightSource:
     """Return a source for weights on disk; `read` yields stored names and arrays from one file or directory."""
 
     def read_entries(wanted: Structs) -> Iterator[tuple[str, Any]]:
-        groups: dict[Path, dict[str, str]] = {}  # each file is opened once, whatever the order of the names
+        groups: dict[epath.Path, dict[str, str]] = {}  # each file is opened once, whatever the order of the names
         for name in wanted:
             place, stored, _ = entries[name]
             groups.setdefault(place, {})[stored] = name

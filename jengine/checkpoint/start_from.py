@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import pathlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from jengine.checkpoint.sources import FORMATS, is_pytree_of_arrays, locate_weig
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, config_path
 from jengine.registry import check_arguments
+from jengine.storage import storage_path
 
 Choice = Literal["checkpoint", "config", "error"]
 
@@ -159,7 +159,7 @@ def find_checkpoint_to_resume(
     if isinstance(load_from, str | os.PathLike):
         with config_path("load_from"):
             path = locate_weights(load_from, **verification)
-        manifest = read_manifest(pathlib.Path(path))
+        manifest = read_manifest(storage_path("load_from", path))
         if manifest is not None and manifest.iteration is not None:  # published weights have none
             return path, (
                 f"resume={resume!r} continues the run of load_from={os.fspath(load_from)!r}, as in MMEngine, and does "

@@ -11,7 +11,7 @@ import optax
 
 from jengine.annotations import Count, CountOrNever, Duration, Index
 from jengine.checkpoint import infer_rule, pick_metric, publish
-from jengine.checkpoint.layout import INCOMING, OUTGOING
+from jengine.checkpoint.commit import INCOMING, OUTGOING
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
 from jengine.data.batch_check import Batch
 from jengine.downloads import apply_backend_args
@@ -20,7 +20,7 @@ from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.hooks.save_schedule import KeepPolicy, SaveHistory, SavePolicy, check_policies, make_schedule
 from jengine.registry import HOOKS
-from jengine.storage import check_local_path
+from jengine.storage import storage_path
 
 
 @HOOKS.register_module()
@@ -39,7 +39,7 @@ class CheckpointHook(Hook):
         and with `save_policy` they count iterations.
       save_optimizer: False omits the optimizer state: a resumed run starts with fresh moments.
       save_param_scheduler: False omits the schedulers: a resumed run starts the schedules from scratch.
-      out_dir: directory of checkpoints, in a folder named like the work dir; by default the work dir itself.
+      out_dir: directory or URL of checkpoints, in a folder named like the work dir; by default the work dir itself.
       max_keep_ckpts: number of regular checkpoints to keep; -1 for all.
       save_last: also save at the end of training, including early stops, regardless of the interval.
       save_best: the metric whose best value is saved in a separate checkpoint, `best_<metric>_epoch_4`, or a list of
@@ -146,7 +146,7 @@ class CheckpointHook(Hook):
     @property
     def file_names(self) -> set[tuple[str, str]]:
         """The checkpoint names, as directory and template; no other hook may write or remove these."""
-        directory = "" if self.out_dir is None else os.path.abspath(self.out_dir)
+        directory = "" if self.out_dir is None else str(storage_path("CheckpointHook.out_dir", self.out_dir))
         regular = self.filename_tmpl or ("epoch_{}" if self.by_epoch else "iter_{}")
         return {(directory, regular), *((directory, f"best_{metric}") for metric in self._rules)}
 
@@ -397,7 +397,7 @@ class CheckpointHook(Hook):
         names = [self._last] if self.save_last and self._last else []
         names += [best[0]["name"] for best in self._best.values()]
         for name in dict.fromkeys(names):  # the last one may be the best too
-            if os.path.isdir(self._path(name)) and jax.process_index() == 0:
+            if jax.process_index() == 0 and storage_path("path", self._path(name)).is_dir():
                 path, removed = publish(self._path(name), self.published_keys)
                 runner.logger.info(f"Published {path} without the keys {', '.join(removed)}.")
 
@@ -454,7 +454,7 @@ def _is_finite(params: optax.Params) -> jax.Array:
 
 def _check_destination(out_dir: str | None, filename_tmpl: str | None) -> None:
     if out_dir is not None:
-        check_local_path("CheckpointHook.out_dir", out_dir)
+        storage_path("CheckpointHook.out_dir", out_dir)
     if filename_tmpl is None:
         return
     if filename_tmpl.endswith((INCOMING, OUTGOING)):

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from jengine.checkpoint.manifest import write_synced
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.json_codec import decode, encode
+from jengine.storage import write_bytes
 from jengine.train.parameters import count_parameters
 from jengine.versions import describe_device, environment_versions
 
@@ -98,7 +98,7 @@ def _read(runner: RunnerProtocol) -> dict[str, Any]:
 
 def _write(runner: RunnerProtocol, record: dict[str, Any]) -> None:
     try:
-        write_synced(pathlib.Path(runner.log_dir, FILE), encode(record, indent=1))
+        write_bytes(pathlib.Path(runner.log_dir, FILE), encode(record, indent=1).encode())
     except OSError as error:  # training does not depend on it
         runner.logger.warning(f"{FILE} could not be written: {error}")
 

@@ -1,17 +1,18 @@
 """Report at the end of a run: the validation table, the time by phase, the speed, and the file paths."""
 
 import os
-import pathlib
 import signal
 from collections.abc import Mapping
 from typing import Any
 
 from jengine.checkpoint import find_latest, read_meta
+from jengine.checkpoint.layout import read_pointer
 from jengine.evaluation.table import format_validations
 from jengine.hooks.run_record import read_sessions, update_record
 from jengine.logging import Goodput, measure_goodput
 from jengine.runner.failures import is_consistent, list_directories, recreate_work_dir
 from jengine.runner.runner_protocol import RunnerInternals
+from jengine.storage import storage_path
 from jengine.train.peak_flops import compute_utilisation
 from jengine.train.speed import format_speed
 
@@ -84,15 +85,15 @@ def _describe_interruption(runner: RunnerInternals) -> str:
         return f"{at}; nothing is saved: the run has no checkpoint."
     saved = read_meta(newest)["meta"]["iter"]
     lost = f", of iteration {saved}" if saved < runner.iter else ""
-    is_default = pathlib.Path(newest).parent == pathlib.Path(runner.work_dir)
-    command = runner.resume_command(None if is_default else str(newest))
+    is_default = os.path.dirname(newest) == runner.work_dir
+    command = runner.resume_command(None if is_default else newest)
     return f"{at}; saved: {os.path.basename(newest)}{lost}. To continue: {command}"
 
 
 def list_files(runner: RunnerInternals) -> str:
     """Return the paths of checkpoints, logs and TensorBoard files, one per line."""
-    last = pathlib.Path(runner.work_dir, "last_checkpoint")
-    newest = f" (last: {os.path.basename(last.read_text().strip())})" if last.exists() else ""
+    last = read_pointer(storage_path("work_dir", runner.work_dir))
+    newest = "" if last is None else f" (last: {last.name})"
     log_dir = os.path.join(runner.work_dir, runner.timestamp)
     vis_dir = os.path.join(log_dir, "vis_data")
     lines = [

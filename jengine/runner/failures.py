@@ -13,15 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from jengine.checkpoint import CheckpointSaveError, list_checkpoints
+from jengine.checkpoint import CheckpointSaveError
 from jengine.checkpoint.failed_saves import ignore_closed_event_loops
+from jengine.checkpoint.layout import find_manifests
 from jengine.checkpoint.lock_holder import WorkDirLockedError
-from jengine.checkpoint.manifest import read_manifest
 from jengine.config import write_config
 from jengine.data import select_arrays
 from jengine.distributed import process_local_batch
@@ -32,6 +31,7 @@ from jengine.optim import AmpOptimWrapper
 from jengine.runner.interrupts import watch_waits
 from jengine.runner.runner_protocol import RunnerInternals, TrainLoopInternals
 from jengine.sharding.strategy import is_pending
+from jengine.storage import storage_path
 from jengine.train.out_of_memory import explain_out_of_memory
 
 _LIMIT_VARIABLE = "JENGINE_FAILURE_TIMEOUT"
@@ -115,13 +115,11 @@ def _find_checkpoint_before(runner: RunnerInternals, iteration: int) -> str | No
     if runner.processes.count == 1:  # several would have to wait together
         with contextlib.suppress(CheckpointSaveError):
             runner.checkpointer.wait()
-    paths = (
-        path for directory in list_directories(runner) if directory.is_dir() for path in list_checkpoints(directory)
-    )
-    manifests = {path: read_manifest(Path(path)) for path in paths}
+    directories = [storage_path("path", directory) for directory in list_directories(runner)]
+    manifests = {path: manifest for found in map(find_manifests, directories) for path, manifest in found.items()}
     # The step that starts from a checkpoint, and computes the first loss with it, has the checkpoint's number
     found = [
-        (manifest.iteration, manifest.is_latest, path)
+        (manifest.iteration, manifest.is_latest, str(path))
         for path, manifest in manifests.items()
         if manifest is not None and manifest.is_complete and manifest.run == runner.run_id
         if manifest.iteration is not None and manifest.iteration < iteration
@@ -129,10 +127,10 @@ def _find_checkpoint_before(runner: RunnerInternals, iteration: int) -> str | No
     return max(found)[2] if found else None
 
 
-def list_directories(runner: RunnerInternals) -> list[Path]:
+def list_directories(runner: RunnerInternals) -> list[str]:
     """Return the work dir and the other directories to which hooks write checkpoints."""
     others = (path for hook in runner.hooks for path in hook.list_directories(runner.work_dir))
-    return [Path(runner.work_dir), *map(Path, others)]
+    return [runner.work_dir, *others]
 
 
 # --- Whether training can continue or be saved ---

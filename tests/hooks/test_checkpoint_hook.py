@@ -392,7 +392,7 @@ def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(train):
             ValueError,
             "backend='local', 's3' or 'http', got 'lmdb'",
         ),
-        ({"out_dir": "s3://bucket"}, ValueError, "mounted file system, got 's3://bucket'"),
+        ({"out_dir": "ftp://bucket"}, ValueError, "URL of gs:// or s3://, got 'ftp://bucket'"),
     ],
 )
 def test_an_invalid_argument_is_refused_at_construction(settings, error, message):

@@ -342,16 +342,16 @@ def test_messages_give_path_expectation_and_value(changes, message, tmp_path):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("url", ["gs://bucket/run", "s3://bucket/run", "s3a://bucket"])
+@pytest.mark.parametrize("url", ["ftp://bucket/run", "s3a://bucket"])
 @pytest.mark.parametrize(
     "argument", ["work_dir", "resume", "load_from", "load_from.path", "default_hooks.checkpoint.out_dir"]
 )
-def test_urls_of_object_storage_are_refused_and_no_directory_is_named_after_them(argument, url, tmp_path, monkeypatch):
+def test_urls_of_other_schemes_are_refused_and_no_directory_is_named_after_them(argument, url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name, *keys = argument.split(".")
     for key in reversed(keys):
         url = {key: url} | ({"type": "CheckpointHook"} if key == "out_dir" else {})
-    with pytest.raises(ConfigError, match="must be a path on a local or mounted file system, got '(gs|s3|s3a)://"):
+    with pytest.raises(ConfigError, match="must be a local path or a URL of gs:// or s3://, got '(ftp|s3a)://"):
         Runner(**{**config("run"), name: url})
     assert list(tmp_path.iterdir()) == []
 

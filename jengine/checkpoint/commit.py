@@ -1,0 +1,163 @@
+"""How a checkpoint appears and disappears as a whole, on a file system and on object storage.
+
+On a file system it is written to `epoch_5.incoming` and renamed once the manifest is complete; to remove it, it is
+renamed to `epoch_5.outgoing` first. So a directory with a checkpoint's final name is complete whenever the process is
+killed.
+
+Object storage has no rename. There the files are written under their final names and the manifest is written last: a
+directory without one is no checkpoint. To remove a checkpoint, the manifest is removed first. Objects with the names
+`epoch_5.incoming` and `epoch_5.outgoing` tell the next run what a killed one has left unfinished.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+
+from jengine.checkpoint.manifest import (
+    BLOBS,
+    COMMIT,
+    MANIFEST,
+    META,
+    STATE,
+    claim,
+    find_incomplete,
+    has_manifest,
+    read_manifest,
+    remove,
+    validate_checkpoint,
+)
+from jengine.storage import (
+    StorageError,
+    copy_file,
+    is_url,
+    list_directory,
+    list_files,
+    remove_files,
+    sync,
+    write_bytes,
+)
+
+INCOMING = ".incoming"
+OUTGOING = ".outgoing"
+_OWN = re.compile("|".join([rf"{STATE}/.*", *map(re.escape, (META, BLOBS, COMMIT, MANIFEST)), r"manifest\.\d+\.json"]))
+
+
+def find_incoming(path: PurePath) -> PurePath:
+    """Return the directory that a save to `path` writes to."""
+    return path if is_url(path) else _beside(path, INCOMING)
+
+
+def begin(path: PurePath, run: str) -> None:
+    """Prepare a save to `path`, for which the caller writes the files to `find_incoming(path)` and seals them.
+
+    On object storage a checkpoint with the same name is removed now.
+
+    Raises:
+      FileExistsError: `path` exists and is not a checkpoint of the run.
+    """
+    manifest = read_manifest(path)
+    is_own = manifest is not None and manifest.run == run
+    refusal = f"{path} exists and is not a checkpoint of this run; move it elsewhere"
+    if not is_url(path):
+        os.makedirs(path.parent, exist_ok=True)
+        if os.path.exists(path) and not is_own:
+            raise FileExistsError(refusal)
+        claim(find_incoming(path), run)
+        return
+    files = list_files(path)
+    if not is_own and (manifest is not None or not all(map(_OWN.fullmatch, files))):
+        raise FileExistsError(refusal)
+    write_bytes(_beside(path, INCOMING), run.encode())
+    _remove_objects(path, files)
+
+
+def finish(path: PurePath) -> None:
+    """Give a sealed checkpoint its final name, in the place of one with the same name."""
+    incoming, outgoing = _beside(path, INCOMING), _beside(path, OUTGOING)
+    if is_url(path):
+        remove_files([incoming])
+        return
+    if os.path.exists(path):
+        remove(outgoing)
+        os.rename(path, outgoing)  # a rename over a directory with files fails
+    os.rename(incoming, path)
+    sync(path.parent)  # the rename is on disk before anything older is removed
+    remove(outgoing)
+
+
+def abandon(path: PurePath) -> None:
+    """Remove what a failed save has written."""
+    with contextlib.suppress(OSError, StorageError):  # the reason of the failure matters more
+        if not is_url(path):
+            remove(_beside(path, INCOMING))
+        elif find_incomplete(path) is not None:
+            _remove_objects(path, list_files(path))
+            remove_files([_beside(path, INCOMING)])
+
+
+def delete(path: PurePath) -> None:
+    """Remove a checkpoint; a process killed in the middle of it leaves nothing that looks like one.
+
+    Raises:
+      FileExistsError: the directory is not a checkpoint.
+    """
+    outgoing = _beside(path, OUTGOING)
+    if is_url(path):
+        files = list_files(path)
+        if files and not all(map(_OWN.fullmatch, files)):
+            raise FileExistsError(f"{path} is not a checkpoint of jengine, so it is not removed")
+        write_bytes(outgoing, b"")
+        _remove_objects(path, files)
+        remove_files([outgoing])
+        return
+    if os.path.exists(path) and not has_manifest(path):
+        raise FileExistsError(f"{path} is not a checkpoint of jengine, so it is not removed")
+    remove(outgoing)
+    if os.path.exists(path):
+        os.rename(path, outgoing)
+        remove(outgoing)
+
+
+def move(path: PurePath, target: PurePath) -> None:
+    """Move a checkpoint; on object storage the store copies the files."""
+    if not is_url(path):
+        os.rename(path, target)
+        return
+    names = list_files(path)
+    for name in sorted(names, key=lambda name: name == MANIFEST):  # the seal last
+        copy_file(path / name, target / name)
+    delete(path)
+
+
+def clean_up(directory: PurePath) -> None:
+    """Finish or discard what killed runs have left unfinished; call it before a save, while no other is in progress."""
+    if is_url(directory):
+        for name, is_directory in list_directory(directory).items():
+            path = directory / name.removesuffix(INCOMING).removesuffix(OUTGOING)
+            if is_directory or path.name == name:
+                continue
+            if name.endswith(OUTGOING) or find_incomplete(path) is not None:
+                _remove_objects(path, list_files(path))
+            remove_files([directory / name])
+        return
+    for incoming in filter(has_manifest, Path(directory).glob(f"*{INCOMING}")):
+        path = incoming.with_name(incoming.name.removesuffix(INCOMING))
+        if not path.exists() and validate_checkpoint(incoming) is None:
+            incoming.rename(path)
+        else:
+            remove(incoming)
+    for outgoing in filter(has_manifest, Path(directory).glob(f"*{OUTGOING}")):
+        remove(outgoing)
+
+
+def _beside(path: PurePath, suffix: str) -> PurePath:
+    return path.with_name(path.name + suffix)
+
+
+def _remove_objects(path: PurePath, names: Iterable[str]) -> None:
+    """Remove the seals, then the other files, of which some may be missing."""
+    remove_files([path / MANIFEST])
+    remove_files([path / COMMIT])
+    remove_files([path / name for name in names if name not in (MANIFEST, COMMIT)])
