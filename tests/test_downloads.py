@@ -1,9 +1,11 @@
+import json
+
 import fsspec
 import numpy as np
 import pytest
 
 from jengine.config import load_config
-from jengine.data import TokenWindows
+from jengine.data import BaseDataset, TokenWindows
 from jengine.downloads import apply_backend_args, local_copy
 from jengine.errors import ConfigError
 from jengine.evaluation.dump import write_arrays
@@ -50,6 +52,16 @@ def test_data_may_be_at_any_url_that_fsspec_knows(cache_dir):
     assert local_copy("memory://data/a.bin").read_bytes() == b"abc"
     with pytest.raises(ConfigError, match="a scheme that fsspec knows, such as gs:// or s3://, got unknown://"):
         local_copy("unknown://bucket/a")
+
+
+def test_the_annotations_of_a_dataset_are_read_at_a_url(bucket, cache_dir):
+    annotations = {"metainfo": {}, "data_list": [{"img_path": "a.png"}]}
+    write_bytes(f"{bucket}/coco/train.json", json.dumps(annotations).encode())
+    write_bytes(f"{bucket}/coco/classes.txt", b"cat\ndog\n")
+    root = f"{bucket}/coco"
+    dataset = BaseDataset("train.json", dict(classes=f"{root}/classes.txt"), root, dict(img_path="images"), pipeline=[])
+    assert dataset[0]["img_path"] == f"{bucket}/coco/images/a.png"
+    assert dataset.metainfo == {"classes": ["cat", "dog"]}
 
 
 def test_a_config_is_loaded_with_the_modules_and_base_files_next_to_it(bucket):

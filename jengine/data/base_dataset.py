@@ -13,8 +13,10 @@ import numpy as np
 from jengine.annotations import Count, is_mapping
 from jengine.data.host_entries import Sample
 from jengine.data.pipeline import Pipeline, sample_generator
+from jengine.downloads import local_copy
 from jengine.errors import ConfigError, config_path
 from jengine.registry import DATASETS
+from jengine.storage import is_url
 
 Record = dict[str, Any]
 Indices = int | Sequence[int] | np.ndarray | None
@@ -54,7 +56,8 @@ class BaseDataset:
       ann_file: annotation file, below `data_root` unless it is an absolute path; '' for none.
       metainfo: facts about the dataset, such as the class names; they replace those in the file and in `METAINFO`. The
         name of a file stands for the list of its lines.
-      data_root: directory of the files.
+      data_root: directory or URL of the files. Of files at URLs the annotations are copied, see `local_copy`, which a
+        transform that reads other files should call too.
       data_prefix: directories by name, each below `data_root`: `dict(img_path='train')`. A record's entry of this name
         is completed with it.
       filter_cfg: passed on to `filter_data`, which a subclass overrides.
@@ -253,18 +256,18 @@ def _select(indices: Indices, count: int) -> list[int]:
 
 def _read_lines(value: Any) -> Any:
     """Return the lines of a file for its name, and a copy of anything else."""
-    if isinstance(value, str) and os.path.isfile(value):
-        with open(value, encoding="utf-8") as file:
+    if isinstance(value, str) and (is_url(value) or os.path.isfile(value)):
+        with open(local_copy(value), encoding="utf-8") as file:
             return file.read().splitlines()
     return copy.deepcopy(value)
 
 
 def _load_file(path: str) -> Any:
     if path.endswith((".pkl", ".pickle")):
-        with open(path, "rb") as file:
+        with open(local_copy(path), "rb") as file:
             return pickle.load(file)
     if path.endswith(".json"):
-        with open(path, encoding="utf-8") as file:
+        with open(local_copy(path), encoding="utf-8") as file:
             return json.load(file)
     raise ConfigError(
         f"`ann_file` must end in .json, .pkl or .pickle, got {path!r}; another format needs a subclass with "

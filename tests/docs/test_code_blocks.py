@@ -272,6 +272,14 @@ def test_data_page(run_page):
     assert names["batch"]["image"].shape == (32, 8, 8, 1)
 
 
+def test_storage_page(run_page, tmp_path):
+    names = run_page("storage.md")
+    assert len(names["windows"]) == 7  # of 128 of 1,000 tokens
+    runner = SimpleNamespace(is_main_process=True, local_dir=str(tmp_path), epoch=2)
+    names["NoteHook"]().after_train_epoch(runner)
+    assert (tmp_path / "notes.txt").read_text() == "epoch 2 is complete\n"
+
+
 def test_ema_page(run_page):
     names = run_page("ema.md")
     (hook,) = build_sections(vars(names["config"]))["custom_hooks"]
