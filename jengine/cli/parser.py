@@ -160,7 +160,9 @@ def _add_report(commands: Commands, traceback: argparse.ArgumentParser) -> None:
     work_dirs = "a work dir, for its newest run; one of its directories WORK_DIR/TIMESTAMP; or a directory of work dirs"
     report.add_argument("work_dirs", nargs="+", metavar="WORK_DIR", help=work_dirs)
     report.add_argument("--out", default="report.html", metavar="FILE", help="the page to write (default: report.html)")
-    report.add_argument("--images", type=int, default=8, metavar="N", help="steps to show of each image (default: 8)")
+    report.add_argument(
+        "--images", type=int, metavar="N", help="steps to show of each image (default: 8; 1 of over 8 runs)"
+    )
     report.add_argument("--serve", action="store_true", help="serve the page and follow the runs instead of writing it")
     report.add_argument("--host", default="127.0.0.1", metavar="HOST", help="address to serve on (default: 127.0.0.1)")
     report.add_argument("--port", type=int, default=8080, metavar="PORT", help="port to serve on; 0 for any free one")

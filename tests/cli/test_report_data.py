@@ -3,9 +3,9 @@ import math
 
 import pytest
 
-from jengine.cli.report.page import collect_data
-from jengine.cli.report.page_data import MAX_IMAGE_NAMES, thin
-from jengine.cli.report.run_files import find_runs, name_runs, read_run
+from jengine.cli.report.page import collect_data, render_page
+from jengine.cli.report.page_data import MAX_IMAGE_NAMES, build_page_data, thin
+from jengine.cli.report.run_files import find_runs, name_runs, read_run, read_runs
 from jengine.cli.report.run_metrics import compare_configs, read_curves
 
 from .report_runs import losses, train_row, write_run
@@ -61,6 +61,38 @@ def test_the_rule_of_the_checkpoint_hook_comes_first_and_an_unknown_one_gives_no
     best = {item["metric"]: item for item in collect_data([str(tmp_path)], images=1)["runs"][0]["best"]}
     assert best["recall"]["best"] == {"value": 1.0, "iter": 2}
     assert (best["speed_of"]["rule"], best["speed_of"]["best"], best["speed_of"]["last"]) == ("", None, 2.0)
+
+
+def test_a_page_of_fifty_runs_has_fewer_points_and_stays_below_five_megabytes(tmp_path):
+    pytest.importorskip("plotly")
+    rows = [train_row(step, **{f"part_{i}": math.sin(step * i) for i in range(5)}) for step in range(1, 601)]
+    for name in ("a", "b"):
+        write_run(tmp_path / name, rows, images=[("sample", step) for step in range(10)])
+    runs = read_runs([str(tmp_path)])
+    few = build_page_data(runs)
+    assert [len(item["x"]) for item in few["runs"][0]["series"]] == [600] * 8  # with the rate and the times
+    assert len(few["runs"][0]["images"][0]["items"]) == 8
+    many = build_page_data({f"{name}_{i}": run for i in range(25) for name, run in runs.items()})
+    assert max(len(item["x"]) for item in many["runs"][0]["series"]) == 300  # 120,000 points in 400 curves
+    assert len(many["runs"][0]["images"][0]["items"]) == 1
+    assert len(render_page({"created": "", **many})) < 5e6
+
+
+def test_the_table_of_the_page_has_what_differs_and_means_over_seeds(tmp_path):
+    for name, lr, seed, scale in (("a", 0.1, 0, 2.0), ("b", 0.1, 1, 4.0), ("c", float("inf"), 0, 1.0)):
+        config = {"optim_wrapper": {"lr": lr}, "randomness": {"seed": seed}}
+        write_run(tmp_path / name, losses(scale), config=config, seed=seed)
+    data = collect_data([str(tmp_path)])
+    table = data["table"]
+    assert (table["hyperparams"], table["main"]) == ({"optim_wrapper.lr": "lr"}, "accuracy/top1")
+    assert table["metrics"] == {"accuracy/top1": "greater", "loss": "less"}
+    assert [group["runs"] for group in table["groups"]] == [["c"], ["a", "b"]]
+    assert table["groups"][1]["values"]["best"]["accuracy/top1"] == pytest.approx((0.15, 0.05 * 2**0.5, 2))  # 0.2, 0.1
+    assert [run["group"] for run in data["runs"]] == [1, 1, 0]
+    assert [run["hyperparams"] for run in data["runs"]] == [{"optim_wrapper.lr": x} for x in (0.1, 0.1, "inf")]
+    assert data["runs"][2]["values"] == {
+        "best": {"accuracy/top1": 0.4, "loss": 0.05}, "final": {"accuracy/top1": 0.4, "loss": 0.05},
+    }  # fmt: skip
 
 
 def test_configs_are_compared_by_path():

@@ -15,7 +15,7 @@ _REFRESH = 5.0  # seconds
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Write the page, or serve it until an interrupt."""
-    if args.images < 1:
+    if args.images is not None and args.images < 1:
         raise ConfigError(f"`--images` must be at least 1, got {args.images}")
     page = report(*args.work_dirs, images=args.images)
     if not args.serve:

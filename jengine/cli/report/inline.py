@@ -42,7 +42,7 @@ class Report:
         return f'<iframe srcdoc="{page}" style="{style}" title="jengine report"></iframe>'
 
 
-def report(*work_dirs: str | os.PathLike[str], images: Count = 8, height: Count = 800) -> Report:
+def report(*work_dirs: str | os.PathLike[str], images: Count | None = None, height: Count = 800) -> Report:
     """Return the report on some runs, for a notebook; the command line has `jengine report`.
 
     >>> import jengine
@@ -50,7 +50,7 @@ def report(*work_dirs: str | os.PathLike[str], images: Count = 8, height: Count 
 
     Args:
       *work_dirs: work dirs, directories with several, or log directories of runs.
-      images: steps to show of each image.
+      images: steps to show of each image; by default 8, and 1 of more than 8 runs.
       height: of the frame in a notebook, in pixels.
 
     Raises:

@@ -1,5 +1,3 @@
-"use strict";
-
 const COLORS = ["#4c78d8", "#e4682e", "#2ca58d", "#b565d9", "#c9901a", "#d94f87", "#17a2c4", "#7a8b3d", "#a0705a", "#8a84f0"];
 const PHASES = ["#4c78d8", "#e4a12e", "#2ca58d", "#b565d9", "#d94f87", "#17a2c4", "#7a8b3d", "#a0705a", "#98a2b3"];
 const TOUCH = matchMedia("(pointer: coarse)").matches;
@@ -7,11 +5,11 @@ const DARK = matchMedia("(prefers-color-scheme: dark)");
 const OPEN = new Set(["Losses", "Metrics", "Training", "Learning rates"]);
 
 let data = JSON.parse(document.getElementById("data").textContent);
-const state = Object.assign({ smooth: 0, axis: "iter", log: false, theme: "system" }, load());
+const state = Object.assign({ smooth: 0, axis: "iter", log: false, theme: "system", group: false, sort: "", reverse: false }, load());
 const hidden = new Set();  // names of runs
 const panels = new Map();  // name -> the elements and settings of a panel
 const drawn = {};  // the contents of each section as text, to leave unchanged ones as they are
-let filter = "", range = null, syncing = false;
+let filter = "", search = "", range = null, syncing = false;
 
 function load() {
   try { return JSON.parse(localStorage.getItem("jengine-report") || "{}"); } catch { return {}; }
@@ -30,12 +28,11 @@ function el(tag, attributes, ...children) {
   node.append(...children.filter(child => child !== null));
   return node;
 }
-function color(run) { return COLORS[data.runs.indexOf(run) % COLORS.length]; }
-function visibleRuns() { return data.runs.filter(run => !hidden.has(run.name)); }
 function format(value) {
   if (value === null || value === undefined) return "";
+  if (typeof value !== "number") return String(value);
   const size = Math.abs(value);
-  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(3) : String(Number(value.toPrecision(5)));
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? Number(value.toPrecision(4)).toExponential() : String(Number(value.toPrecision(5)));
 }
 function duration(seconds) {
   const whole = Math.round(seconds), h = Math.floor(whole / 3600), m = Math.floor(whole / 60) % 60;
@@ -73,23 +70,34 @@ function positions(run, series) {
   return state.axis === "epoch" && run.epoch_length ? series.x.map(x => x / run.epoch_length) : series.x;
 }
 
+function findCurves(entry, panel) {
+  // Its curves by mode: that of a run, or the mean of several.
+  return ["train", "val"].map(mode => {
+    const found = entry.runs.flatMap(run => run.series.filter(item => item.name === panel.name && (item.mode === "val") === (mode === "val")).map(series => ({ x: positions(run, series), y: series.y })));
+    return found.length ? { mode, ...(found.length > 1 ? average(found) : found[0]) } : null;
+  }).filter(Boolean);
+}
+
 function traces(panel) {
-  const result = [];
-  for (const run of visibleRuns()) {
-    for (const series of run.series.filter(item => item.name === panel.name)) {
-      const x = positions(run, series), validation = series.mode === "val";
-      const label = validation ? `${run.name} (validation)` : run.name;
-      const smooth = !validation && panel.group !== "Learning rates" && state.smooth > 0 && series.y.length > 2;
-      const base = { x, type: "scatter", line: { color: color(run), width: 2 }, legendgroup: run.name };
-      if (smooth) {
-        result.push({ ...base, y: series.y, mode: "lines", opacity: 0.28, line: { color: color(run), width: 1 }, hoverinfo: "skip", showlegend: false });
+  const result = [], shown = entries(), alone = shown.length > MANY / 2, width = shown.length > MANY ? 1.3 : 2;
+  for (const entry of shown) {
+    for (const curve of findCurves(entry, panel)) {
+      const validation = curve.mode === "val", label = validation ? `${entry.name} (validation)` : entry.name;
+      const smooth = !validation && panel.group !== "Learning rates" && state.smooth > 0 && curve.y.length > 2;
+      const y = smooth ? smoothed(curve.y, state.smooth) : curve.y, spread = smooth && curve.spread ? smoothed(curve.spread, state.smooth) : curve.spread;
+      const base = { x: curve.x, type: "scatter", line: { color: entry.color, width }, legendgroup: entry.name };
+      const quiet = { ...base, mode: "lines", hoverinfo: "skip", showlegend: false };
+      if (smooth && !spread) result.push({ ...quiet, y: curve.y, opacity: 0.28, line: { color: entry.color, width: 1 } });
+      if (spread) {
+        const edge = sign => y.map((value, i) => value === null ? null : value + sign * spread[i]), line = { width: 0 };
+        result.push({ ...quiet, y: edge(-1), line }, { ...quiet, y: edge(1), line, fill: "tonexty", fillcolor: translucent(entry.color, 0.16) });
       }
+      const text = `<b>${escapeHtml(label)}</b><br>${escapeHtml(entry.text)}<br>%{y:.5g}${spread ? " ± %{customdata:.2g}" : ""} at %{x}<extra></extra>`;
       result.push({
-        ...base, name: label, y: smooth ? smoothed(series.y, state.smooth) : series.y,
-        mode: validation || series.y.length < 3 ? "lines+markers" : "lines",
-        line: { color: color(run), width: validation ? 1.5 : 2, dash: validation ? "dot" : "solid" },
-        marker: { color: color(run), size: validation ? 7 : 6, symbol: validation ? "circle-open" : "circle", line: { width: 2 } },
-        hovertemplate: "%{y:.5g}<extra>%{fullData.name}</extra>",
+        ...base, name: label, y, mode: validation || curve.y.length < 3 ? "lines+markers" : "lines", customdata: spread,
+        line: { color: entry.color, width: validation ? 0.75 * width : width, dash: validation ? "dot" : "solid" },
+        marker: { color: entry.color, size: 3.5 * width, symbol: validation ? "circle-open" : "circle", line: { width } },
+        hovertemplate: alone ? text.replace("<br><br>", "<br>") : "%{y:.5g}<extra>%{fullData.name}</extra>",
       });
     }
   }
@@ -104,8 +112,8 @@ function layout(panel) {
     font: { family: "system-ui, sans-serif", color: css("--muted"), size: 12 },
     xaxis: { ...axis, title: { text: state.axis === "epoch" ? "epoch" : "iteration", font: { size: 11 }, standoff: 4 }, ...(range ? { range: [...range] } : { autorange: true }) },
     yaxis: { ...axis, type: panel.log ? "log" : "linear", exponentformat: "power", nticks: 7 },
-    hovermode: "x unified", hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--text"), size: 12 } },
-    showlegend: full, legend: { orientation: "h", y: -0.12 }, dragmode: TOUCH && !full ? false : "zoom",
+    hovermode: entries().length > MANY / 2 ? "closest" : "x unified", hoverlabel: hoverLabel(),
+    showlegend: full && entries().length <= 3 * MANY, legend: { orientation: "h", y: -0.12 }, dragmode: TOUCH && !full ? false : "zoom",
     modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--muted"), activecolor: css("--accent") }, uirevision: `${state.axis}${panel.log}`,
   };
 }
@@ -120,6 +128,7 @@ function draw(panel) {
   if (!panel.listening) {
     panel.listening = true;
     panel.plot.on("plotly_relayout", event => follow(panel, event));
+    followPointer(panel.plot);
   }
 }
 
@@ -220,7 +229,6 @@ function renderCurves() {
     if (!shown.length) root.append(el("p", { class: "empty" }, data.panels.length ? "No curve has this name." : "There are no curves yet."));
   }
   panels.forEach(describe);
-  redraw();
 }
 
 // --- Tables. ---
@@ -241,7 +249,7 @@ function section(id, title, ...content) {
 }
 
 function update(id, facts, draw) {
-  const text = JSON.stringify([data.runs.map(run => run.name), document.documentElement.dataset.theme, facts]);
+  const text = JSON.stringify([data.runs.map(run => run.name), isGrouped(), document.documentElement.dataset.theme, facts]);
   if (drawn[id] === text) return;
   drawn[id] = text;
   draw();
@@ -252,53 +260,8 @@ function renderSections() {
   // Not the browser's own jump: in the frame of a notebook it would load the notebook.
   const jump = id => event => { event.preventDefault(); $(id).scrollIntoView(); };
   const link = (id, text) => el("a", { href: `#${id}`, onclick: jump(id) }, text);
-  $("sections").replaceChildren(link("curves", "Curves"), ...links.map(([id, title]) => link(id, title.textContent)));
-}
-
-function renderRuns() {
-  $("run-list").replaceChildren(...data.runs.map(run => {
-    const box = el("input", {
-      type: "checkbox", checked: !hidden.has(run.name),
-      onchange: event => { event.target.checked ? hidden.delete(run.name) : hidden.add(run.name); renderRuns(); redraw(); },
-    });
-    const total = Object.values(run.seconds).reduce((sum, value) => sum + value, 0);
-    const epoch = run.max_epochs && run.epoch_length ? `, epoch ${Math.min(run.max_epochs, Math.floor(run.iter / run.epoch_length))} of ${run.max_epochs}` : "";
-    const facts = [
-      run.max_iters ? `${run.iter.toLocaleString("en")} of ${run.max_iters.toLocaleString("en")} iterations${epoch}` : `${run.iter.toLocaleString("en")} iterations`,
-      total ? duration(total) : null, run.started ? `started ${run.started}` : null, run.sessions > 1 ? `${run.sessions} sessions` : null,
-      ...Object.entries(run.test).map(([name, value]) => `test ${name} ${format(value)}`),
-    ].filter(Boolean).join(" · ");
-    const status = run.status.split(" ")[0];
-    return el("label", { class: hidden.has(run.name) ? "hidden-run" : null, "--color": color(run), title: run.path },
-      box, el("span", { class: "swatch" }), el("span", { class: "run-name" }, run.name), el("span", { class: `status ${status}` }, run.status),
-      el("div", { class: "progress" }, el("div", { style: `width:${run.max_iters ? Math.min(100, 100 * run.iter / run.max_iters) : 0}%` })),
-      el("div", { class: "facts" }, facts), ...run.notes.map(note => el("div", { class: "note" }, note)));
-  }));
-}
-
-function renderValidation() {
-  const metrics = [...new Set(data.runs.flatMap(run => run.best.map(item => item.metric)))];
-  if (!metrics.length) return section("validation", "Best validation");
-  const find = (run, metric) => run.best.find(item => item.metric === metric);
-  const winner = metric => {
-    const found = data.runs.map(run => find(run, metric)).filter(item => item && item.best);
-    const values = found.map(item => item.best.value);
-    return found.length < 2 ? null : found[0].rule === "greater" ? Math.max(...values) : Math.min(...values);
-  };
-  const winners = new Map(metrics.map(metric => [metric, winner(metric)]));
-  const rows = data.runs.map(run => [runName(run), ...metrics.map(metric => {
-    const item = find(run, metric);
-    if (!item) return el("td", { class: "number" });
-    const when = item.best && (run.epoch_length && run.max_epochs ? `epoch ${Math.round(item.best.iter / run.epoch_length)}` : `iter ${item.best.iter}`);
-    const text = item.best ? [format(item.best.value), " ", el("small", {}, `${when}, last ${format(item.last)}`)] : [format(item.last), " ", el("small", {}, "last")];
-    return el("td", { class: item.best && item.best.value === winners.get(metric) ? "number best" : "number" }, ...text);
-  })]);
-  const rules = data.runs.flatMap(run => run.best);
-  const headings = metrics.map(metric => {
-    const rule = (rules.find(item => item.metric === metric) || {}).rule;
-    return `${metric} ${rule === "greater" ? "↑" : rule === "less" ? "↓" : ""}`;
-  });
-  section("validation", "Best validation", table(["run", ...headings], rows, headings.map((_, i) => i + 1)));
+  const all = links.map(([id, title]) => link(id, title.textContent));
+  $("sections").replaceChildren(all[0], link("curves", "Curves"), ...all.slice(1));
 }
 
 function renderTime() {
@@ -306,7 +269,7 @@ function renderTime() {
   if (!runs.length) return section("time", "Time");
   const phases = [...new Set(runs.flatMap(run => Object.keys(run.seconds)))];
   const total = run => Object.values(run.seconds).reduce((sum, value) => sum + value, 0);
-  const bars = el("div", { class: "bars", "--height": `${70 + 34 * runs.length}px` });
+  const bars = el("div", { class: "bars", "--height": `${70 + (runs.length > MANY ? 18 : 34) * runs.length}px` });
   const share = (run, phase) => 100 * (run.seconds[phase] || 0) / total(run);
   const rows = runs.map(run => [runName(run), duration(total(run)), ...phases.map(phase =>
     el("td", { class: "number" }, phase in run.seconds ? duration(run.seconds[phase]) : "", " ", el("small", {}, phase in run.seconds ? `${share(run, phase).toFixed(1)} %` : ""))),
@@ -402,9 +365,8 @@ function render() {
   $("created").textContent = `${plural}, ${data.created}`;
   $("created").className = data.refresh ? "live" : "";
   const facts = (...names) => data.runs.map(run => names.map(name => run[name]));
-  renderRuns();
   renderCurves();
-  update("validation", facts("best"), renderValidation);
+  renderComparison();
   update("pictures", facts("images"), renderPictures);
   update("time", facts("seconds", "speed"), renderTime);
   update("config", data.config, renderConfig);
@@ -427,7 +389,11 @@ function connectControls() {
   $("smooth").oninput = event => { state.smooth = Number(event.target.value); $("smooth-value").textContent = state.smooth.toFixed(2); save(); redraw(); };
   $("axis").onchange = event => { state.axis = event.target.value; range = null; save(); redraw(); };
   $("log").onchange = event => { state.log = event.target.checked; save(); panels.forEach(panel => { panel.log = state.log; panel.mark(); }); redraw(); };
-  $("filter").oninput = event => { filter = event.target.value; renderCurves(); };
+  $("search").oninput = event => { search = event.target.value; renderComparison(); };
+  $("group").checked = state.group;
+  $("group").onchange = event => { state.group = event.target.checked; save(); render(); };
+  $("show-all").onclick = () => { hidden.clear(); search = $("search").value = ""; renderComparison(); };
+  $("filter").oninput = event => { filter = event.target.value; renderCurves(); redraw(); };
   $("reset").onclick = () => { range = null; applyRange(null); };
   $("theme").onclick = () => {
     state.theme = { system: "light", light: "dark", dark: "system" }[state.theme];

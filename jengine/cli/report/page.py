@@ -14,11 +14,12 @@ from jengine.cli.report.run_files import read_runs
 from jengine.errors import require_extra
 from jengine.json_codec import encode
 
+_SCRIPTS = ("compare.js", "page.js")
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
-def collect_data(work_dirs: Sequence[str], images: int) -> dict[str, Any]:
-    """Read the runs (see `find_runs`) and return the report data, with at most `images` steps per image."""
+def collect_data(work_dirs: Sequence[str], images: int | None = None) -> dict[str, Any]:
+    """Read the runs (see `find_runs`) and return the report data, with `images` steps of each image."""
     return {"created": time.strftime("%Y-%m-%d %H:%M:%S"), **build_page_data(read_runs(work_dirs), images)}
 
 
@@ -27,7 +28,7 @@ def render_page(data: dict[str, Any], refresh: float = 0) -> str:
     assets = importlib.resources.files("jengine.cli.report")
     parts = {
         "style": (assets / "page.css").read_text(encoding="utf-8"),
-        "script": (assets / "page.js").read_text(encoding="utf-8"),
+        "script": "".join((assets / name).read_text(encoding="utf-8") for name in _SCRIPTS),
         "plotly": compressed_plotly(),
         "data": to_json({**data, "refresh": refresh}).replace("<", "\\u003c"),  # no text can close the script element
     }

@@ -12,20 +12,38 @@ from jengine.cli.report.foreign_files import is_number
 from jengine.cli.report.remote import origin
 from jengine.cli.report.run_files import ReportedRun
 from jengine.cli.report.run_metrics import TIMES, Points, compare_configs, find_best, read_curves
+from jengine.cli.run_table import RunRow, RunTable, SeedGroup, build_table, shorten_paths
 
 MAX_POINTS = 2000  # of a curve: about as many as a screen has pixels
+_MAX_ALL_POINTS = 120_000  # of all curves: two megabytes
+_MIN_POINTS = 100  # of a curve of many runs
 MAX_IMAGE_NAMES = 24
+_IMAGES = 8  # steps of an image
+_FEW = 8  # runs
 _MAX_NAMES = 20
 _PNG = b"\x89PNG"
 _MODES = ("train", "val", "test")
+Curves = dict[tuple[str, str], Points]  # by mode and name
 _RATES = ("lr", "momentum", "weight_decay")  # ends of the names of hyperparameters that schedules change
 
 
-def build_page_data(runs: Mapping[str, ReportedRun], images: int) -> dict[str, Any]:
-    """Return the report data: runs with curves and facts, panels in order, and config values by path."""
-    described = [_describe_run(name, run, images) for name, run in runs.items()]
+def build_page_data(runs: Mapping[str, ReportedRun], images: int | None = None) -> dict[str, Any]:
+    """Return the report data: runs with curves and facts, their table, panels in order, and config values by path.
+
+    Args:
+      runs: by name.
+      images: steps to show of each image; by default 8, and 1 of more than 8 runs.
+    """
+    curves = {name: _read_curves(run) for name, run in runs.items()}
+    limit = min(MAX_POINTS, _MAX_ALL_POINTS // max(1, sum(len(found) for found, _ in curves.values())))
+    images = images or (_IMAGES if len(runs) <= _FEW else 1)
+    table, compared = _describe_table(build_table(runs))
+    described = [
+        {**_describe_run(name, run, *curves[name], max(limit, _MIN_POINTS), images), **compared[name]}
+        for name, run in runs.items()
+    ]
     config = compare_configs([run.config for run in runs.values()])
-    return {"runs": described, "panels": _list_panels(described), "config": config}
+    return {"runs": described, "table": table, "panels": _list_panels(described), "config": config}
 
 
 def thin(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> Points:
@@ -48,10 +66,36 @@ def thin(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> Poi
     return [x[i] for i in order], [y[i] for i in order]
 
 
-def _describe_run(name: str, run: ReportedRun, num_images: int) -> dict[str, Any]:
+def _read_curves(run: ReportedRun) -> tuple[Curves, list[str]]:
     curves, others = read_curves(run.rows)
     if curves.get(("train", "base_lr")) == curves.get(("train", "lr")):
         curves.pop(("train", "base_lr"), None)  # they differ only in runs with several learning rates
+    return curves, others
+
+
+def _describe_table(table: RunTable) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return hyperparameters, metrics and groups over seeds, and for each run its values and its group."""
+
+    def describe(row: RunRow | SeedGroup) -> dict[str, Any]:
+        # A config may contain any value that a file can
+        hyperparams = {
+            path: x if isinstance(x, str) or is_number(x) else repr(x) for path, x in row.hyperparams.items()
+        }
+        return {"hyperparams": hyperparams, "values": {"best": row.best, "final": row.final}}
+
+    groups = table.groups()
+    runs = {run.name: {**describe(run), "group": i} for i, group in enumerate(groups) for run in group.runs}
+    return {
+        "hyperparams": shorten_paths(table.hyperparams),
+        "metrics": {name: table.rules.get(name, "") for name in table.metrics},
+        "main": next((name for name in table.metrics if name in table.rules), ""),
+        "groups": [{**describe(group), "runs": [run.name for run in group.runs]} for group in groups],
+    }, runs
+
+
+def _describe_run(
+    name: str, run: ReportedRun, curves: Curves, others: Sequence[str], max_points: int, num_images: int
+) -> dict[str, Any]:
     images, omitted = _embed_images(run, num_images)
     notes = list(run.notes)
     if others:
@@ -79,16 +123,16 @@ def _describe_run(name: str, run: ReportedRun, num_images: int) -> dict[str, Any
         "devices": last.get("devices", ""),
         "seconds": dict(seconds.most_common()),
         "speed": _read_speed(run.rows),
-        "series": [_describe_curve(*key, *points) for key, points in curves.items() if key[0] != "test"],
+        "series": [_describe_curve(*key, *points, max_points) for key, points in curves.items() if key[0] != "test"],
         "best": find_best(curves, run.config),
         "test": {key: value for key, value in run.test.items() if is_number(value) and key not in TIMES},
         "images": images,
     }
 
 
-def _describe_curve(mode: str, name: str, x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
+def _describe_curve(mode: str, name: str, x: Sequence[float], y: Sequence[float], limit: int) -> dict[str, Any]:
     """Return the points (None if not finite), the number in the file, and where the curve is not finite."""
-    kept_x, kept_y = thin(x, y)
+    kept_x, kept_y = thin(x, y, limit)
     bad = [position for position, value in zip(x, y, strict=True) if not math.isfinite(value)]
     return {
         "name": name,
