@@ -31,6 +31,9 @@ PLACES = {
 }
 # Entries with another place than the others of their registry.
 OWN_PLACES = {
+    "Normalize": 'train_dataloader.dataset = dict(type="TransformedDataset", dataset=..., pipeline=[{}])',
+    "Pad": 'train_dataloader.dataset = dict(type="TransformedDataset", dataset=..., pipeline=[{}])',
+    "BatchNormalize": 'model = dict(type="PreprocessedModel", model=..., steps=[{}])',
     "IterTimerHook": "default_hooks = dict(timer={})",
     "LoggerHook": "default_hooks = dict(logger={})",
     "CheckpointHook": "default_hooks = dict(checkpoint={})",
@@ -149,6 +152,8 @@ _ARGUMENTS = {
         "LoRA": f'rank=4, targets=["conv1"], trainable=["head"], model=dict(type="LinenModel", {_CNN})',
         "NnxModel": 'module=dict(type="flax.nnx.Linear", in_features=8, out_features=10), '
         'loss=dict(type="CrossEntropy")',
+        "PreprocessedModel": f'steps=[dict(type="BatchNormalize", mean=0.5, std=0.25)], '
+        f'model=dict(type="LinenModel", {_CNN})',
         "SmallCNN": "num_classes=10, widths=(32, 64), dropout=0.1",
         "SmallViT": "num_classes=10, patch=2, width=64, depth=4, heads=4",
         "SwitchedLoss": 'losses=[dict(type="CrossEntropy"), dict(type="CrossEntropy", label_smoothing=0.1)]',
@@ -164,7 +169,14 @@ _ARGUMENTS = {
         "TokenWindows": "tokens=list(range(1000)), length=64",
         "TransformedDataset": 'dataset=dict(type="Digits"), pipeline=[lambda sample: sample]',
     },
-    "transform": {"SoftLabels": "num_classes=10, smoothing=0.1", "MixUp": "alpha=0.8", "RandomErasing": "prob=0.25"},
+    "transform": {
+        "SoftLabels": "num_classes=10, smoothing=0.1",
+        "MixUp": "alpha=0.8",
+        "RandomErasing": "prob=0.25",
+        "Normalize": "mean=[123.7, 116.3, 103.5], std=[58.4, 57.1, 57.4]",
+        "Pad": "size_divisor=32",
+        "BatchNormalize": "mean=127.5, std=127.5",
+    },
     "data sampler": {"DefaultSampler": "shuffle=True, seed=0", "InfiniteSampler": "shuffle=True"},
     "loop": {
         "EpochBasedTrainLoop": "max_epochs=20, val_interval=4",

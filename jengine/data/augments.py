@@ -6,7 +6,7 @@ Each is a function `(batch, rng) -> batch` for a `BatchAugmentHook`, or for `bat
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +24,14 @@ _ATTEMPTS = 10  # rectangles that `RandomErasing` draws until one fits
 
 
 @TRANSFORMS.register_module()
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class SoftLabels:
     """Probabilities in the place of class indices, as `MixUp` and `CutMix` require, optionally smoothed.
 
     The true class gets 1 - smoothing + smoothing / num_classes, every other class smoothing / num_classes.
 
-    >>> SoftLabels(num_classes=4, smoothing=0.2)({"label": jnp.array([1])}, jax.random.key(0))["label"].round(2)
-    Array([[0.05, 0.85, 0.05, 0.05]], dtype=float32)
+    >>> SoftLabels(num_classes=4, smoothing=0.5)({"label": jnp.array([1])}, jax.random.key(0))["label"]
+    Array([[0.125, 0.625, 0.125, 0.125]], dtype=float32)
 
     Args:
       num_classes: number of classes C.
@@ -50,7 +50,9 @@ class SoftLabels:
             raise ConfigError(f"`SoftLabels.label` must be class indices, got {self.label!r}, {describe_array(labels)}")
         one_hot = jax.nn.one_hot(labels, self.num_classes, dtype=jnp.float32)
         is_class = ((labels >= 0) & (labels < self.num_classes))[..., None]  # `one_hot` gives zeros for the others
-        return _replace(batch, {self.label: jnp.where(is_class, optax.smooth_labels(one_hot, self.smoothing), jnp.nan)})
+        return replace_entries(
+            batch, {self.label: jnp.where(is_class, optax.smooth_labels(one_hot, self.smoothing), jnp.nan)}
+        )
 
 
 class _Mix:
@@ -79,7 +81,7 @@ class _Mix:
         share = jnp.where(jax.random.uniform(prob_rng, (count,)) < self.prob, share, 1.0)
         mixed, share = self.mix(images, share, image_rng)
         weight = share.reshape(count, *(1,) * (labels.ndim - 1)).astype(labels.dtype)
-        return _replace(batch, {self.image: mixed, self.label: weight * labels + (1 - weight) * labels[::-1]})
+        return replace_entries(batch, {self.image: mixed, self.label: weight * labels + (1 - weight) * labels[::-1]})
 
     def mix(self, images: jax.Array, share: jax.Array, rng: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return images f[B, H, W, C] with the given share, f32[B] or f32[1], of themselves, and the exact share."""
@@ -87,7 +89,7 @@ class _Mix:
 
 
 @TRANSFORMS.register_module()
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class MixUp(_Mix):
     """Weighted mean of each image with another one, and of their soft labels.
 
@@ -118,7 +120,7 @@ class MixUp(_Mix):
 
 
 @TRANSFORMS.register_module()
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class CutMix(_Mix):
     """Rectangle from another image in each image, and soft labels in proportion to the areas.
 
@@ -153,7 +155,7 @@ class CutMix(_Mix):
 
 
 @TRANSFORMS.register_module()
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class RandomErasing:
     """Rectangle of zeros or noise in some of the images.
 
@@ -201,7 +203,7 @@ class RandomErasing:
         is_erased &= (fits & (jax.random.uniform(prob_rng, (count,)) < self.prob))[:, None, None]
         shape = {"zeros": (), "color": (count, 1, 1, channels), "pixels": images.shape}[self.fill]
         fill = jax.random.normal(fill_rng, shape, images.dtype) if shape else jnp.zeros((), images.dtype)
-        return _replace(batch, {self.image: jnp.where(is_erased[..., None], fill, images)})
+        return replace_entries(batch, {self.image: jnp.where(is_erased[..., None], fill, images)})
 
     def _draw_sizes(self, rng: jax.Array, count: int, height: int, width: int) -> tuple[jax.Array, jax.Array]:
         """Return heights and widths f32[2, B] of rectangles, and whether they fit, bool[B]."""
@@ -247,11 +249,11 @@ def _require_images(images: jax.Array, argument: str, selector: Selector) -> Non
     if images.ndim != 4 or not jnp.issubdtype(images.dtype, jnp.floating):
         raise ConfigError(
             f"`{argument}` must be images f[B, H, W, C], got {selector!r}, {describe_array(images)}"
-            f"{'; scale integers first, with a Normalize step' if images.ndim == 4 else ''}"
+            f"{'; make floats of integers first, with Normalize or BatchNormalize' if images.ndim == 4 else ''}"
         )
 
 
-def _replace(batch: Batch, entries: Mapping[Selector, jax.Array]) -> Batch:
+def replace_entries(batch: Batch, entries: Mapping[Selector, Any]) -> Batch:
     """Return a dict, tuple or NamedTuple with some entries replaced."""
     if isinstance(batch, Mapping):
         return {**batch, **{str(name): value for name, value in entries.items()}}
@@ -263,6 +265,6 @@ def _replace(batch: Batch, entries: Mapping[Selector, jax.Array]) -> Batch:
             return MaskedTuple(items, batch.mask)
         return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
     raise ConfigError(
-        f"an augmentation needs a batch that is a dict, or a tuple and indices of its entries, got a "
+        "a transform needs a dict, or a tuple and the indices of its entries, got a "
         f"{type(batch).__name__} and {list(entries)}"
     )

@@ -53,7 +53,7 @@ class HistogramHook(Hook):
 
     Examples:
       >>> HistogramHook(interval=1000, patterns=["kernel$"]).get_traced_points()
-      ['traced_grads', 'traced_update']
+      ['traced_grads', 'traced_update', 'traced_accumulate']
     """
 
     is_single = True

@@ -19,6 +19,7 @@ from jengine.model.precision import Precision as Precision
 from jengine.model.precision import get_precision as get_precision
 from jengine.model.prediction import predict_with_key as predict_with_key
 from jengine.model.prediction import prediction_key as prediction_key
+from jengine.model.preprocessed import PreprocessedModel as PreprocessedModel
 from jengine.model.transformer import TransformerLM as TransformerLM
 from jengine.model.tta import BaseTTAModel as BaseTTAModel
 from jengine.model.tta import get_model as get_model

@@ -1,12 +1,16 @@
 """Test-time augmentation: predict several views of each batch and merge the predictions."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
+from jengine.annotations import is_mapping
+from jengine.errors import config_path
 from jengine.model.model import Batch, Model, ModelState, ModelWrapper, Params, PyTree
 from jengine.model.precision import CastModel
 from jengine.model.prediction import predict_with_key
+from jengine.model.preprocessed import PreprocessedModel
 from jengine.registry import MODELS
 
 
@@ -22,10 +26,14 @@ class BaseTTAModel(ModelWrapper):
     ...         return sum(predictions) / len(predictions)
 
     Args:
-      module: the model; it receives all calls but `predict`, and computes losses without augmentation.
+      module: the model, or a config for it; it receives all calls but `predict`, and computes losses without
+        augmentation.
     """
 
-    def __init__(self, module: Model) -> None:
+    def __init__(self, module: Any) -> None:
+        if is_mapping(module):
+            with config_path("module"):
+                module = MODELS.build(module)
         super().__init__(module)
         self.module = module
 
@@ -50,8 +58,8 @@ class BaseTTAModel(ModelWrapper):
 
 
 def get_model(model: Model) -> Model:
-    """Return the model without the wrappers for precision and test-time augmentation."""
+    """Return the model without the wrappers for precision, test-time augmentation and preprocessing."""
     # Not other wrappers: LoRA's parameters are not those of the model in it.
-    while isinstance(model, CastModel | BaseTTAModel):
+    while isinstance(model, CastModel | BaseTTAModel | PreprocessedModel):
         model = model.model
     return model

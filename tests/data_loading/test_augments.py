@@ -126,7 +126,7 @@ def test_entries_of_a_tuple_are_mixed_by_index():
             {**BATCH, "image": IMAGES[..., 0]},
             r"`MixUp.image` must be images f\[B, H, W, C\], got 'image', f32\[6,9,7\]",
         ),
-        ({**BATCH, "image": IMAGES.astype(np.uint8)}, "scale integers first"),
+        ({**BATCH, "image": IMAGES.astype(np.uint8)}, "make floats of integers first"),
     ],
 )
 def test_batches_that_cannot_be_mixed_are_refused(batch, message):

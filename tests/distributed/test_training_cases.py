@@ -61,6 +61,7 @@ def one_device_each(tmp_path_factory):
         tmp_path_factory.mktemp("one"),
         [
             "nothing",
+            "dist",
             "replicas",
             "sharded",
             "tensor",
@@ -121,6 +122,22 @@ def test_values_of_any_size_and_type_arrive_as_they_are_and_differences_are_name
             "ProcessMismatchError: `lr[1]` must be the same on all processes, got 'np.float32(0.1)' on process 0 and "
             "'np.float32(1.1)' on process 1"
         )
+
+
+def test_functions_of_mmengine_exchange_objects_and_arrays(one_device_each):
+    first, second = one_device_each.load("dist")
+    assert [found["info"].tolist() for found in (first, second)] == [[0, 2, 1, 1], [1, 2, 0, 1]]
+    for found in (first, second):
+        assert found["gathered"].tolist() == ["0", "1"]
+        assert found["broadcast"] == "[1, {'name': 'process 1'}]"
+        assert found["sum"].tolist() == [3.0, 3.0]
+        assert found["max"] == 1
+        assert found["stacked"].tolist() == [[0, 1], [1, 2]]
+        assert found["from_1"].tolist() == [1]
+        assert found["seed"] == first["seed"]
+    assert [str(found["gathered_at_1"]) for found in (first, second)] == ["None", "[0, 1]"]
+    assert [str(found["collected"]) for found in (first, second)] == ["['00', '10', '01', '11', '02']", "None"]
+    assert [str(found["master"]) for found in (first, second)] == ["called", "None"]
 
 
 def test_replicas_train_alike_with_separate_statistics(results, tmp_path):

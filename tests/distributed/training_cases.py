@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from jengine.contrib.selfsup import PseudoLabelDataset
 from jengine.data import ArrayDataset
 from jengine.data.masking import get_mask
-from jengine.distributed import all_gather_objects, assert_equal_across_processes, get_processes, launch
+from jengine.distributed import all_gather_objects, assert_equal_across_processes, dist, get_processes, launch
 from jengine.evaluation import HostMetric, MetricAdapter
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel
@@ -419,6 +419,28 @@ def train_nothing(work_dir, devices):
         "unsendable": np.array(refusal(all_gather_objects, [0, lambda: 0], "Recall", processes)),
         "order": np.array(refusal(processes.all_gather, f"numbers {index}", 1)),
         "mismatch": np.array(refusal(assert_equal_across_processes, processes, {"lr": [0.1, np.float32(0.1 + index)]})),
+    }
+
+
+def train_dist(work_dir, devices):
+    """Exchange values with MMEngine's functions."""
+    rank, world_size = dist.get_dist_info()
+    objects = [rank, {"name": f"process {rank}"}]
+    dist.broadcast_object_list(objects, src=1)
+    collected = dist.collect_results([f"{rank}{i}" for i in range(3 - rank)], size=5)
+    return {
+        "info": [rank, world_size, dist.is_main_process(), dist.is_distributed()],
+        "gathered": dist.all_gather_object(str(rank)),
+        "gathered_at_1": str(dist.gather_object(rank, dst=1)),
+        "broadcast": str(objects),
+        "collected": str(collected),
+        "seed": dist.sync_random_seed(),
+        "master": str(dist.master_only(lambda: "called")()),
+        "sum": dist.all_reduce(np.full(2, rank + 1.0)),
+        "max": dist.all_reduce_dict({"b": jnp.float32(rank)}, "max")["b"],
+        "stacked": dist.all_gather(jnp.arange(2) + rank),
+        "from_1": dist.broadcast(np.array([rank]), src=1),
+        "barrier": str(dist.barrier()),
     }
 
 

@@ -1,0 +1,66 @@
+"""Model that gets batches after some steps, in training and in prediction alike."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import jax
+
+from jengine.annotations import ConfigOf
+from jengine.data.pipeline import build_function
+from jengine.errors import config_path
+from jengine.model.model import Batch, Losses, ModelState, ModelWrapper, Params, PyTree
+from jengine.model.prediction import predict_with_key
+from jengine.registry import MODELS, as_config
+
+
+@MODELS.register_module()
+class PreprocessedModel(ModelWrapper):
+    """Model around another one, whose batches pass through some steps first, inside the compiled programs.
+
+    It is the place of MMEngine's `data_preprocessor`: what training, validation, test, prediction and exported
+    functions all need, such as the normalization of images.
+
+    >>> from jengine.model import FunctionalModel
+    >>> inner = FunctionalModel(dict, predict=lambda params, batch: batch["x"])
+    >>> PreprocessedModel(inner, steps=[lambda batch: {"x": batch["x"] / 2}]).predict({}, {}, {"x": 3.0})
+    1.5
+
+    Args:
+      model: the model, or a config for it.
+      steps: pure functions `batch -> batch`, or configs in TRANSFORMS: `dict(type="BatchNormalize", ...)`.
+    """
+
+    def __init__(self, model: Annotated[Any, ConfigOf(MODELS)], steps: Sequence[Any]) -> None:
+        with config_path("model"):
+            model = as_config(model)
+            super().__init__(MODELS.build(model) if hasattr(model, "items") else model)
+        self._steps = []
+        for i, step in enumerate(steps):
+            with config_path("steps", i):
+                self._steps.append(build_function(step, "a step must be a function batch -> batch"))
+
+    def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
+        """Initialize the inner model."""
+        return self.model.init(rng, self._prepare(batch))
+
+    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
+        """Return the inner model's predictions."""
+        return predict_with_key(self.model, params, model_state, self._prepare(batch), rng)
+
+    def train_step(self, state: Any, batch: Batch, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Run the inner model's training step."""
+        return self.model.train_step(state, self._prepare(batch), ctx)
+
+    def tabulate(self, batch: Batch, width: int = 160) -> str:
+        """Return the inner model's table."""
+        return self.model.tabulate(self._prepare(batch), width)
+
+    def _wrap_loss(
+        self, loss: Callable[..., Any], params: Params, model_state: ModelState, batch: Batch, **kwargs: Any
+    ) -> tuple[Losses, PyTree]:
+        return loss(params, model_state, self._prepare(batch), **kwargs)
+
+    def _prepare(self, batch: Batch) -> Batch:
+        for step in self._steps:
+            batch = step(batch)
+        return batch
