@@ -47,10 +47,10 @@ class ArrayDataset:
 
     def __getitems__(self, indices: np.ndarray) -> Any:
         if not self._is_flat:
-            return jax.tree.map(operator.itemgetter(indices), self.arrays)
+            return jax.tree.map(lambda array: array.take(indices, axis=0), self.arrays)
         batch = {}
         for name, array in self.arrays.items():  # as tree.map, at a third of its cost
-            batch[name] = array[indices]
+            batch[name] = array.take(indices, axis=0)  # copies whole rows, which `array[indices]` does not
         return batch
 
 
