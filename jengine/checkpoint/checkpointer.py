@@ -32,6 +32,7 @@ class Checkpointer:
     Args:
       work_dir: where the text file `last_checkpoint` is: a directory or a URL.
       run: the run identifier. Only checkpoints with the same one are replaced or evicted.
+      before_seal: called on the first process when everything but the seal is written. If it raises, the save fails.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as directory:
@@ -42,9 +43,12 @@ class Checkpointer:
     ['iter_1', 'last_checkpoint']
     """
 
-    def __init__(self, work_dir: str | os.PathLike[str], run: str = "") -> None:
+    def __init__(
+        self, work_dir: str | os.PathLike[str], run: str = "", before_seal: Callable[[], object] = lambda: None
+    ) -> None:
         self._work_dir = storage_path("work_dir", work_dir)
         self._run = run
+        self._before_seal = before_seal
         self._writer = arrays.BackgroundWriter()
         self._pending: concurrent.futures.Future[None] | None = None
         self._pending_path: PurePath | None = None
@@ -160,6 +164,7 @@ class Checkpointer:
             wait_for_processes("hashes of a save")
         if _is_primary():
             write_meta(incoming, *meta)
+            self._before_seal()
             seal(incoming, **sealing)
             commit.finish(path)
             if sealing["is_latest"]:

@@ -5,15 +5,14 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from etils import epath
-
 from jengine.errors import ConfigError
 from jengine.hooks.run_watch import PERIOD, PROFILE_REQUEST
+from jengine.storage import storage_path
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Write the request, which the run reads at one of its next iterations."""
-    work_dir = epath.Path(args.work_dir)
+    work_dir = storage_path("WORK_DIR", args.work_dir)
     if not work_dir.is_dir():
         raise FileNotFoundError(f"WORK_DIR must be the directory of a run, got {args.work_dir}")
     if args.steps < 1:

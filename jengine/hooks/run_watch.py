@@ -13,6 +13,7 @@ import jax
 from jengine.distributed import get_processes
 from jengine.hooks.run_record import update_record
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.storage import StorageError, read_bytes, remove_files, storage_path
 
 PROFILE_REQUEST = "profile_request.json"  # in the work dir, written by `jengine profile`
 TRACES = "tf_tracing_logs"  # below the log directory
@@ -119,14 +120,12 @@ def _own_seconds(runner: RunnerProtocol) -> float:
 
 def _requested_steps(runner: RunnerProtocol) -> int:
     """Return the steps to profile, of a signal to this process or of a request file, which is removed."""
-    from etils import epath
-
     steps = DEFAULT_STEPS if runner.interrupts.profile_requested else 0
     if runner.is_main_process:
-        path = epath.Path(runner.work_dir) / PROFILE_REQUEST
-        with contextlib.suppress(FileNotFoundError):
-            text = path.read_text()
-            path.unlink()
+        path = storage_path("work_dir", runner.work_dir) / PROFILE_REQUEST
+        with contextlib.suppress(FileNotFoundError, StorageError):  # a store that fails must not end the run here
+            text = read_bytes(path).decode(errors="replace")
+            remove_files([path])
             try:
                 steps = max(int(json.loads(text)["steps"]), 1)
             except (ValueError, TypeError, KeyError):

@@ -179,7 +179,7 @@ class Runner:
         self._predictors: dict[str, Predictor] = {}  # by `batch_rules`
         self._loaders = DataLoaders(self._sections, self.seed, self.processes, self.strategy.data_shard)
         self._initializer = StateInitializer(self.model, self.strategy, self.seed)
-        self.checkpointer = Checkpointer(self.work_dir, self.run_id)
+        self.checkpointer = Checkpointer(self.work_dir, self.run_id, before_seal=self.files.send)
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":
