@@ -202,6 +202,12 @@ def download_file(url: str | os.PathLike[str], target: str | os.PathLike[str]) -
         get_filesystem(url).get_file(os.fspath(url), os.fspath(target))
 
 
+def upload_file(path: str | os.PathLike[str], url: str | os.PathLike[str]) -> None:
+    """Copy a local file to an object, a large one in parts."""
+    with _requests(url):
+        get_filesystem(url).put_file(os.fspath(path), os.fspath(url))
+
+
 def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Copy an object within a store, which does it without sending the bytes here."""
     with _requests(source):

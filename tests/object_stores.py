@@ -68,13 +68,21 @@ class GoogleStorage:
 
     def list_names(self, url):
         """Return the names of all objects below a URL, without a request."""
-        bucket, _, prefix = url.removeprefix("gs://").partition("/")
+        bucket, _, prefix = f"{url}/".removeprefix("gs://").partition("/")
         with self.lock:
-            return sorted(
-                name.removeprefix(prefix).lstrip("/")
-                for name in self.storage.objects.get(bucket, {})
-                if name.startswith(prefix)
-            )
+            names = sorted(self.storage.objects.get(bucket, {}))
+        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+    def copy(self, source, target):
+        """Copy all objects below a URL to another one of the same bucket, without a request."""
+        bucket, _, prefix = source.removeprefix("gs://").partition("/")
+        new = target.removeprefix(f"gs://{bucket}/")
+        for name in self.list_names(source):
+            with self.lock:
+                content = self.storage.get_file(bucket, f"{prefix}/{name}")
+                entry = {**self.storage.get_file_obj(bucket, f"{prefix}/{name}"), "name": f"{new}/{name}"}
+                self.storage.generation = None
+                self.storage.create_file(bucket, f"{new}/{name}", content, entry)
 
     def close(self):
         self._server.shutdown()

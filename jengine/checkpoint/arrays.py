@@ -7,6 +7,7 @@ dotted path (`opt_state.1.0.mu.kernel`), so a NamedTuple, a dict and a dataclass
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -16,9 +17,10 @@ import numpy as np
 from etils import epath
 
 from jengine.checkpoint.progress import wait_for_processes
+from jengine.checkpoint.staging import find_local, is_staged, upload_after
 from jengine.errors import ConfigError
 from jengine.paths import dotted, flatten, map_with_path, unwrap
-from jengine.storage import is_url
+from jengine.storage import is_url, read_bytes
 
 _UNLIMITED = 10**9  # seconds; Orbax requires a limit, and `wait_for_processes` has a better one
 
@@ -150,10 +152,24 @@ def read_structs(directory: PurePath) -> Any:
 
     A string, which other training loops may store, has the dtype object.
     """
+    version = b""
+    if is_url(directory) and not is_staged(directory):
+        with contextlib.suppress(FileNotFoundError):  # of arrays that are not in Orbax's OCDBT format
+            version = read_bytes(directory / "manifest.ocdbt")  # each save has another
+    local = find_local(directory)
+    return _read_cached_structs(os.fspath(local), version) if version else _read_structs(local)
+
+
+def _read_structs(directory: str | PurePath) -> Any:
     with _make_reader() as reader:
         metadata = reader.metadata(epath.Path(directory)).tree
     text = jax.ShapeDtypeStruct((), np.dtype(object))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else text, metadata)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_cached_structs(directory: str, version: bytes) -> Any:
+    return _read_structs(directory)  # seven requests, which a resume would repeat three times
 
 
 def read(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
@@ -183,7 +199,7 @@ def read(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> An
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)]
     # Without a limit, Orbax holds two copies of most arrays. The largest array must fit into the limit.
     with _make_reader(max_bytes_in_flight=max(2 * max(sizes), sum(sizes) // 10)) as reader:
-        return reader.restore(epath.Path(directory), args=args)
+        return reader.restore(epath.Path(find_local(directory)), args=args)
 
 
 def read_flat(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
@@ -205,6 +221,8 @@ class BackgroundWriter:
         Returns:
           A function that finishes the write and raises any error; call it once, in any thread.
         """
+        if is_staged(directory):
+            return upload_after(lambda local: self.start(local, state), directory)
         if _in_host_memory(state):
             # `pop` takes the last reference, so the copy is freed when the write is done. This path also imports
             # Orbax in the background.
@@ -248,6 +266,9 @@ def write_from_process(directory: PurePath, state: Any) -> None:
     """
     import orbax.checkpoint as ocp
 
+    if is_staged(directory):
+        upload_after(lambda local: lambda: write_from_process(local, state), directory)()
+        return
     _silence_orbax()
     handler = _make_handler(_single_process_options())
     if not is_url(directory):

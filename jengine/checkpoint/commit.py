@@ -157,7 +157,7 @@ def _beside(path: PurePath, suffix: str) -> PurePath:
 
 
 def _remove_objects(path: PurePath, names: Iterable[str]) -> None:
-    """Remove the seals, then the other files, of which some may be missing."""
+    """Remove the seals, then the other files of a checkpoint, of which some may be missing."""
     remove_files([path / MANIFEST])
     remove_files([path / COMMIT])
-    remove_files([path / name for name in names if name not in (MANIFEST, COMMIT)])
+    remove_files([path / name for name in names if name not in (MANIFEST, COMMIT) and _OWN.fullmatch(name)])

@@ -20,6 +20,7 @@ from jengine.checkpoint.layout import (
 from jengine.checkpoint.lock import make_lock
 from jengine.checkpoint.lock_holder import LOCK
 from jengine.checkpoint.manifest import has_manifest
+from jengine.checkpoint.staging import check_processes
 from jengine.errors import ConfigError
 from jengine.storage import StorageError, is_url, list_directory, remove_files, storage_path, write_bytes
 
@@ -120,6 +121,7 @@ class CheckpointDirectories:
 
     def _check(self) -> None:
         for directory in self._directories:
+            check_processes(self._name(directory), directory)
             if not is_url(directory):  # there the lock shows it
                 check_directory(self._name(directory), str(directory))
             if directory != self._work_dir:

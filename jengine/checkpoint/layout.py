@@ -207,6 +207,8 @@ def find_checkpoint(path: str | os.PathLike[str], *, checksums: bool = False, pr
 
 def locate_checkpoint(path: str | os.PathLike[str]) -> str:
     """Return the path as `find_checkpoint`, by the manifest alone: the other files are not looked at."""
+    if is_url(path) and find_incomplete(root := storage_path("path", path)) is None:  # one request
+        return str(root)
     return _locate(path, find_incomplete)
 
 

@@ -97,7 +97,7 @@ def seal_part(directory: PurePath, process: int, *, checksums: bool = True) -> N
 
 def _commit_objects(directory: PurePath) -> Files:
     """Write the files by which Orbax recognizes a complete checkpoint, and return the sizes and MD5s of all files."""
-    content = uuid.uuid4().bytes  # so that a listing with this one is not of an earlier save with the same name
+    content = uuid.uuid4().hex.encode()  # so that a listing with this one is not of an earlier save with the same name
     digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
     for name in (f"{STATE}/{COMMIT}", COMMIT):
         write_bytes(directory / name, content)
