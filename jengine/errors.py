@@ -55,6 +55,8 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
 
     >>> did_you_mean("Adamw", ["Adam", "AdamW"])
     "; did you mean 'AdamW'?"
+    >>> did_you_mean("learning_rate", ["lr", "momentum"])
+    "; did you mean 'lr'?"
 
     Args:
       name: the given name.
@@ -66,7 +68,12 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     exact = by_lower.get(str(name).lower())  # takes precedence: `Adamw` is as close to `Adam` as to `AdamW`
     match = [exact] if exact else difflib.get_close_matches(str(name), names, n=1, cutoff=cutoff)
     match = match or [by_lower[m] for m in difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=cutoff)]
+    match = match or [n for n in names if _initials(n) == name or _initials(str(name)) == n]  # `learning_rate` for `lr`
     return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.split("_")) if "_" in name.strip("_") else ""
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:

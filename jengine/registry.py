@@ -154,7 +154,9 @@ class Registry:
           ArgumentError: an argument is out of range.
         """
         entry, arguments = self._parse(cfg, extra)
-        if check_names(entry, arguments) and not checks_itself(entry):  # the others check the values when called
+        if check_names(entry, arguments, tuple(extra)) and not checks_itself(
+            entry
+        ):  # the others check the values when called
             check_values(_name(entry), entry, arguments)
         return entry(**arguments)
 
@@ -345,19 +347,23 @@ def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any], sup
 
 
 def check_names(entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()) -> bool:
-    """Raise TypeError for unknown and missing arguments; return whether `entry` has a signature to check."""
+    """Raise TypeError for unknown and missing arguments; return whether `entry` has a signature to check.
+
+    Those in `supplied` are the caller's: they need not be in `arguments`, and no message suggests them.
+    """
     try:
         parameters = parameters_of(entry)
     except (TypeError, ValueError):  # some built-ins have none
         return False
     name = _name(entry)
     named = {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    own = [key for key in named if key not in supplied]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         unknown = [str(key) for key in arguments if key not in named]
         if len(unknown) > 1:
-            raise TypeError(f"{name} has no arguments {list_unknown(unknown, named)}")
+            raise TypeError(f"{name} has no arguments {list_unknown(unknown, own)}")
         if unknown:
-            raise TypeError(f"{name} has no argument {unknown[0]!r}{closest(unknown[0], named)}")
+            raise TypeError(f"{name} has no argument {unknown[0]!r}{closest(unknown[0], own)}")
     missing = [k for k, p in named.items() if p.default is p.empty and k not in arguments and k not in supplied]
     if missing:
         raise TypeError(f"{name} needs the argument{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}")

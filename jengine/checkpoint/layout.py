@@ -37,6 +37,7 @@ from jengine.checkpoint.manifest import (
     validate_checkpoint,
 )
 from jengine.checkpoint.progress import wait_for_processes
+from jengine.errors import did_you_mean
 from jengine.json_codec import decode, encode, pack, unpack
 from jengine.storage import is_url, list_directory, read_bytes, read_many, storage_path, write_bytes
 
@@ -229,7 +230,8 @@ def _locate(
         replacement = root.with_name(root.name + INCOMING)
         if validate_checkpoint(replacement) is None:  # killed between the renames of a replacement
             return str(replacement)
-        raise FileNotFoundError(f"there is no checkpoint {root}; {_list_contents(root.parent)}")
+        hint = did_you_mean(root.name, _checkpoint_names(root.parent)) or f"; {_list_contents(root.parent)}"
+        raise FileNotFoundError(f"there is no checkpoint {root.name!r} in {root.parent}{hint}")
     if _is_checkpoint(entries):
         if (problem := verify(root)) is not None:
             raise CorruptCheckpointError(f"checkpoint {root} is corrupt: {problem}")
@@ -262,7 +264,9 @@ def read_meta(path: str | os.PathLike[str], states: bool = False) -> dict[str, A
 def pack_states(meta: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Return `meta` with the states of hooks and data as JSON, and the bytes of large arrays in them."""
     blobs = bytearray()
-    packed = {key: pack(meta[key], f"checkpoint.{key}", blobs) for key in _STATES if key in meta}
+    packed = {key: pack(meta[key], f"checkpoint.{key}", blobs) for key in _STATES if key in meta and key != "hooks"}
+    if "hooks" in meta:  # a hook of the user's may return anything
+        packed["hooks"] = {name: pack(x, f"{name}.state_dict()", blobs) for name, x in meta["hooks"].items()}
     return {**meta, **packed}, bytes(blobs)
 
 
@@ -294,11 +298,19 @@ def _is_checkpoint(entries: Mapping[str, bool]) -> bool:
     return any(name in entries for name in (MANIFEST, META, STATE))  # damaged ones count: they are reported
 
 
+def _checkpoint_names(directory: epath.Path) -> list[str]:
+    """Return the names of the checkpoints in a directory; at a URL each costs a request."""
+    names = [name for name, is_directory in list_directory(directory).items() if is_directory]
+    return [name for name in names if _is_checkpoint(list_directory(directory / name))]
+
+
 def _list_contents(directory: epath.Path) -> str:
     """Return what is in `directory`, as the end of an error message."""
     entries = list_directory(directory)
     if not entries and not directory.is_dir():
         return f"the directory {directory} does not exist either"
+    if checkpoints := _checkpoint_names(directory):
+        return f"{directory} has the checkpoints {', '.join(checkpoints)}"
     names = sorted(name + "/" * is_directory for name, is_directory in entries.items())
     shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     return f"{directory} contains {shown}" if names else f"{directory} is empty"

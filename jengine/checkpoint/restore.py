@@ -133,8 +133,9 @@ def restore_verified(
         raise CheckpointMismatchError(
             str(directory),
             report,
-            "It was saved with another model, optimizer or set of hooks; to start from its parameters alone, "
-            "use load_from without resume.",
+            "It was saved with another model, optimizer or set of hooks, and a resumed run must have the same: use the "
+            f"config of that run, {directory.parent / 'config.py'}. For a new run with the parameters that fit, write "
+            f"load_from=dict(path={str(directory)!r}, strict=False) in place of resume, and another work_dir.",
         )
     return _read_matched(directory, target, expected, report), read_meta(directory, states=True)
 

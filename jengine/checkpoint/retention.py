@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from jengine.errors import UnknownNameError, closest
+from jengine.errors import UnknownNameError, closest, did_you_mean
 
 GREATER_KEYS = ("acc", "top", "AR@", "auc", "precision", "mAP", "mDice", "mIoU", "mAcc", "aAcc")
 LESS_KEYS = ("loss",)
@@ -86,9 +86,11 @@ def infer_rule(key: str, greater_keys: Sequence[str] = GREATER_KEYS, less_keys: 
     for rule, keys in lists:
         if any(part in name for part in keys):
             return rule
+    hint = did_you_mean(name, ("accuracy", *greater_keys, *less_keys), cutoff=0.75)
     raise ValueError(
-        f"cannot infer from the name {key!r} whether greater or less is better; pass rule='greater' or rule='less' "
-        f"(greater: names with {', '.join(greater_keys)}; less: names with {', '.join(less_keys)})"
+        f"cannot infer from the name {key!r} whether greater or less is better{f'{hint} Else' if hint else ';'} pass "
+        f"rule='greater' or rule='less' (greater: names with {', '.join(greater_keys)}; less: names with "
+        f"{', '.join(less_keys)})"
     )
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import importlib
 import re
 import sys
@@ -12,6 +13,11 @@ from jengine.errors import ConfigError, closest
 
 # `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`; not `--resumee=x`, a misspelled option
 _OVERRIDE = re.compile(r"(?:--(?=\w+[.\[]))?(\w+(?:\.\w+|\[\d+\])*=.*)", re.DOTALL)
+
+_DISK_ADVICE = """\
+  The checkpoints from before are whole: free space, then continue with --resume.
+  --config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':2}" keeps the newest two, and
+  --work-dir DIR writes elsewhere."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if args.traceback:
             raise
+        if _is_disk_full(error):
+            print(f"jengine: the disk is full: {error}\n{_DISK_ADVICE}", file=sys.stderr)
+            return 1
         if not _is_user_error(error, args.command):
             from jengine.cli.tracebacks import format_error
             from jengine.logging import log_error
@@ -86,6 +95,16 @@ def _is_user_error(error: Exception, command: str) -> bool:
         return True
     in_config = any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ()))
     return in_config or isinstance(error, ConfigError | FileNotFoundError)
+
+
+def _is_disk_full(error: BaseException | None) -> bool:
+    """Return whether an error, or its cause, is about a full disk or quota; TensorStore has a type of its own."""
+    while error is not None:
+        is_own = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if is_own or "No space left on device" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _suggest(unknown: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:

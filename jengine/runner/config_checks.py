@@ -12,7 +12,7 @@ from jengine.config.mmengine_keys import describe_changes, reject_foreign_sectio
 from jengine.data import DataLoader, IterableLoader, check_dataloader
 from jengine.data.build import name_to_function
 from jengine.data.find_source import as_source, is_stream
-from jengine.errors import ConfigError, closest, config_path, current_config_path
+from jengine.errors import ConfigError, closest, config_path, current_config_path, did_you_mean
 from jengine.evaluation import Evaluator
 from jengine.evaluation.sections import EvalSettings, build_evaluators, loader_path, split_dataloaders, split_settings
 from jengine.hooks import CheckpointHook, Hook
@@ -193,6 +193,12 @@ def _check_evaluations(mode: str, dataloader: object, cfg: LoopSection, evaluato
                 check_arguments(EvalSettings, dict(settings))
                 if mode == "test" and "interval" in settings:
                     raise ConfigError("`interval` must be a setting of a validation, got one for a test")
+        loops = (*_VAL_LOOPS, *EVAL_LOOPS.values(), "MultiTestLoop")
+        is_built_in_loop = hasattr(common, "items") and common.get("type", "ValLoop") in loops
+        if is_built_in_loop and any(did_you_mean(key, ["interval"]) for key in common):
+            raise ConfigError(
+                f"`{mode}_cfg` has no `interval`: write `train_cfg.val_interval`, in epochs or iterations"
+            )
         _check_loop(common, lambda cfg: {"type": EVAL_LOOPS[mode], **as_config(cfg)}, evaluator=None)
     evaluators = build_evaluators(f"{mode}_evaluator", evaluator, list(loaders))
     return {f"{mode}_dataloader": loaders, f"{mode}_evaluator": evaluators}

@@ -18,6 +18,7 @@ from jengine.errors import ConfigError, UnknownNameError, config_path
 from jengine.evaluation.sections import loader_path
 from jengine.hooks.runner_protocol import Loader
 from jengine.logging.slow_call import report_if_slow
+from jengine.model.failing_layer import describe_failing_layer
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.runner_protocol import TrainLoopInternals
 from jengine.selection import describe_tree
@@ -164,6 +165,8 @@ class DataLoaders:
             notes = getattr(error, "__notes__", ())
             is_clear = isinstance(error, ConfigError) or any(note.startswith(_CLEAR) for note in notes)
             if path in self._examples and not is_clear and not ends():
+                if (layer := describe_failing_layer(error)) is not None:
+                    error.add_note(layer)
                 error.add_note(f"with the first batch of {path}: {self._examples[path]}")
             entries = self._host_entries.get(path)
             if entries and isinstance(error, UnknownNameError):

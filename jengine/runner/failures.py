@@ -78,9 +78,9 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
     newest = f"The newest checkpoint from before it is {path}" if path else "There is no checkpoint from before it"
     raise NonFiniteLossError(
         f"the loss of iteration {iteration}, counted from 0, is {value} (train_cfg.on_nonfinite='warn' or 'ignore' "
-        f"continues). {f'{labels}. ' if labels else ''}{newest}. To train from "
-        f"{'there' if path else 'scratch'} with the numerics guard, which drops such steps, and after several in a row "
-        f"writes one for `jengine replay`:\n"
+        f"continues). {labels or 'A smaller learning rate or `optim_wrapper.clip_grad` often helps'}. {newest}. To "
+        f"train from {'there' if path else 'scratch'} with the numerics guard, which drops such steps, and after "
+        f"several in a row writes one for `jengine replay`:\n"
         f"  {runner.resume_command(path or '', guard=True)}"
     )
 

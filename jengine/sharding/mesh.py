@@ -110,7 +110,9 @@ def _complete_sizes(sizes: Mapping[str, Any], count: int, any_names: bool) -> di
     if (count % fixed if open_axes else fixed != count) or fixed > count:
         raise ConfigError(
             f"mesh: the product of the sizes must {'divide' if open_axes else 'be'} the number of devices, "
-            f"{count}, got {fixed} for {dict(sizes)}; change the mesh, or set `devices`"
+            f"{count}, got {fixed} for {dict(sizes)}; write -1 for an axis that takes all devices, `parallel.mesh="
+            f"dict(data=-1)`, or a smaller mesh for `devices=N` of them (CPU devices for a trial: set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={fixed})"
         )
     return {name: count // fixed if size == -1 else size for name, size in sizes.items()}
 

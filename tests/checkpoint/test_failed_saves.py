@@ -104,7 +104,7 @@ def test_two_arrays_with_the_same_dotted_path_are_refused(checkpointer, tmp_path
 @pytest.mark.parametrize(
     ("section", "entry", "message"),
     [
-        ("hooks", {"seen": {1, 2}}, r"`checkpoint\.hooks\.Mine\.seen` must be made of numbers, .*, got set"),
+        ("hooks", {"seen": {1, 2}}, r"`Mine\.state_dict\(\)\.seen` must be made of numbers, .*, got set"),
         ("infos", {"seen": {1, 2}}, r"`checkpoint\.infos\.Mine\.seen` must be JSON-serializable \(.*\), got set"),
         ("infos", {3: "x"}, r"keys of `checkpoint\.infos\.Mine` must be strings, got 3"),
     ],

@@ -1,0 +1,132 @@
+"""Test that the messages about frequent mistakes say what to write instead."""
+
+import re
+
+import pytest
+
+from jengine.cli import main
+from jengine.errors import did_you_mean
+
+NETS = """
+import flax.linen as nn
+import numpy as np
+from jengine.hooks import Hook
+
+
+class Net(nn.Module):
+    width: int = 3
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(nn.Dense(self.width)(x))
+
+
+class ConvNet(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(nn.Conv(4, (3, 3))(x))
+
+
+class Rows:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return {"x": np.full(5, i, np.float32), "y": np.int32(i % 2)}
+
+
+class StateHook(Hook):
+    def state_dict(self):
+        return {"f": len}
+
+
+class FullDiskHook(Hook):
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        raise OSError(28, "No space left on device")
+"""
+CONFIG = """
+def get_config():
+    loss = dict(type="CrossEntropy", label="y")
+    return dict(
+        model=dict(type="LinenModel", module=dict(type="mistaken_nets.Net"), loss=loss, inputs="x"),
+        train_dataloader=dict(batch_size=4, dataset=dict(type="mistaken_nets.Rows")),
+        val_dataloader=dict(batch_size=4, dataset=dict(type="mistaken_nets.Rows")),
+        val_cfg=dict(), val_evaluator=dict(type="Accuracy", label="y"),
+        train_cfg=dict(max_epochs=1), optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+    )
+"""
+MISTAKES = {
+    "an argument of another library": (
+        ["optim_wrapper.optimizer.learning_rate=0.1"], r"SGD has no argument 'learning_rate'; did you mean 'lr'\?",
+    ),
+    "an interval in val_cfg": (["val_cfg.intervl=2"], r"`val_cfg` has no `interval`: write `train_cfg.val_interval`"),
+    "an argument that the Runner passes": (["val_cfg.speed=2"], r"no argument 'speed'; expected one of: epoch_length, evaluations, fp16\n"),
+    "an input with too few axes": (
+        ["model.module.type=mistaken_nets.ConvNet"],
+        r"in the layer Conv_0 \(Conv\): the call has inputs f32\[4,5\]; a kernel of size \(3, 3\) needs 4 axes: the batch, "
+        r"2 for space, channels\nwith the first batch of train_dataloader: the batch has x f32\[4,5\], y i32\[4\]",
+    ),
+    "too many devices": (
+        ["parallel={'type': 'Pjit', 'mesh': {'data': 64}}"],
+        r"got 64 for .*; write -1 for an axis that takes all devices, `parallel.mesh=dict\(data=-1\)`",
+    ),
+    "a metric with an unknown direction": (
+        ["default_hooks.checkpoint={'type': 'CheckpointHook', 'save_best': 'acuracy'}"],
+        r"cannot infer from the name 'acuracy' whether greater or less is better; did you mean 'accuracy'\? Else pass rule=",
+    ),
+    "a state that cannot be saved": (
+        ["custom_hooks=[{'type': 'mistaken_nets.StateHook'}]"],
+        r"`StateHook.state_dict\(\).f` must be made of numbers, strings, .* got",
+    ),
+    "a full disk": (
+        ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook'}]"],
+        r"^jengine: the disk is full: \[Errno 28\] .*\n.* are whole: free space, then continue with --resume\.\n.*keep_ckpts",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Train the config without mistakes in `work_dirs/base`, and return its path."""
+    root = tmp_path_factory.mktemp("mistakes")
+    (root / "mistaken_nets.py").write_text(NETS)
+    (root / "base.py").write_text(CONFIG)
+    assert main(["train", str(root / "base.py"), "--work-dir", str(root / "base")]) == 0
+    return root / "base.py"
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_message_says_what_to_write(config, tmp_path, capsys, mistake):
+    overrides, message = MISTAKES[mistake]
+    command = ["train", str(config), "--work-dir", str(tmp_path), *(f"--config.{override}" for override in overrides)]
+    assert main(command) in (1, 2)
+    shown = capsys.readouterr().err
+    assert re.search(message, shown), shown
+    assert "Traceback" not in shown or "ConvNet" in str(overrides)  # the only mistake in code
+
+
+def test_a_checkpoint_that_does_not_exist_is_compared_with_those_that_do(config, capsys):
+    work_dir = config.parent / "base"
+    assert main(["test", str(config), f"{work_dir}/epoch_11"]) == 2
+    assert f"there is no checkpoint 'epoch_11' in {work_dir}; did you mean 'epoch_1'?" in capsys.readouterr().err
+    assert main(["train", str(config), "--work-dir", str(work_dir), "--resume", f"{work_dir}/best"]) == 2
+    assert f"'best' in {work_dir}; {work_dir} has the checkpoints epoch_1" in capsys.readouterr().err
+
+
+def test_a_resume_with_another_model_names_the_config_and_the_way_to_start_from_it(config, capsys):
+    work_dir = config.parent / "base"
+    wider = ["--resume", "--config.model.module.width=4", "--config.train_cfg.max_epochs=2"]
+    assert main(["train", str(config), "--work-dir", str(work_dir), *wider]) == 1
+    shown = capsys.readouterr().err
+    assert "mismatch    params.Dense_1.kernel  stored float32[5,3], expected float32[5,4]" in shown
+    assert f"use the config of that run, {work_dir}/config.py" in shown
+    start = f"{{'path': '{work_dir}/epoch_1', 'strict': False}}"
+    assert f"load_from=dict(path='{work_dir}/epoch_1', strict=False) in place of resume" in shown
+    new = ["train", str(config), "--work-dir", str(work_dir.parent / "new"), wider[1], f"--config.load_from={start}"]
+    assert main(new) == 0
+
+
+def test_initials_are_suggested():
+    assert did_you_mean("wd", ["lr", "weight_decay"]) == "; did you mean 'weight_decay'?"
+    assert did_you_mean("learning_rate", ["betas", "lr"]) == "; did you mean 'lr'?"
+    assert did_you_mean("_", ["a_b", "lr"]) == ""
