@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jengine.config import load_config as load_config
     from jengine.runner import Runner as Runner
     from jengine.runner import load_model as load_model
+    from jengine.sweeps import sweep as sweep
 
 __version__ = "0.2.0"
 
@@ -19,6 +20,7 @@ _NAMES = {
     "load_config": "jengine.config",
     "load_model": "jengine.runner",
     "report": "jengine.cli.report",
+    "sweep": "jengine.sweeps",
 }
 _PACKAGES = (
     "averaging", "checkpoint", "config", "contrib", "data", "distributed", "errors", "evaluation", "hooks", "logging",

@@ -17,7 +17,7 @@ LAYERS = {  # the table of packages in the design
     "sharding": 5, "distributed": 5, "checkpoint": 5, "evaluation": 5, "visualization": 5,
     "hooks": 6,
     "runner": 7, "inference": 7,
-    "contrib": 8, "cli": 8,
+    "contrib": 8, "cli": 8, "sweeps": 8,
     "__main__": 9,
 }  # fmt: skip
 

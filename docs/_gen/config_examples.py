@@ -63,6 +63,7 @@ _ARGUMENTS = {
         'clustering=dict(type="Kmeans", k=30, pca_dim=16), unif_sampling=True, reweight=False, reweight_pow=0.5',
         "DenseCLHook": "start_iters=1000",
         "EMAHook": "momentum=0.0002, begin_iter=500",
+        "OptunaPruningHook": 'monitor="accuracy/top1"',
         "EarlyStoppingHook": 'monitor="accuracy/top1", min_delta=0.001, patience=5',
         "IterTimerHook": "block=True",
         "LoggerHook": "interval=50",

@@ -24,7 +24,7 @@ OUTSIDE = {
 START = ["overview", "install", "start", "optim_tutorial", "coming_from", "comparison", "mmengine"]
 GUIDES = [
     "model", "equinox", "data", "batches", "config", "runner", "hooks", "optim", "schedules", "evaluation", "logging",
-    "visualization", "notebooks", "checkpoints", "storage", "devices", "processes",
+    "visualization", "sweeps", "notebooks", "checkpoints", "storage", "devices", "processes",
 ]  # fmt: skip
 PROJECT = ["benchmarks", "results", "contributing", "changelog"]
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jengine.cli.run_table import read_table
+from jengine.cli.report.run_table import read_table
 from jengine.cli.table_format import format_cells, sort_cells
 from jengine.logging import escape_control
 

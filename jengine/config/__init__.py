@@ -5,6 +5,7 @@ from jengine.config.dump import format_config as format_config
 from jengine.config.dump import parse_config as parse_config
 from jengine.config.dump import write_config as write_config
 from jengine.config.load import load_config as load_config
+from jengine.config.load import load_sweep as load_sweep
 from jengine.config.merge import merge as merge
 from jengine.config.mmengine_keys import drop_without_effect as drop_without_effect
 from jengine.config.overrides import apply_overrides as apply_overrides

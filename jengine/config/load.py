@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from jengine.config.containers import is_mapping
 from jengine.config.flat import import_custom, load_flat
-from jengine.config.modules import add_config_module, import_listed, importable, is_free
+from jengine.config.modules import add_config_module, find_config_module, import_listed, importable, is_free
 from jengine.config.overrides import apply_overrides
 from jengine.config.remote import fetch_config
 from jengine.errors import ConfigError, closest
@@ -50,6 +50,46 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     >>> load_config("configs/digits_cnn.py", ["train_cfg.max_epochs=2"]).train_cfg.max_epochs
     2
     """
+    file, argument = _find_file(path)
+    with importable(file.parent):
+        try:
+            with _explain_dotted_keys():
+                cfg = _run(file, argument)
+        except Exception as error:
+            error.add_note(f"while loading the config file {str(file)!r}")
+            raise
+        if not is_mapping(cfg):
+            raise ConfigError(
+                f"get_config() of {str(file)!r} must return a ConfigDict or a dict, got {type(cfg).__name__}"
+            )
+    return apply_overrides(cfg, overrides)
+
+
+def load_sweep(path: str | os.PathLike[str]) -> list[dict[str, Any]] | None:
+    """Return the settings that `get_sweep()` of a config file yields; None without this function.
+
+    Args:
+      path: the file, which `load_config` has loaded.
+
+    Raises:
+      ConfigError: something else than dicts of values by config path.
+    """
+    file, _ = _find_file(path)
+    get_sweep = getattr(find_config_module(file), "get_sweep", None)
+    if get_sweep is None:
+        return None
+    settings = list(get_sweep())
+    for index, setting in enumerate(settings):
+        if not is_mapping(setting) or not all(isinstance(key, str) for key in setting):
+            raise ConfigError(
+                f"get_sweep() of {str(file)!r} must yield dicts such as {{'optim_wrapper.optimizer.lr': 0.1}}, got "
+                f"{setting!r} as number {index}"
+            )
+    return [dict(setting) for setting in settings]
+
+
+def _find_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, str | None]:
+    """Return the config file, perhaps one that jengine ships, and the argument for `get_config`."""
     name, colon, argument = os.fspath(path).partition(".py:")
     name = f"{name}.py" if colon else name
     file = fetch_config(name) if is_url(name) else pathlib.Path(name).expanduser()
@@ -60,19 +100,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
         raise FileNotFoundError(f"the config file {str(file)!r} does not exist{_files_like(file)}")
     if file.suffix != ".py":
         raise ConfigError(f"a config must be a Python file, got {str(file)!r}")
-    file = file.resolve()  # the same file through a link has the same modules
-    with importable(file.parent):
-        try:
-            with _explain_dotted_keys():
-                cfg = _run(file, argument if colon else None)
-        except Exception as error:
-            error.add_note(f"while loading the config file {str(file)!r}")
-            raise
-        if not is_mapping(cfg):
-            raise ConfigError(
-                f"get_config() of {str(file)!r} must return a ConfigDict or a dict, got {type(cfg).__name__}"
-            )
-    return apply_overrides(cfg, overrides)
+    return file.resolve(), argument if colon else None  # the same file through a link has the same modules
 
 
 def _run(file: pathlib.Path, argument: str | None) -> Any:

@@ -44,6 +44,11 @@ def add_config_module(file: pathlib.Path, module: types.ModuleType) -> None:
     _DIRECTORIES[str(file.parent)][module.__name__] = module
 
 
+def find_config_module(file: pathlib.Path) -> types.ModuleType:
+    """Return the module of a config file that was loaded."""
+    return next(module for module in _DIRECTORIES[str(file.parent)].values() if module.__file__ == str(file))
+
+
 def is_free(name: str, file: pathlib.Path) -> bool:
     """Return whether the module in `file` can have this name: no module outside config directories has it."""
     if "." in name or name in sys.stdlib_module_names:

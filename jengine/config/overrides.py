@@ -52,7 +52,7 @@ def apply_overrides(cfg: Config, overrides: Iterable[str]) -> ConfigDict:
         if not text.strip():
             raise ConfigError(f"override {override!r} has no value; write {path}='' for an empty string")
         try:
-            _set_value(result, _split_path(path), _parse_value(text.strip()), "")
+            _set_value(result, _split_path(path), parse_value(text.strip()), "")
         except (ConfigError, TypeError) as error:
             raise ConfigError(f"override {override!r}: {error}") from None
     return result
@@ -73,7 +73,8 @@ def _split_path(path: str) -> list[str | int]:
     return parts
 
 
-def _parse_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """Return a Python literal, or a bare word as a string."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:

@@ -27,6 +27,7 @@ from jengine.hooks.priority import Priority as Priority
 from jengine.hooks.priority import get_priority as get_priority
 from jengine.hooks.profiler import ProfilerHook as ProfilerHook
 from jengine.hooks.progress import ProgressHook as ProgressHook
+from jengine.hooks.pruning import OptunaPruningHook as OptunaPruningHook
 from jengine.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
 from jengine.hooks.schedule_free import ScheduleFreeHook as ScheduleFreeHook
 from jengine.hooks.switch_recipe import PipelineSwitchHook as PipelineSwitchHook

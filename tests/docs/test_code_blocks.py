@@ -17,10 +17,12 @@ import optax
 import pytest
 from flax import nnx
 
+import jengine
 from jengine import Runner, checkpoint, config, paths
 from jengine.averaging import AVERAGES
 from jengine.checkpoint.array_rules import parse_rules
 from jengine.cli.main import build_parser
+from jengine.cli.report.run_table import read_table
 from jengine.data import ArrayDataset, build_dataloader
 from jengine.evaluation import build_evaluator
 from jengine.evaluation.sections import split_dataloaders
@@ -185,6 +187,18 @@ def test_commands_of_a_page_exist(page):
             assert set(re.findall(r"\w+", "".join(re.findall(r"\[(.*)\]", line)))) <= set(extras), line
         else:
             assert words[:3] in ([], ["python", "-m", "build"]), line
+
+
+def test_sweeps_page(run_page, tmp_path, monkeypatch, capsys):
+    from tests.cli.report_runs import write_run
+
+    for name, lr, score in (("a", 1e-3, 0.8), ("b", 3e-3, 0.9)):
+        scores = [{"accuracy/top1": score, "iter": 1, "mode": "val"}]
+        write_run(tmp_path / "runs" / name, scores, config={"optim_wrapper": {"optimizer": {"lr": lr}}})
+    monkeypatch.setattr(jengine, "sweep", lambda *args, **settings: read_table(["runs"]), raising=False)
+    names = run_page("sweeps.md")
+    assert next(names["get_sweep"]()) == {"lr": 1e-3, "weight_decay": 1e-4}
+    assert capsys.readouterr().out.splitlines()[-1].startswith("{'optim_wrapper.optimizer.lr': 0.003} 0.9 ")
 
 
 def test_checkpoints_page(run_page, capsys):

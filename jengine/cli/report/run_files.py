@@ -16,7 +16,7 @@ from jengine.config import parse_config
 from jengine.errors import ConfigError
 from jengine.hooks.run_record import FILE as RECORD
 
-TRIAL = "trial.json"  # in the work dir of a sweep's run: `overrides`, `sweep`, and `error` or `pruned`
+TRIAL = "trial.json"  # in the work dir of a sweep's run: `overrides`, and `error` or `pruned`
 _SCALARS = pathlib.PurePath("vis_data", "scalars.json")
 _STEP = re.compile(r"(.+)_(\d+)")  # the name of an image and its step
 _IMAGE_DIR = "vis_image"
@@ -113,6 +113,8 @@ def read_run(log_dir: pathlib.Path) -> ReportedRun:
         return ReportedRun(files, notes, log_dir, status, {"sessions": []}, {}, [], {}, {}, trial)
     record, config, trial = _read_record(files), _read_config(files), _read_trial(log_dir.parent)
     status = "pruned" if trial.get("pruned") else _find_status(log_dir, record)
+    if "error" in trial and status not in ("training", "finished"):
+        status = "failed"
     return ReportedRun(
         files, files.notes, log_dir, status, record, config, rows=_read_rows(files), trial=trial,
         images=_list_images(files, config), test=files.read_json(log_dir / f"{log_dir.name}.json"),
@@ -151,7 +153,7 @@ def _find_status(log_dir: pathlib.Path, record: Mapping[str, Any]) -> str:
 def _read_trial(work_dir: pathlib.Path) -> dict[str, Any]:
     """Return what a sweep wrote about its run; {} for another run."""
     trial = ForeignFiles(work_dir).read_json(work_dir / TRIAL)
-    forms = {"overrides": dict, "sweep": str, "error": str, "pruned": bool}
+    forms = {"overrides": dict, "error": str, "pruned": bool}
     return {name: trial[name] for name, form in forms.items() if isinstance(trial.get(name), form)}
 
 

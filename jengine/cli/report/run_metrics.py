@@ -1,6 +1,7 @@
 """Curves, metrics and config values of runs, which the page and the table in the terminal show."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from jengine.cli.report.foreign_files import get_dict, is_number
 TIMES = ("time", "data_time")
 _PROGRESS = ("step", "iter", "epoch", "mode")
 _SUMMARY = ("seconds/", "speed/")  # written once, at the end of a run
+ADDRESS = re.compile(r"(?<=[\w>]) at 0x[0-9a-f]+(?=>)")  # in the repr of an object, which differs in each process
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as JSON lines write them
 
 Points = tuple[list[float], list[float]]
@@ -111,4 +113,4 @@ def _flatten(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         for index, item in enumerate(value):
             yield from _flatten(item, f"{path}[{index}]")
     elif path:
-        yield path, value
+        yield path, ADDRESS.sub("", value) if isinstance(value, str) else value

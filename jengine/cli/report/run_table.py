@@ -238,7 +238,7 @@ def _find_differing(runs: Sequence[ReportedRun], configs: Sequence[Mapping[str, 
     swept = list(dict.fromkeys(path for run in runs for path in _overrides(run)))
     complete = [config for config in configs if config]  # a run that failed early has none
     all_paths = list(dict.fromkeys(path for config in complete for path in config))
-    is_sweep = all(run.trial for run in runs) and len({run.trial.get("sweep") for run in runs}) == 1
+    is_sweep = all(run.trial for run in runs) and len({run.work_dir.parent for run in runs}) == 1
     paths = swept if is_sweep else [*swept, *(path for path in all_paths if path not in swept)]
     incomplete = [_overrides(run) for run, config in zip(runs, configs, strict=True) if not config]
     found = []

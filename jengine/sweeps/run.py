@@ -1,0 +1,287 @@
+"""Sweeps: many runs of one config, each in a process of its own."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from jengine.config import write_config
+from jengine.errors import ConfigError
+from jengine.json_codec import decode, encode
+from jengine.storage import check_local_path
+from jengine.sweeps.check import Plan, Request, add_pruning, check
+from jengine.sweeps.launchers import Command, Job, Launcher, build_launcher
+from jengine.sweeps.progress import LiveTable
+from jengine.sweeps.search import Search
+from jengine.sweeps.space import Setting, check_range
+from jengine.sweeps.trials import DONE, OUTPUT, STOP, Trial, make_trials, relative
+
+if TYPE_CHECKING:
+    from jengine.cli.report.run_table import RunTable
+
+FILE = "sweep.json"
+_POLL = 0.1  # seconds between two looks at the processes
+
+
+class SweepInterrupted(KeyboardInterrupt):
+    """Interrupt of a sweep, after all runs were saved."""
+
+
+def sweep(
+    cfg: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    ranges: Mapping[str, Sequence[Any]] | None = None,
+    random: int = 0,
+    search: int = 0,
+    seeds: int | Sequence[int] = (),
+    jobs: int = 1,
+    work_dir: str | os.PathLike[str] | None = None,
+    metric: str | None = None,
+    overrides: Sequence[str] = (),
+    launcher: str = "local",
+    launcher_options: Mapping[str, Any] | None = None,
+) -> "RunTable":
+    """Train many variants of a config, each in a process of its own, and return a table of the runs.
+
+    The configs of all runs are checked before the first one starts. A run that fails is a row of the table. A second
+    call skips the runs that are finished, and continues or repeats the others.
+
+    Args:
+      cfg: a config file, or a config, which is written to the sweep's directory; functions and classes in it must be
+        importable, so not from a notebook.
+      grid: lists of values by config path; all combinations are run. A path may be shortened to an end that no other
+        path in the config has: `lr`.
+      ranges: `(low, high)`, perhaps with 'log' and 'int' after them, by config path, for `random` and `search`.
+      random: number of settings to draw from `ranges` and `grid`; the same ones at each call.
+      search: number of settings that Optuna chooses, one after the other; it ends runs that are worse than others.
+      seeds: number of seeds for each setting, from 0, or a list of seeds; by default the seed of the config.
+      jobs: number of runs at the same time.
+      work_dir: the sweep's directory; `work_dirs/CONFIG_sweep` by default.
+      metric: to search for; by default the first of the CheckpointHook's `save_best`.
+      overrides: for all runs: `train_cfg.max_epochs=2`.
+      launcher: 'local', 'submitit' for SLURM arrays, or 'ray'.
+      launcher_options: see `SubmititLauncher` and `RayLauncher`.
+
+    Raises:
+      ConfigError: a config or an argument is not valid; nothing was started.
+      KeyboardInterrupt: after Ctrl-C, when all runs were saved.
+
+    >>> sweep("configs/digits_cnn.py", grid={"lrr": [1e-3, 1e-2]}, seeds=4)
+    Traceback (most recent call last):
+    jengine.errors.ConfigError: 'lrr' must be a path in the config or the end of one; did you mean 'lr'?
+    """
+    directory = _find_directory(cfg, work_dir)
+    config = os.fspath(cfg) if isinstance(cfg, str | os.PathLike) else _write(cfg, directory)
+    request = Request(
+        config=config,
+        overrides=list(overrides),
+        grid={path: list(values) for path, values in (grid or {}).items()},
+        ranges={path: check_range(path, limits) for path, limits in (ranges or {}).items()},
+        draws=random,
+        search=bool(search),
+        seeds=list(range(seeds)) if isinstance(seeds, int) else list(seeds),
+        metric=metric,
+    )
+    _check_numbers(request, random, search)
+    built = build_launcher(launcher, jobs, directory, launcher_options or {})
+    plan = check(request)
+    _claim(directory, request, plan)
+    _Sweep(directory, request, plan, built, jobs, search).run()
+    from jengine.cli.report.run_table import read_table  # imports JAX, which the runs should not wait for
+
+    return read_table([directory])
+
+
+class _Sweep:
+    """Loop over the runs of a sweep: starts them, waits for them, and ends them after an interrupt."""
+
+    def __init__(
+        self, directory: pathlib.Path, request: Request, plan: Plan, launcher: Launcher, jobs: int, search: int
+    ) -> None:
+        self._directory, self._request, self._plan, self._launcher = directory, request, plan, launcher
+        self._overrides = list(request.overrides)
+        self._search: Search | None = None
+        self._record: dict[str, str] | None = None  # of the study, for the hook
+        self._left = 0
+        self.trials: list[Trial] = []
+        self._slots = launcher.jobs
+        if search:
+            self._search = Search(directory, plan.rule, plan.grid, plan.ranges)
+            self._slots = min(self._slots, jobs)  # the next setting depends on the results
+            self._record = self._search.record
+            self._overrides += add_pruning(plan.metric)
+            self.trials = self._continue_search(self._search)
+            self._left = max(search - self._search.count() - len(self.trials), 0)
+            self._total = search
+        else:
+            self.trials = make_trials(directory, plan.settings)
+            self._total = len(self.trials)
+        self._running: dict[int, tuple[Trial, Job]] = {}
+        self._is_stopping = False
+
+    def run(self) -> None:
+        """Run to the end; SweepInterrupted after an interrupt."""
+        waiting = [trial for trial in self.trials if trial.status not in DONE]
+        skipped = len(self.trials) - len(waiting)
+        if skipped:
+            print(
+                f"{skipped} of {self._total} runs in {relative(self._directory)} are finished and skipped", flush=True
+            )
+        for trial in waiting:
+            trial.write(self._record)
+        with LiveTable(self._directory.name, self._plan.metric, self._total) as view, _as_interrupt():
+            try:
+                self._loop(waiting, view)
+            except KeyboardInterrupt:
+                self._stop(view)
+                done = self._search.count() if self._search else sum(trial.status in DONE for trial in self.trials)
+                raise SweepInterrupted(f"{done} of {self._total} runs are finished") from None
+
+    def _loop(self, waiting: list[Trial], view: LiveTable) -> None:
+        while True:
+            free = self._slots - len(self._running)
+            batch: list[Trial] = []
+            while len(batch) < free and (trial := self._next(waiting)):
+                batch.append(trial)
+            if batch:
+                self._start(batch)
+            if not self._running:
+                return
+            self._collect(view)
+            view.update(self.trials)
+            time.sleep(_POLL)
+
+    def _next(self, waiting: list[Trial]) -> Trial | None:
+        if waiting:
+            return waiting.pop(0)
+        if self._search is None or not self._left:
+            return None
+        self._left -= 1
+        number, setting = self._search.ask()
+        trial = self._add(number, setting)
+        self.trials.append(trial)
+        return trial
+
+    def _continue_search(self, search: Search) -> list[Trial]:
+        return [self._add(number, setting) for number, setting in search.unfinished()]
+
+    def _add(self, number: int, setting: Setting) -> Trial:
+        (trial,) = make_trials(self._directory, [setting])
+        trial.number, trial.status = number, "waiting"
+        trial.write(self._record)
+        return trial
+
+    def _start(self, batch: list[Trial]) -> None:
+        commands = []
+        for trial in batch:
+            trial.start()
+            arguments = trial.command(self._request.config, self._overrides)
+            stop_file = trial.work_dir / STOP
+            stop_file.unlink(missing_ok=True)
+            commands.append(Command(arguments, str(trial.work_dir / OUTPUT), str(stop_file)))
+        for trial, job in zip(batch, self._launcher.start(commands), strict=True):
+            self._running[id(trial)] = (trial, job)
+
+    def _collect(self, view: LiveTable) -> None:
+        """Record the runs that ended."""
+        for key, (trial, job) in list(self._running.items()):
+            code = job.poll()
+            if code is None:
+                continue
+            del self._running[key]
+            trial.finish(code, self._is_stopping)
+            trial.write(self._record)
+            if self._search is not None:
+                self._search.tell(trial, _best(trial, self._plan))
+            view.end(trial, self.trials)
+
+    def _stop(self, view: LiveTable) -> None:
+        """Let the runs save and end; after a second interrupt, end them at once."""
+        self._is_stopping = True
+        try:
+            for _, job in self._running.values():
+                job.stop()
+            while self._running:
+                self._collect(view)
+                view.update(self.trials, f"{len(self._running)} runs save and end; Ctrl-C again kills them.")
+                time.sleep(_POLL)
+        except KeyboardInterrupt:
+            for _, job in self._running.values():
+                job.kill()
+
+
+def _best(trial: Trial, plan: Plan) -> float | None:
+    """Return the best value of the metric in a run's validations."""
+    from jengine.cli.report.run_table import read_table
+
+    return read_table([trial.work_dir]).rows[0].best.get(plan.metric)
+
+
+def _find_directory(cfg: Any, work_dir: str | os.PathLike[str] | None) -> pathlib.Path:
+    if work_dir is not None:
+        return pathlib.Path(check_local_path("work_dir", work_dir)).absolute()
+    if not isinstance(cfg, str | os.PathLike):
+        raise ConfigError("`work_dir` must be a directory for a config that is no file, got none")
+    stem = pathlib.Path(os.fspath(cfg).partition(".py:")[0]).stem
+    return pathlib.Path("work_dirs", f"{stem}_sweep").absolute()
+
+
+def _write(cfg: Mapping[str, Any], directory: pathlib.Path) -> str:
+    """Write a config to a file, from which the runs load it."""
+    from jengine.config import format_config
+
+    text, problems = format_config(cfg, directory / "config.py")
+    if problems:
+        raise ConfigError(f"a sweep's config must be loadable in another process: {'; '.join(problems)}")
+    path = directory / "config.py"
+    if path.exists() and path.read_text() != text and (directory / FILE).exists():
+        raise ConfigError(f"{relative(directory)} has the runs of another config: use another work_dir, or remove it")
+    write_config(text, path)
+    return str(path)
+
+
+def _check_numbers(request: Request, random: int, search: int) -> None:
+    if random < 0 or search < 0 or (random and search):
+        raise ConfigError(f"one of `random` and `search` may be above 0, got {random} and {search}")
+    if search and request.seeds:
+        raise ConfigError(
+            "a search has one seed, that of the config: seeds must be left out, or sweep the best setting"
+        )
+    if search and not (request.grid or request.ranges):
+        raise ConfigError("a search must have ranges or a grid, got neither")
+
+
+def _claim(directory: pathlib.Path, request: Request, plan: Plan) -> None:
+    """Write what the sweep is about; ConfigError if its directory has the runs of another config."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / FILE
+    if path.exists() and decode(path.read_text()).get("fingerprint") != plan.fingerprint:
+        raise ConfigError(
+            f"{relative(directory)} has the runs of another config, or of this file before it was changed: give "
+            "another --work-dir, or remove it"
+        )
+    record = {"config": request.config, "overrides": list(request.overrides), "fingerprint": plan.fingerprint}
+    path.write_text(encode(record, indent=1))
+
+
+@contextlib.contextmanager
+def _as_interrupt() -> Iterator[None]:
+    """Turn SIGTERM into a KeyboardInterrupt, so that a scheduler ends a sweep as Ctrl-C does."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,87 @@
+"""Search for good settings with Optuna."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from jengine.errors import require_extra
+from jengine.sweeps.space import Range, Setting, round_number
+from jengine.sweeps.trials import Trial
+
+STUDY = "optuna.log"
+_STATES = {"finished": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
+
+
+class Search:
+    """Study of Optuna in a sweep's directory; a restart continues it.
+
+    Args:
+      directory: of the sweep.
+      rule: 'greater' or 'less': which value of the metric is better.
+      grid: lists of values by config path.
+      ranges: ranges by config path.
+    """
+
+    def __init__(
+        self, directory: pathlib.Path, rule: str, grid: Mapping[str, Sequence[Any]], ranges: Mapping[str, Range]
+    ) -> None:
+        with require_extra("sweep", "`--search` requires optuna"):
+            import optuna
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._optuna = optuna
+        self._grid, self._ranges = grid, ranges
+        self.record = {"path": str(directory / STUDY), "name": directory.name}
+        self._study = open_study(self.record, "maximize" if rule == "greater" else "minimize")
+
+    def count(self) -> int:
+        """Return the number of trials that are done; one that failed is replaced by another."""
+        done = {self._optuna.trial.TrialState[state] for state in ("COMPLETE", "PRUNED")}
+        return sum(trial.state in done for trial in self._study.get_trials(deepcopy=False))
+
+    def unfinished(self) -> list[tuple[int, Setting]]:
+        """Return the trials of an earlier start that did not end: number and setting."""
+        running = self._optuna.trial.TrialState.RUNNING
+        trials = self._study.get_trials(deepcopy=False, states=(running,))
+        return [(trial.number, self._setting(trial.params)) for trial in trials]
+
+    def ask(self) -> tuple[int, Setting]:
+        """Return the number and the setting of the next trial."""
+        trial = self._study.ask()
+        for path, limits in self._ranges.items():
+            if limits.is_int:
+                trial.suggest_int(path, round(limits.low), round(limits.high), log=limits.log)
+            else:
+                trial.suggest_float(path, limits.low, limits.high, log=limits.log)
+        for path, values in self._grid.items():
+            trial.suggest_categorical(path, [repr(value) for value in values])
+        return trial.number, self._setting(trial.params)
+
+    def tell(self, trial: Trial, value: float | None) -> None:
+        """Record the end of a trial with the best value of the metric; one that stopped stays unfinished."""
+        if trial.status not in _STATES:
+            return
+        is_complete = trial.status == "finished" and value is not None
+        state = "FAIL" if trial.status == "finished" and not is_complete else _STATES[trial.status]
+        self._study.tell(trial.number, value if is_complete else None, state=self._optuna.trial.TrialState[state])
+
+    def _setting(self, params: Mapping[str, Any]) -> Setting:
+        known = {path: {repr(value): value for value in values} for path, values in self._grid.items()}
+        # Short numbers for the names of directories
+        numbers = {path: round_number(x) if isinstance(x, float) else x for path, x in params.items()}
+        return {path: known[path][str(x)] if path in known else x for path, x in numbers.items()}
+
+
+def open_study(record: Mapping[str, str], direction: Literal["maximize", "minimize"] | None = None) -> Any:
+    """Return the study of a sweep; with `direction` it is created if it does not exist."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    storage = JournalStorage(JournalFileBackend(record["path"]))
+    if direction is None:
+        return optuna.load_study(study_name=record["name"], storage=storage)
+    return optuna.create_study(
+        study_name=record["name"], storage=storage, direction=direction, load_if_exists=True,
+        sampler=optuna.samplers.TPESampler(constant_liar=True),  # several runs at once
+        pruner=optuna.pruners.MedianPruner(),
+    )  # fmt: skip
