@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jengine.errors import ConfigError, config_path
 from jengine.evaluation.sections import split_settings
 from jengine.hooks import Hook
 from jengine.hooks.runner_protocol import Loader, TrainLoopProtocol
-from jengine.logging import AsyncWriter, LogProcessor, MessageHub, build_logger
+from jengine.logging import AsyncWriter, LogProcessor, MessageHub
 from jengine.model import CastModel, Model, Precision, get_precision
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.schedules import build_param_schedulers
@@ -60,14 +60,19 @@ def build_strategy(parallel: Strategy | Config | None) -> Any:
         return strategy
 
 
-def build_logs(identity: Identity, level: int | str) -> tuple[logging.Logger, AsyncWriter, MessageHub]:
+def build_logs(
+    identity: Identity,
+    level: int | str,
+    build_logger: Callable[[int | str, str], logging.Logger],
+    build_message_hub: Callable[[], MessageHub],
+) -> tuple[logging.Logger, AsyncWriter, MessageHub]:
     """Return the logger, the log writer and the message hub; the log file is opened later."""
     with config_path("log_level"):
-        logger = build_logger(log_file=identity.log_file, level=level, wait=True)  # a refused run leaves no file
+        logger = build_logger(level, identity.log_file)
     if identity.resume_note:
         logger.info(identity.resume_note)
     writer = AsyncWriter()
-    message_hub = MessageHub.new_instance(identity.experiment_name)
+    message_hub = build_message_hub()
     message_hub.before_read = writer.flush  # reads see all scalars that were queued
     return logger, writer, message_hub
 

@@ -99,16 +99,14 @@ class TrainLoop:
     ) -> None:
         self.runner = runner
         self.dataloader = dataloader
-        self.val_begin = val_begin
-        self.phases = phases
+        self.val_begin, self.phases = val_begin, phases
         self.batches_per_iteration = batches_per_iteration(phases)
         self.on_recompile = check_on_recompile(on_recompile)
         self.steps_per_call = steps_per_call
         self.on_nonfinite = on_nonfinite
         self.max_time = max_time
         runner.message_hub.losses = None if on_nonfinite == "ignore" else LossWatch()  # sees what log lines fetch
-        self.stop_training = False
-        self.is_consistent = True
+        self.stop_training, self.is_consistent = False, True
         self.iter = self.epoch = self.epoch_start = 0
         self.position: Any = None
         self.batch: Batch = None
@@ -125,6 +123,11 @@ class TrainLoop:
     def epoch_length(self) -> int | None:
         """Iterations in an epoch, or in a pass over the data; None if unknown."""
         return self.dataloader.length
+
+    @property
+    def val_interval(self) -> int:
+        """Epochs (or iterations) between validations now."""
+        return self._intervals[bisect.bisect(self._milestones, (self.epoch if self.by_epoch else self.iter) + 1) - 1]
 
     @property
     def max_iters(self) -> int | float:

@@ -33,6 +33,7 @@ from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_consistent, close, closing, list_directories
 from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
+from jengine.runner.mmengine_names import MMEngineNames
 from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume, saved_hashes
 from jengine.runner.session import RunFiles, record_session
@@ -48,7 +49,7 @@ _LATER: Any = None  # typed as in the stages that use it; only code that may run
 
 
 @functools.partial(checked, owner="")
-class Runner:
+class Runner(MMEngineNames):
     """Runner that trains, validates and tests a model, with hooks around one compiled step.
 
     Each argument is an object or a config (`dict(type=..., ...)`), with MMEngine's names. Invalid arguments raise
@@ -107,7 +108,6 @@ class Runner:
     param_schedulers: Schedulers = _LATER
     programs: TrainPrograms = _LATER
     _state: TrainState = _LATER
-    _is_loaded = False  # whether the state is from the checkpoint to resume or to load
     _first_iter = 0
     _group_table: GroupTable
     _failure = ""  # the point at which training stopped with an error
@@ -165,14 +165,15 @@ class Runner:
         self.strategy = components.build_strategy(parallel)
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
         self.model = components.build_model(model, precision)
-        self.visualizer = components.build_visualizer(visualizer, self.log_dir)
+        self.visualizer = self.build_visualizer(visualizer)
         self.hook_list = HookList(functools.partial(components.require_drawing, self.visualizer))
         self.register_hooks(default_hooks, custom_hooks)
         config_checks.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(list_directories(self), self.run_id)
         self.files = RunFiles(self, self._directories, opaque)
         self.log_processor = components.build_log_processor(log_processor, train_cfg)
-        self.logger, self.log_writer, self.message_hub = components.build_logs(identity, log_level)
+        logs = components.build_logs(identity, log_level, self.build_logger, self.build_message_hub)
+        self.logger, self.log_writer, self.message_hub = logs
         self.optimizer_settings: dict[str, dict[str, Any]] = {}
         self.hyperparams = Hyperparams()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
@@ -263,12 +264,6 @@ class Runner:
             self.val_loop.check(self._loaders.call_with_example, shapes.params, shapes.model_state)
         self.state = shapes if abstract else init()
         self._is_loaded = False
-
-    def load_or_resume(self) -> None:
-        """Load the weights of `load_from`, or continue from the checkpoint of `resume`, unless that is done."""
-        if not self._is_loaded:
-            self._is_loaded = True
-            bundle.load_or_resume(self, self._load_from, self._resume_from)
 
     def build_programs(self) -> TrainPrograms:
         """Return the training programs for this run's devices; each is compiled at the first call."""
