@@ -18,5 +18,5 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     if args.steps < 1:
         raise ConfigError(f"--steps must be at least 1, got {args.steps}")
     (work_dir / PROFILE_REQUEST).write_text(json.dumps({"steps": args.steps}))
-    log = shlex.quote(f"{args.work_dir}/*/*.log")
-    print(f"A run in {args.work_dir} starts the profile within about {PERIOD:.0f} s, and names its directory in {log}.")
+    log, seconds = shlex.quote(f"{args.work_dir}/*/*.log"), round(2 * PERIOD)
+    print(f"A run in {args.work_dir} starts the profile within about {seconds} s, and names its directory in {log}.")

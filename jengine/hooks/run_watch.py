@@ -43,7 +43,8 @@ class RunWatch:
         self.next_step = 1
         self._last_step, self._last_time, self._own_seconds = 0, 0.0, 0.0
         self._last_record = 0.0
-        self._trace = ""  # the directory of the current one
+        self._trace = ""  # the name of the current one
+        self._requested = 0  # steps to profile, as the request file says
         self._host = platform.node()
 
     def start(self, runner: RunnerProtocol) -> None:
@@ -51,6 +52,7 @@ class RunWatch:
         self._last_step, self.next_step = runner.iter, runner.iter + 1
         self._last_time = self._last_record = 0.0
         self._own_seconds = _own_seconds(runner)
+        self._read_request(runner)
 
     def exchange(self, runner: RunnerProtocol, completed: int, seconds: float) -> None:
         """Exchange reports after `completed` iterations, and `seconds` of training since `start`; or end a profile."""
@@ -61,12 +63,14 @@ class RunWatch:
         own = _own_seconds(runner)
         elapsed, done = seconds - self._last_time, completed - self._last_step
         processes = get_processes()
-        report = _Report(self._host, own - self._own_seconds, elapsed, _requested_steps(runner))
+        requested = max(self._requested, DEFAULT_STEPS if runner.interrupts.profile_requested else 0)
+        report = _Report(self._host, own - self._own_seconds, elapsed, requested)
         with runner.phase_timer.phase("step"):  # a wait for the slowest process, as in the step itself
             reports: list[_Report] = processes.all_gather("the times of the processes", report)
         if seconds - self._last_record >= PERIOD:
             self._last_record = seconds
             update_record(runner, background=True)  # what a kill loses is counted from here
+            runner.log_writer.submit(self._read_request, runner)  # for the next exchange: a store takes its time
         if processes.count > 1:
             runner.message_hub.update_info("slowest", describe_slowest(reports, done), resumed=False)
         # Growing by two at most: the first iterations compile, and a loop may become slower
@@ -77,14 +81,14 @@ class RunWatch:
             self._start_trace(runner, completed, steps)
 
     def _start_trace(self, runner: RunnerProtocol, completed: int, steps: int) -> None:
-        runner.interrupts.profile_requested = False
-        path = os.path.join(runner.log_dir, TRACES, f"iter_{completed}")
+        runner.interrupts.profile_requested, self._requested = False, 0
+        name = os.path.join(TRACES, f"iter_{completed}")
         try:
-            jax.profiler.start_trace(path)
+            jax.profiler.start_trace(os.path.join(runner.log_dir, name))
         except RuntimeError as error:  # a hook of the user traces
             runner.logger.warning(f"The requested profile cannot start: {error}")
             return
-        self._trace, self.next_step = path, completed + steps
+        self._trace, self.next_step = name, completed + steps
         runner.logger.info(f"Profiling {steps} iterations from {completed} on, as requested.")
 
     def end_trace(self, runner: RunnerProtocol, failed: bool = False) -> None:
@@ -93,8 +97,22 @@ class RunWatch:
             if not failed:
                 jax.block_until_ready(runner.state)  # or the trace would end before the device
             jax.profiler.stop_trace()
-            runner.logger.info(f"Wrote a profile to {self._trace}. To view it: {view_command(self._trace)}")
+            path = os.path.join(runner.work_dir, runner.timestamp, self._trace)  # of a URL: where it will be sent
+            runner.logger.info(f"Wrote a profile to {path}. To view it: {view_command(path)}")
             self._trace = ""
+
+    def _read_request(self, runner: RunnerProtocol) -> None:
+        """Read and remove the request file, if there is one."""
+        if not runner.is_main_process:
+            return
+        path = storage_path("work_dir", runner.work_dir) / PROFILE_REQUEST
+        with contextlib.suppress(OSError, StorageError):  # nobody has requested one, or the store is asked again later
+            text = read_bytes(path).decode(errors="replace")
+            remove_files([path])
+            try:
+                self._requested = max(int(json.loads(text)["steps"]), 1)
+            except (ValueError, TypeError, KeyError):
+                runner.logger.warning(f"{path} must be as `jengine profile` writes it, got {text[:100]!r}")
 
 
 def view_command(path: str) -> str:
@@ -116,18 +134,3 @@ def describe_slowest(reports: list[_Report], iterations: int) -> str:
 
 def _own_seconds(runner: RunnerProtocol) -> float:
     return sum(runner.phase_timer.seconds.get(phase, 0.0) for phase in _OWN_PHASES)
-
-
-def _requested_steps(runner: RunnerProtocol) -> int:
-    """Return the steps to profile, of a signal to this process or of a request file, which is removed."""
-    steps = DEFAULT_STEPS if runner.interrupts.profile_requested else 0
-    if runner.is_main_process:
-        path = storage_path("work_dir", runner.work_dir) / PROFILE_REQUEST
-        with contextlib.suppress(FileNotFoundError, StorageError):  # a store that fails must not end the run here
-            text = read_bytes(path).decode(errors="replace")
-            remove_files([path])
-            try:
-                steps = max(int(json.loads(text)["steps"]), 1)
-            except (ValueError, TypeError, KeyError):
-                runner.logger.warning(f"{path} must be as `jengine profile` writes it, got {text[:100]!r}")
-    return steps
