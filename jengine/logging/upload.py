@@ -53,8 +53,9 @@ class LocalFiles:
     def start(self) -> None:
         """Start to send changed files every so often."""
 
-    def send(self) -> None:
-        """Send all changed files now."""
+    def try_to_send(self) -> bool:
+        """Send all changed files now; return False after an error, which is only logged."""
+        return True
 
     def close(self, *, keep: bool = True) -> None:
         """Send what is left; without `keep` the local files may be removed."""
@@ -132,19 +133,26 @@ class UploadedFiles(LocalFiles):
             self._check()
             store = get_filesystem(self._url)
             changed, batch, size = self._find_changed(), {}, 0
-            for relative, (path, description) in changed.items():
+            unreadable: list[OSError] = []
+            for relative, (path, description) in list(changed.items()):
                 if description[0] > _BATCH:
                     store.put_file(str(path), f"{self._url}/{relative}")
                     continue
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                try:
                     batch[f"{self._url}/{relative}"] = path.read_bytes()
                     size += description[0]
+                except OSError as error:  # the others must be sent all the same
+                    del changed[relative]
+                    if not isinstance(error, FileNotFoundError):  # removed meanwhile
+                        unreadable.append(error)
                 if size > _BATCH:
                     store.pipe(batch)
                     batch, size = {}, 0
             if batch:
                 store.pipe(batch)
             self._sent.update({relative: description for relative, (_, description) in changed.items()})
+            if unreadable:
+                raise unreadable[0]
 
     def close(self, *, keep: bool = True) -> None:
         """Send what is left and end the thread; an error is logged after a minute.
@@ -164,12 +172,13 @@ class UploadedFiles(LocalFiles):
 
     def _run(self, done: threading.Event) -> None:
         while not done.wait(self._interval):
-            self._try_to_send()
+            self.try_to_send()
         deadline = time.monotonic() + _END
-        while not self._try_to_send() and time.monotonic() < deadline and not self._is_refused:
+        while not self.try_to_send() and time.monotonic() < deadline and not self._is_refused:
             time.sleep(min(1.0, self._interval))
 
-    def _try_to_send(self) -> bool:
+    def try_to_send(self) -> bool:
+        """Send all changed files; return False after an error, which is logged when it is new."""
         try:
             self.send()
         except ConfigError:  # another run has taken over, which the lock has logged
@@ -193,7 +202,7 @@ class UploadedFiles(LocalFiles):
             for path in (pathlib.Path(folder, name) for name in sorted(names) if not name.endswith(_TEMPORARY)):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     relative, description = path.relative_to(self._local_dir).as_posix(), _describe(path)
-                    if self._sent.get(relative) != description:
+                    if path.is_file() and self._sent.get(relative) != description:
                         changed[relative] = path, description
         return changed
 

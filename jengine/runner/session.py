@@ -85,8 +85,9 @@ class RunFiles:
             self._local.fetch(self._runner.timestamp, skip=(LOCK, POINTER, CURRENT_RUN))
 
     def send(self) -> None:
-        """Send the files that have changed, if the work dir is a URL; see `UploadedFiles.send`."""
-        self._local.send()
+        """Send the files that have changed, if the work dir is a URL; only a lost lock is an error."""
+        self.check(before_write=True)
+        self._local.try_to_send()
 
     def close(self, *, keep: bool) -> None:
         """Send the rest of the files; without `keep` the local files may be removed at the end of the process."""

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from jengine.errors import ConfigError
+from jengine.storage import is_url
 from jengine.visualization.convert import Histogram
 
 _PROGRESS = ("epoch", "iter")  # of training, which has curves of its own
@@ -21,9 +23,17 @@ class BaseVisBackend(abc.ABC):
 
     Args:
       save_dir: the directory for files; created when needed.
+
+    Raises:
+      ConfigError: `save_dir` is a URL.
     """
 
     def __init__(self, save_dir: str | os.PathLike[str]) -> None:
+        if is_url(save_dir):
+            raise ConfigError(
+                f"`save_dir` must be a local directory, got {os.fspath(save_dir)!r}; leave it out: with a URL as "
+                "work_dir of the run, the files are sent there"
+            )
         self.save_dir = pathlib.Path(save_dir)
 
     @abc.abstractmethod

@@ -134,6 +134,24 @@ def test_an_answer_that_is_lost_takes_the_lease_from_nobody(gs_bucket, google_st
     assert google_storage.list_names(gs_bucket) == []
 
 
+def test_a_store_that_fails_for_some_time_costs_a_warning(gs_bucket, google_storage, monkeypatch, caplog):
+    async def no_pause(seconds):
+        pass
+
+    monkeypatch.setattr("asyncio.sleep", no_pause)
+    lease = Lease(f"{gs_bucket}/run", SECONDS)
+    lease.acquire()
+    google_storage.choose_fault = lambda method, path: "error"
+    time.sleep(SECONDS)
+    lease.check()
+    with pytest.raises(Exception, match="503"):
+        lease.check(before_write=True)  # it cannot know whether the lease is still its own
+    google_storage.choose_fault = lambda method, path: None
+    lease.check(before_write=True)
+    assert caplog.text.count("could not be renewed") == 1
+    lease.release()
+
+
 def test_a_directory_has_the_lock_of_its_storage(tmp_path, url):
     assert type(make_lock(tmp_path)).__name__ == "WorkDirLock"
     assert isinstance(make_lock(url), Lease)

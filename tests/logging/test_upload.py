@@ -98,6 +98,15 @@ def test_a_failure_is_named_once_and_the_files_are_sent_later(tmp_path, gs_bucke
     ]
 
 
+def test_a_file_that_cannot_be_read_does_not_keep_the_others(tmp_path, gs_bucket):
+    write(tmp_path, log="one\n")
+    (tmp_path / "unreadable").symlink_to("/proc/self/mem")
+    os.mkfifo(tmp_path / "pipe")
+    files = UploadedFiles(str(tmp_path), gs_bucket)
+    assert not files.try_to_send()
+    assert read_all(gs_bucket) == {"log": b"one\n"}
+
+
 async def no_pause():
     pass
 

@@ -26,6 +26,13 @@ def test_scalars_are_json_lines_with_their_step(tmp_path):
     ]
 
 
+def test_a_url_is_refused_with_the_way_to_send_files_there():
+    with pytest.raises(
+        ValueError, match=r"`save_dir` must be a local directory, got 'gs://bucket/run'; .* URL as work_dir"
+    ):
+        LocalVisBackend("gs://bucket/run")
+
+
 def test_scalars_are_also_appended_to_file_path(tmp_path):
     backend = LocalVisBackend(tmp_path)
     backend.add_scalars({"loss": 1.0}, step=1, file_path="20260101_000000.json")
