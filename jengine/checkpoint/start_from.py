@@ -11,6 +11,7 @@ import numpy as np
 from jengine.checkpoint.array_rules import RuleLike, parse_rules
 from jengine.checkpoint.huggingface import ModelType
 from jengine.checkpoint.layout import find_checkpoint, find_latest
+from jengine.checkpoint.local_copies import find_newer_copy
 from jengine.checkpoint.manifest import read_manifest
 from jengine.checkpoint.sources import FORMATS, is_pytree_of_arrays, locate_weights
 from jengine.distributed.processes import Processes, SingleProcess
@@ -167,6 +168,8 @@ def find_checkpoint_to_resume(
                 f"loads only its weights, and continues from the newest checkpoint of {work_dir} when started again."
             )
     newest = find_latest(work_dir, **verification)
+    if (copy := find_newer_copy(work_dir, newest, processes)) is not None:
+        return copy, f"The copies on local disks are newer than {newest or 'any checkpoint'}."
     if newest is None and resume == "must":
         raise ConfigError(f"`resume` must find a checkpoint in {work_dir} with resume='must', got none")
     start = "from scratch" if load_from is None else "from the weights of load_from"

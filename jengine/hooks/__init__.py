@@ -14,6 +14,7 @@ from jengine.hooks.epoch import SetEpochInfoHook as SetEpochInfoHook
 from jengine.hooks.histogram import HistogramHook as HistogramHook
 from jengine.hooks.hook import Hook as Hook
 from jengine.hooks.iter_timer import IterTimerHook as IterTimerHook
+from jengine.hooks.local_checkpoint import LocalCheckpointHook as LocalCheckpointHook
 from jengine.hooks.logger import LoggerHook as LoggerHook
 from jengine.hooks.mean_teacher import MeanTeacherHook as MeanTeacherHook
 from jengine.hooks.memory import EmptyCacheHook as EmptyCacheHook

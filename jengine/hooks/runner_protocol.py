@@ -172,4 +172,4 @@ class RunnerProtocol(Progress, Protocol):
         by_epoch: bool = True,
         **options: Any,
     ) -> str:
-        """Write a checkpoint in the background and return its path; `options` are for `Checkpointer.save`."""
+        """Write a checkpoint in the background and return its path; `options` as the Runner's."""

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from jengine.checkpoint import list_arrays, load_pretrained, open_weights, read_meta
+from jengine.checkpoint import Checkpointer, list_arrays, load_pretrained, open_weights, read_meta
 from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
 from jengine.checkpoint.huggingface import find_differences
 from jengine.checkpoint.optimizer_state import load_optimizer
@@ -52,7 +52,8 @@ def save(
     save_optimizer: bool,
     save_param_scheduler: bool,
     meta: Mapping[str, Any],
-    options: Mapping[str, Any],
+    checkpointer: Checkpointer | None = None,
+    **options: Any,
 ) -> None:
     """Write a checkpoint to `path` in the background; see `Runner.save_checkpoint`."""
     wait_for_device(runner)  # so that the save is not charged with the steps
@@ -65,6 +66,9 @@ def save(
     check_losses(runner)  # of all iterations so far, which the message hub has fetched to be saved
     runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)  # hooks may exchange averages
     state = checkpoint.pop("state")
+    if checkpointer is not None:  # for a copy besides the run's checkpoints
+        checkpointer.save(path, state, checkpoint, **options)
+        return
     runner.checkpointer.save(path, state, checkpoint, **options)
     update_record(runner)
 

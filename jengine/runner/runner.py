@@ -420,12 +420,12 @@ class Runner(MMEngineNames):
           save_optimizer, save_param_scheduler: save the optimizer state and hyperparameters, and the schedulers.
           meta: entries that override the Runner's own (`epoch`, `iter`, …).
           by_epoch: whether the checkpoint marks the end of an epoch.
-          **options: arguments for `Checkpointer.save`.
+          **options: arguments for `Checkpointer.save`; `checkpointer` replaces the run's own.
         """
-        saved = dict(save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler)
+        options |= dict(save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler)
         path = os.path.join(out_dir or self.work_dir, filename)
         with self.phase_timer.phase("checkpoint"):
-            bundle.save(self, path, meta={**(meta or {}), "by_epoch": by_epoch}, options=options, **saved)
+            bundle.save(self, path, meta={**(meta or {}), "by_epoch": by_epoch}, **options)
         return path
 
     @property

@@ -1,0 +1,90 @@
+"""Copies of the newest state on a local disk of each host, from which a restart continues if they are newer.
+
+    <directory>/<run>/
+      process_0_of_2/iter_150/    a checkpoint with the arrays that the devices of this process hold
+      process_0_of_2/iter_140/    kept until all processes have the next
+
+The work dir has the file `local_copies` with the path of the directory, so that a restart looks there.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+from jengine.checkpoint.layout import list_checkpoints, read_current_run
+from jengine.checkpoint.manifest import read_manifest, validate_checkpoint
+from jengine.distributed.processes import Processes, SingleProcess
+from jengine.storage import read_bytes, storage_path, write_bytes
+
+POINTER = "local_copies"
+
+_LOGGER = logging.getLogger("jengine")
+
+
+def copies_path(directory: str | os.PathLike[str], run: str, processes: SingleProcess | Processes) -> Path:
+    """Return where this process has its copies.
+
+    >>> copies_path("/local", "3f2a", SingleProcess()).as_posix()
+    '/local/3f2a/process_0_of_1'
+    """
+    return Path(directory) / run / f"process_{processes.index}_of_{processes.count}"
+
+
+def announce_copies(work_dir: str | os.PathLike[str], directory: str) -> None:
+    """Tell a restart in `work_dir` where copies are; one process calls this."""
+    write_bytes(storage_path("work_dir", work_dir) / POINTER, directory.encode())
+
+
+def find_newer_copy(
+    work_dir: str | os.PathLike[str], newest: str | None, processes: SingleProcess | Processes
+) -> str | None:
+    """Return this process's copy of the newest state that all processes have whole; None if `newest` is not older.
+
+    Args:
+      work_dir: the run's directory or URL.
+      newest: the newest checkpoint in it; None without one.
+      processes: all processes, which call this together.
+    """
+    known = ("", "", -1)
+    if processes.index == 0:
+        manifest = None if newest is None else read_manifest(storage_path("resume", newest))
+        iteration = -1 if manifest is None or manifest.iteration is None else manifest.iteration
+        root = storage_path("work_dir", work_dir)
+        known = (_read_pointer(root), read_current_run(root) or "", iteration)
+    directory, run, iteration = processes.broadcast("the directory of local copies", known)
+    if not directory or not run:
+        return None
+    copies = _find_whole(copies_path(directory, run, processes), newer_than=iteration)
+    found = processes.all_gather("the local copies", sorted(copies))
+    common = set(found[0]).intersection(*found)
+    if common:
+        return copies[max(common)]
+    if any(found):
+        missing = ", ".join(str(process) for process, iterations in enumerate(found) if not iterations)
+        _LOGGER.warning(
+            f"The copies on local disks in {directory} are not used, although some are newer than the checkpoint: "
+            f"{f'process {missing} has none' if missing else 'the processes have others'}."
+        )
+    return None
+
+
+def _read_pointer(work_dir: os.PathLike[str]) -> str:
+    try:
+        return read_bytes(os.path.join(work_dir, POINTER)).decode().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _find_whole(directory: Path, newer_than: int) -> dict[int, str]:
+    """Return the complete copies by iteration, with all files verified."""
+    found = {}
+    for path in list_checkpoints(directory):
+        manifest = read_manifest(Path(path))
+        if manifest is None or not manifest.is_complete or manifest.iteration is None:
+            continue  # the process was killed while it wrote it
+        if manifest.iteration > newer_than:
+            if (problem := validate_checkpoint(Path(path), checksums=True)) is None:
+                found[manifest.iteration] = path
+            else:
+                _LOGGER.warning(f"skipped the local copy {path}: {problem}")
+    return found

@@ -1,0 +1,115 @@
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from jengine import checkpoint
+from jengine.checkpoint.local_copies import POINTER
+from jengine.errors import ConfigError
+from jengine.hooks import Hook, LocalCheckpointHook
+from tests.runner.conftest import make_runner as make_runner
+
+
+class FailAt(Hook):
+    """Fail within an iteration, so that nothing is saved: for the files as if the process had been killed."""
+
+    def __init__(self, iteration):
+        self.iteration = iteration
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == self.iteration:
+            raise ZeroDivisionError
+
+
+@pytest.fixture
+def train(make_runner, tmp_path):
+    """Return a function that trains 16 iterations with a checkpoint each 6 and a local copy each 2, and its Runner."""
+
+    def train(fail_at=None, resume=False, local="2", save=6, work_dir="run", **changes):
+        hooks = [FailAt(fail_at)] if fail_at is not None else []
+        if local:
+            interval = int(local) if local.isdigit() else local
+            hooks.append(dict(type="LocalCheckpointHook", directory=str(tmp_path / "local"), interval=interval))
+        runner = make_runner(
+            work_dir=tmp_path / work_dir,
+            train_cfg=dict(max_epochs=4),
+            default_hooks=dict(
+                logger=None, checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=save, max_keep_ckpts=2)
+            ),
+            custom_hooks=hooks,
+            resume=resume,
+            **changes,
+        )
+        if fail_at is None:
+            runner.train()
+        else:
+            with pytest.raises(ZeroDivisionError):
+                runner.train()
+            runner.close()
+        return runner
+
+    return train
+
+
+def copies(tmp_path):
+    return sorted(path.name for path in (tmp_path / "local").glob("*/process_0_of_1/iter_*"))
+
+
+@pytest.mark.parametrize("save", [6, -1], ids=["newer than the checkpoint", "before the first checkpoint"])
+def test_a_restart_continues_from_a_newer_copy_with_the_same_bits(train, tmp_path, save, caplog):
+    expected = train(local="", work_dir="whole")
+    broken = train(fail_at=11, save=save)
+    assert copies(tmp_path) == ["iter_10", "iter_8"]  # two are kept
+    assert (tmp_path / "run" / POINTER).read_text() == str(tmp_path / "local")
+    again = train(resume=True, save=save)
+    assert "Resumed from " in caplog.text
+    assert "process_0_of_1/iter_10" in caplog.text
+    assert (again.run_id, again.seed, again.timestamp) == (broken.run_id, broken.seed, broken.timestamp)
+    jax.tree.map(np.testing.assert_array_equal, again.state, expected.state)
+
+
+def test_a_checkpoint_that_is_as_new_comes_first(train, tmp_path, caplog):
+    train(fail_at=13)
+    train(resume=True)
+    assert f"Resumed from {tmp_path / 'run' / 'iter_12'}" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["damaged", "lost"])
+def test_a_damaged_or_lost_copy_is_not_used(train, tmp_path, what, caplog):
+    expected = train(local="", work_dir="whole")
+    train(fail_at=11)
+    for path in (tmp_path / "local").rglob("d/*"):
+        path.write_bytes(b"x" * path.stat().st_size)
+    if what == "lost":
+        shutil.rmtree(tmp_path / "local")
+    again = train(resume=True)
+    assert f"Resumed from {tmp_path / 'run' / 'iter_6'}" in caplog.text
+    assert ("skipped the local copy" in caplog.text) is (what == "damaged")
+    jax.tree.map(np.testing.assert_array_equal, again.state, expected.state)
+    assert checkpoint.find_latest(tmp_path / "run").endswith("iter_16")
+
+
+def test_a_copy_that_cannot_be_written_is_a_warning(train, tmp_path, caplog):
+    (tmp_path / "local").write_text("a file where the directory should be")
+    runner = train()
+    assert runner.iter == 16
+    assert "There is no local copy of iteration 2: could not save checkpoint" in caplog.text
+
+
+def test_copies_may_be_written_by_time(train, tmp_path):
+    train(fail_at=5, local="0.000001s")
+    assert copies(tmp_path) == ["iter_4", "iter_5"]
+
+
+def test_copies_of_the_future_are_removed(train, tmp_path):
+    """A run that continues from the checkpoint because another host had no copy forgets what it did after it."""
+    train(fail_at=11)
+    (tmp_path / "run" / POINTER).unlink()
+    train(resume=True, fail_at=7)
+    assert copies(tmp_path) == []
+
+
+def test_a_url_is_no_local_disk():
+    with pytest.raises(ConfigError, match="LocalCheckpointHook.directory` must be .*, got 'gs://bucket'"):
+        LocalCheckpointHook("gs://bucket", interval=5)
