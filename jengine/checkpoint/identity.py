@@ -29,8 +29,8 @@ from jengine.logging import escape_name
 from jengine.logging.upload import choose_local_dir
 from jengine.storage import is_url, storage_path
 
-# Taken from process 0: clocks and drawn seeds differ between hosts. `resume_from` is agreed on before: the same path, or
-# the copy of the same iteration on each host's local disk
+# Taken from process 0: clocks and drawn seeds differ between hosts. `resume_from` is agreed on before: the same path,
+# or the copy of the same iteration on each host's local disk
 _SHARED_FIELDS = ("timestamp", "run_id", "experiment_name", "seed", "resume_note")
 _TAKEN: set[str] = set()  # log directories of this process, which are made later
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")

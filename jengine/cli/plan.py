@@ -135,7 +135,7 @@ def scale_batches(cfg: Mapping[str, Any], mesh: jax.sharding.Mesh, processes: in
 
     def scale(loader: Any) -> Any:
         if isinstance(loader, Mapping):
-            if loader.get("batch_axis", 0) is None:  # each process has the whole batch
+            if loader.get("batch_axis", 0) is None or "global_batch_size" in loader:  # that of all processes
                 return loader
             return {**loader, "batch_size": loader.get("batch_size", 1) * shards}
         return loader

@@ -2,15 +2,15 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from jengine.annotations import is_mapping
+from jengine.annotations import Count, check_values, is_mapping
 from jengine.data.batches import Samples
 from jengine.data.find_source import is_map_style, is_stream, require_map_style
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
-from jengine.errors import ConfigError, config_path
+from jengine.errors import ConfigError, config_path, current_config_path
 from jengine.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, as_config, check_arguments, resolve_functions
 
 # Settings of MMEngine's configs that do not exist here, and why.
@@ -32,7 +32,8 @@ def build_dataloader(
 
     Args:
       cfg_or_loader: a dict with `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`,
-        and `dataset` may also be a stream of examples (see `IterableLoader`); or a loader; or an iterable of batches;
+        and `dataset` may also be a stream of examples (see `IterableLoader`); `global_batch_size` may replace
+        `batch_size`, for the examples of all processes together; or a loader; or an iterable of batches;
         or a function that returns an iterator over batches, or such a function's import path. It is not modified.
       train: whether the data are for training. By default the order is then shuffled and `drop_last` is True; otherwise
         the data are in order and the last batch is padded.
@@ -55,6 +56,9 @@ def build_dataloader(
     arguments: dict[str, Any] = {"drop_last": train, "sampler": None, **dict(cfg_or_loader.items())}
     arguments = resolve_functions(DataLoader, arguments)
     check_dataloader(arguments)  # before a dataset is built, which may take long
+    # Shards that are cut to equal size have the same number of global batches, however many they are
+    round_up = "global_batch_size" not in arguments or not arguments["drop_last"]
+    arguments = _divide_batch(arguments, process_count)
     with config_path("dataset"):
         arguments["dataset"] = _build_dataset(arguments["dataset"])
         if get_batch_axis(arguments) is None:
@@ -64,7 +68,10 @@ def build_dataloader(
             return _build_stream(arguments, train, *shard)
     with config_path("sampler"):
         defaults = {"seed": seed, "process_index": shard[0], "process_count": shard[1]}
-        arguments["sampler"] = _build_sampler(arguments["sampler"], arguments["dataset"], train, defaults)
+        sampler = arguments["sampler"]
+        if sampler is None:
+            sampler = DefaultSampler(arguments["dataset"], shuffle=train, round_up=round_up, **defaults)
+        arguments["sampler"] = _build_sampler(sampler, arguments["dataset"], defaults)
         _check_shard(arguments["sampler"], *shard)
     return DataLoader(**arguments)
 
@@ -92,6 +99,7 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
             f"a dataset must be an object, or a dict with its 'type', got a dict of {sorted(map(str, dataset))}; wrap "
             "its arrays in ArrayDataset"
         )
+    cfg = _divide_batch(cfg, 1)
     check_arguments(DataLoader, resolve_functions(DataLoader, cfg))
     if not is_mapping(dataset):  # otherwise it may have the attribute `batch_axis`
         _require_batch_size(cfg)
@@ -100,6 +108,28 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
     sampler = as_config(cfg.get("sampler"))
     if sampler is not None and not is_mapping(sampler) and not isinstance(sampler, Sampler):
         IteratedSampler(sampler)  # raises the error
+
+
+class _GlobalBatch(NamedTuple):
+    global_batch_size: Count
+
+
+def _divide_batch(cfg: Mapping[str, Any], shards: int) -> dict[str, Any]:
+    """Return the section with the `batch_size` of each shard of the data in the place of `global_batch_size`."""
+    divided = dict(cfg.items())
+    if "global_batch_size" not in divided:
+        return divided
+    size = divided.pop("global_batch_size")
+    check_values("", _GlobalBatch, {"global_batch_size": size})
+    if "batch_size" in divided or get_batch_axis(divided) is None:
+        other = "`batch_size`" if "batch_size" in divided else "batch_axis=None"
+        raise ConfigError(f"a dataloader must have either `global_batch_size` or {other}, got both")
+    if size % shards:
+        raise ConfigError(
+            f"`{current_config_path() or 'dataloader'}.global_batch_size` must be a multiple of {shards}, the number "
+            f"of data shards, got {size}"
+        )
+    return {**divided, "batch_size": size // shards}
 
 
 def _require_batch_size(cfg: Mapping[str, Any]) -> None:
@@ -135,10 +165,8 @@ def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, pr
     return IterableLoader(arguments.pop("dataset"), train, **arguments, **shard)
 
 
-def _build_sampler(cfg: Any, dataset: Samples, train: bool, defaults: dict[str, Any]) -> Any:
+def _build_sampler(cfg: Any, dataset: Samples, defaults: dict[str, Any]) -> Any:
     cfg = as_config(cfg)
-    if cfg is None:
-        return DefaultSampler(dataset, shuffle=train, **defaults)
     if not hasattr(cfg, "items"):
         return cfg
     kind = cfg.get("type")

@@ -16,7 +16,7 @@ from jengine.errors import ConfigError, closest, config_path, did_you_mean
 from jengine.evaluation.evaluator import Evaluator, build_evaluator
 from jengine.registry import EVALUATOR
 
-_LOADER_ARGUMENTS = frozenset({"type", *parameters_of(DataLoader)})
+_LOADER_ARGUMENTS = frozenset({"type", "global_batch_size", *parameters_of(DataLoader)})
 _NAME = re.compile(r"[\w-]+")  # it becomes a part of file names and tags
 _RESERVED = ("evaluations", "fp16", "epoch_length", "interval", "metrics")  # settings for all, in the same dicts
 _ALMOST = 0.8  # similarity at which a name is a misspelled argument
@@ -81,7 +81,11 @@ def split_dataloaders(argument: str, section: Any) -> dict[str, Any]:
 
 def _is_batch(value: object) -> bool:
     """Return whether a dict in a list is a batch, which may have an entry `dataset` as well."""
-    return is_mapping(value) and "batch_size" not in value and not set(value) <= _LOADER_ARGUMENTS
+    return (
+        is_mapping(value)
+        and not {"batch_size", "global_batch_size"} & set(value)
+        and not set(value) <= _LOADER_ARGUMENTS
+    )
 
 
 def _is_loader(value: object) -> bool:

@@ -29,7 +29,8 @@ from jengine.runner.failures import check_losses, mark_inconsistent
 from jengine.runner.interrupts import WaitedLoader
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train import check_on_recompile
-from jengine.train.phases import PhaseConfig, batches_per_iteration
+from jengine.train.micro_batches import count_micro_batches
+from jengine.train.phases import PhaseConfig, batches_per_iteration, count_iterations
 
 PyTree = Any
 Intervals = Annotated[Sequence[tuple[Index, Count]], Ascending()]  # (milestone, interval)
@@ -55,9 +56,12 @@ class TrainLoop:
         end; 'warn' logs a warning; 'ignore' does neither. Steps that a loss scale or a hook dropped do not count.
       max_time: end training this long after the call of `train`, '23:50:00' or '12h', as after SIGTERM: the run is
         saved, and the process ends with exit code 143, with which a scheduler should start it again.
+      micro_batch: the most examples that a device computes at once: it divides its share of a batch into equal parts,
+        and adds up their gradients within the step. An iteration is a batch, whatever the number of devices.
 
     Attributes:
       by_epoch: whether the loop counts in epochs.
+      micro_batches: parts of a device's share of a batch.
       repeats_data: whether epochs are parts of one stream over the data, not passes.
       batches_per_iteration: batches of the loader in an iteration; a tuple of them, if there are several.
       stop_training: set it to True to end training after the current iteration or chunk. An epoch that this cuts short
@@ -96,6 +100,7 @@ class TrainLoop:
         steps_per_call: int,
         on_nonfinite: str = "stop",
         max_time: str | None = None,
+        micro_batch: int | None = None,
     ) -> None:
         self.runner = runner
         self.dataloader = dataloader
@@ -105,6 +110,9 @@ class TrainLoop:
         self.steps_per_call = steps_per_call
         self.on_nonfinite = on_nonfinite
         self.max_time = max_time
+        size = dataloader.batch_size  # of this process
+        examples = None if size is None else max(size // runner.strategy.batch_multiple, 1)
+        self.micro_batches = count_micro_batches(examples, micro_batch)
         runner.message_hub.losses = None if on_nonfinite == "ignore" else LossWatch()  # sees what log lines fetch
         self.stop_training, self.is_consistent = False, True
         self.iter = self.epoch = self.epoch_start = 0
@@ -348,14 +356,15 @@ class EpochBasedTrainLoop(TrainLoop):
         epoch_length: Count | None = None,
         on_nonfinite: Literal["stop", "warn", "ignore"] = "stop",
         max_time: Duration | None = None,
+        micro_batch: Count | None = None,
     ) -> None:
         super().__init__(
             runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call,
-            on_nonfinite, max_time,
+            on_nonfinite, max_time, micro_batch,
         )  # fmt: skip
         self.max_epochs = max_epochs
         if epoch_length is None and self.batches_per_iteration > 1:  # batches that are left over begin the next epoch
-            epoch_length = _count_iterations(self.dataloader.length, self.batches_per_iteration)
+            epoch_length = count_iterations(self.dataloader.length, self.batches_per_iteration)
         self._epoch_length = epoch_length
         self.repeats_data = epoch_length is not None
         self._batches: BatchStream | None = None  # over all epochs, if they are not passes over the data
@@ -429,17 +438,6 @@ class EpochBasedTrainLoop(TrainLoop):
             return self.run_iters(batches, start, stop)
 
 
-def _count_iterations(length: int | None, batches_per_iteration: int) -> int:
-    """Return the iterations in a pass over `length` batches, if each takes several."""
-    if length is None or length < batches_per_iteration:
-        got = "data without a length" if length is None else f"{length} in a pass"
-        raise ConfigError(
-            f"`train_cfg.epoch_length` must be given unless a pass has the {batches_per_iteration} batches of an "
-            f"iteration, got {got}"
-        )
-    return length // batches_per_iteration
-
-
 @LOOPS.register_module()
 class IterBasedTrainLoop(TrainLoop):
     """Training loop over a number of iterations. The other arguments are those of `TrainLoop`.
@@ -464,10 +462,11 @@ class IterBasedTrainLoop(TrainLoop):
         steps_per_call: Count = 1,
         on_nonfinite: Literal["stop", "warn", "ignore"] = "stop",
         max_time: Duration | None = None,
+        micro_batch: Count | None = None,
     ) -> None:
         super().__init__(
             runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call,
-            on_nonfinite, max_time,
+            on_nonfinite, max_time, micro_batch,
         )  # fmt: skip
         self._max_iters = max_iters
 

@@ -48,7 +48,7 @@ class TrainPrograms:
     """Training steps, each compiled at the first call.
 
     Args:
-      model, optim_wrapper, hooks, phases: see `build_train_step`.
+      model, optim_wrapper, hooks, phases, micro_batches: see `build_train_step`.
       strategy, limiter: compile the steps, and limit how many are in flight.
       timer: attributes call time to 'step' and 'compile'.
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
@@ -75,6 +75,7 @@ class TrainPrograms:
         on_recompile: str | None = None,
         on_traced: Callable[[], None] = lambda: None,
         batch_rules: Rules | None = None,
+        micro_batches: int = 1,
     ) -> None:
         def guard(step: Callable[..., Any]) -> RecompilationGuard:
             return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
@@ -86,7 +87,7 @@ class TrainPrograms:
         def build_step(*, update: bool) -> TrainStep:
             return build_train_step(
                 model, optim_wrapper, hooks, update=update, phases=phases, constrain=strategy.constrain,
-                gather_tables=strategy.gather_tables,
+                gather_tables=strategy.gather_tables, micro_batches=micro_batches,
             )  # fmt: skip
 
         update, accumulate = build_step(update=True), build_step(update=False)  # the host knows which one it needs

@@ -70,6 +70,7 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
         ("data shards:", len(positions), shard.count),
     )
     changes = [f"{name} {new} ({old} in the checkpoint)" for name, old, new in compared if old != new]
+    batches = (saved["batch_size"] or 0) * len(positions), (loader.batch_size or 0) * shard.count
     total = sum(position["examples"] for position in positions)
     if not changes:
         loop.position = positions[shard.index]
@@ -95,6 +96,13 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
         repeated = 0 if is_next_epoch else repeated
     else:
         loop.epoch_start = loop.iter - saved["inner_iter"]
+    is_same = batches[0] == batches[1] > 0 and saved["dataset_size"] == loader.dataset_size
+    if is_same and not repeated and loop.epoch_length == saved["epoch_length"]:  # only on other processes
+        runner.logger.info(
+            f"The run continues at the same example with the same global batch of {batches[1]}: {loader.batch_size} "
+            f"examples on each of {shard.count} data shards, instead of {saved['batch_size']} on {len(positions)}."
+        )
+        return
     _report_changes(runner, saved, changes, first["epoch"] + 1, repeated)
 
 

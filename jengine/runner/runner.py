@@ -269,7 +269,8 @@ class Runner(MMEngineNames):
         """Return the training programs for this run's devices; each is compiled at the first call."""
         parts = self.model, self.optim_wrapper, self.hooks, self.strategy, self.dispatch_limiter, self.phase_timer
         settings = self.train_loop.phases, self.train_loop.on_recompile, self.files.open
-        return TrainPrograms(*parts, *settings, batch_rules=self.train_dataloader.batch_rules)
+        batches = dict(batch_rules=self.train_dataloader.batch_rules, micro_batches=self.train_loop.micro_batches)
+        return TrainPrograms(*parts, *settings, **batches)
 
     def _run_train_loop(self) -> None:
         loop = self.train_loop

@@ -49,6 +49,7 @@ class TrainLoopInternals(runner_protocol.TrainLoopProtocol, Protocol):
     on_recompile: str
     on_nonfinite: str
     max_time: str | None
+    micro_batches: int
 
 
 class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):

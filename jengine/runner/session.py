@@ -222,5 +222,7 @@ def _describe_data(runner: RunnerInternals) -> list[str]:
             size += f" per process, {loader.batch_size * shard.count} in all"
             if len(shard.readers) > 1:
                 size += f"; each {len(shard.readers)} processes read the same"
+        if name == "train data" and (parts := runner.train_loop.micro_batches) > 1:
+            size += f", in {parts} micro-batches"
         lines.append(f"{name + ':':<11} {loader.kind}, {batches}{size}")
     return lines

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 from optax import OptState, Params
 
 from jengine.annotations import Count, check_values
+from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError, closest, config_path
 from jengine.model import CastModel, Model, Precision
 from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 from jengine.optim.transforms.loss_scale import all_finite
 from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
+from jengine.train.micro_batches import Part, differentiate_in_parts
 from jengine.train.traced_hooks import StepContext
 
 PyTree = Any
@@ -49,6 +51,7 @@ class Phase(NamedTuple):
     loss: Callable[..., Any]  # (params, model_state, batch, *, rng, hyperparams) -> (losses, model_state)
     every: int = 1  # acts in the iterations that this divides
     batch: int = 0  # index among the batches of an iteration
+    micro_batches: int = 1  # parts of the batch, of which each device computes one at a time
 
 
 def parse_phases(phases: Sequence[PhaseConfig] | None) -> list[PhaseSettings] | None:
@@ -95,6 +98,17 @@ def batches_per_iteration(phases: Sequence[PhaseConfig] | None) -> int:
     return 1 + _batch_indices(parse_phases(phases) or [])[-1][-1] if phases else 1
 
 
+def count_iterations(length: int | None, batches_per_iteration: int) -> int:
+    """Return the iterations in a pass over `length` batches, if each takes several."""
+    if length is None or length < batches_per_iteration:
+        got = "data without a length" if length is None else f"{length} in a pass"
+        raise ConfigError(
+            f"`train_cfg.epoch_length` must be given unless a pass has the {batches_per_iteration} batches of an "
+            f"iteration, got {got}"
+        )
+    return length // batches_per_iteration
+
+
 def _batch_indices(phases: Sequence[PhaseSettings]) -> list[list[int]]:
     """Return the batch index for each update in each phase."""
     taken, indices = 0, []
@@ -109,7 +123,10 @@ def _batch_indices(phases: Sequence[PhaseSettings]) -> list[list[int]]:
 
 
 def build_phases(
-    model: Model, optim_wrapper: OptimWrapper | OptimWrapperDict, phases: Sequence[PhaseConfig] | None
+    model: Model,
+    optim_wrapper: OptimWrapper | OptimWrapperDict,
+    phases: Sequence[PhaseConfig] | None,
+    micro_batches: int = 1,
 ) -> list[Phase]:
     """Return the updates of a step in order; a phase with several updates is repeated.
 
@@ -119,7 +136,7 @@ def build_phases(
     if not isinstance(optim_wrapper, Mapping):
         if phases is not None:
             raise ValueError(f"phases must be None for a single optimizer, got {list(phases)}")
-        return [Phase("", optim_wrapper, apply_precision(model, optim_wrapper).loss)]
+        return [Phase("", optim_wrapper, apply_precision(model, optim_wrapper).loss, micro_batches=micro_batches)]
     settings = [PhaseSettings(name) for name in optim_wrapper] if phases is None else parse_phases(phases) or []
     built = []
     for (name, _, every, _), batches in zip(settings, _batch_indices(settings), strict=True):
@@ -155,17 +172,26 @@ def differentiate(
 ) -> StepContext:
     """Add the losses, the new model state and the gradients to the context."""
     wrapper = phase.optim_wrapper
-    is_averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None
-
-    def loss_fn(params: Params) -> tuple[jax.Array, tuple[Metrics, PyTree, jax.Array | None]]:
-        params = gather_tables(params)
-        losses, state = phase.loss(params, ctx.model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
-        total, metrics = total_loss(losses, ctx.batch)
-        weight = loss_weight(losses, ctx.batch) if is_averaged else None
-        return total, (metrics, state, weight)
+    is_averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None or phase.micro_batches > 1
 
     opt_state = ctx.opt_state[phase.name] if phase.name else ctx.opt_state
-    (_, (metrics, model_state, weight)), grads = wrapper.value_and_grad(loss_fn, has_aux=True)(ctx.params, opt_state)
+
+    def differentiate_batch(batch: Batch, model_state: PyTree, rng: jax.Array) -> tuple[Part, PyTree]:
+        def loss_fn(params: Params) -> tuple[jax.Array, Part]:
+            params = gather_tables(params)
+            losses, state = phase.loss(params, model_state, batch, rng=rng, hyperparams=ctx.hyperparams)
+            total, metrics = total_loss(losses, batch)
+            return total, (metrics, state, loss_weight(losses, batch) if is_averaged else None)
+
+        (_, part), grads = wrapper.value_and_grad(loss_fn, has_aux=True)(ctx.params, opt_state)
+        return part, grads
+
+    whole = ctx.batch, ctx.model_state, ctx.rng
+    if phase.micro_batches == 1:
+        (metrics, model_state, weight), grads = differentiate_batch(*whole)
+    else:
+        count, axis = phase.micro_batches, wrapper.axis_name
+        (metrics, model_state, weight), grads = differentiate_in_parts(differentiate_batch, *whole, count, axis)
     # Otherwise XLA may choose other shardings, for instance because of a branch that does not use the gradients.
     grads = constrain(grads, "params.")
     if wrapper.axis_name is not None:  # an iteration that only accumulates has no collectives

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from optax import Params
 
 from jengine.data.batch_check import Batch
+from jengine.errors import ConfigError
 from jengine.model import Model, predict_with_key, prediction_key
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.optimizers.common import strip_weak_types
@@ -217,6 +218,7 @@ def build_train_step(
     phases: Sequence[PhaseConfig] | None = None,
     constrain: Constrain = lambda tree, under: tree,
     gather_tables: Gather = lambda params: params,
+    micro_batches: int = 1,
 ) -> TrainStep:
     """Build `step(state, batch, hyperparams) -> (state, metrics)`.
 
@@ -246,6 +248,8 @@ def build_train_step(
       constrain: sets the shardings for a part of the state, `(tree, dotted path with a final dot) -> tree`; see
         `Strategy.constrain`. It is called with the gradients and with the new state.
       gather_tables: gathers the parameters that the model may not use in shards; see `Strategy.gather_tables`.
+      micro_batches: number of parts of the batch that are computed one after the other, see `differentiate_in_parts`;
+        for a single optimizer without a `train_step` of the model.
 
     Returns:
       The step. Its metrics are scalars f32[] by name, in this order: 'loss' (the total), each model loss in the model's
@@ -256,7 +260,10 @@ def build_train_step(
         phases for a model with its own `train_step`.
     """
     own = build_own_step(model, optim_wrapper, phases, constrain, gather_tables)
-    built = [] if own else build_phases(model, optim_wrapper, phases)
+    if micro_batches > 1 and (own is not None or isinstance(optim_wrapper, Mapping)):
+        kind = "several optimizers" if own is None else "a model with its own train_step"
+        raise ConfigError(f"`train_cfg.micro_batch` must be None with {kind}, which cannot be computed in parts")
+    built = [] if own else build_phases(model, optim_wrapper, phases, micro_batches)
     return TrainStep(built, own, optim_wrapper, TracedHooks(hooks), update, constrain, gather_tables)
 
 

@@ -1,6 +1,7 @@
 """Test runs of two processes on this machine."""
 
 import contextlib
+import json
 import os
 import pathlib
 import random
@@ -148,6 +149,31 @@ def test_a_process_that_is_killed_ends_the_others_within_the_heartbeat_timeout(r
     for code, output in outputs:
         assert code == -6
         assert re.search(named, output), output
+
+
+@pytest.mark.many_processes
+def test_a_run_that_moves_between_1_2_4_and_1_processes_has_the_losses_of_one(run, tmp_path):
+    """The global batch stays; the shares of the processes change, and on one they take several micro-batches."""
+    train_script.main(tmp_path / "whole", "seed=3", "iters=12", "examples=30", "devices=1")  # 3 batches, 6 left over
+    expected = losses_of(tmp_path / "whole")
+    assert len(expected) == 12
+    before = 0
+    for iterations, count in ((2, 1), (5, 2), (7, 4), (12, 1)):  # within the first pass, the second and the third
+        options = [*(["micro=2"] if count == 1 else []), "seed=3", f"iters={iterations}", "examples=30", "resume=yes"]
+        for code, output in run(count, *options):
+            assert code == 0, output
+        if before:
+            assert (
+                f"The run continues at the same example with the same global batch of 8: {8 // count} examples on each "
+                f"of {count} data shards, instead of {8 // before} on {before}." in (tmp_path / "run_0.out").read_text()
+            )
+        before = count
+    np.testing.assert_allclose(losses_of(tmp_path / "run"), expected, rtol=1e-6)
+
+
+def losses_of(work_dir):
+    lines = [json.loads(line) for path in work_dir.glob("*/vis_data/scalars.json") for line in path.open()]
+    return [line["loss"] for line in lines if "lr" in line]
 
 
 def test_early_stopping_on_one_process_stops_both_after_the_validation(run):

@@ -90,6 +90,7 @@ def main(work_dir, *settings):
         hooks = [ActionHook(int(options["process"]), int(options["iteration"]), ACTIONS[options["action"]])]
     if "stop" in options:
         hooks = [StopTrainingHook(int(options["stop"]))]
+    epochs = int(options.get("epochs", 2))
     clean, other = (dict(batch_size=4 // count, dataset=make_dataset(size)) for size in (11, 6))
     runner = Runner(
         model=FunctionalModel(
@@ -98,13 +99,27 @@ def main(work_dir, *settings):
             predict=predict,
         ),
         work_dir=work_dir,
-        train_dataloader=dict(batch_size=8 // count, dataset=make_dataset(32)),
-        train_cfg=dict(by_epoch=True, max_epochs=int(options.get("epochs", 2)), max_time=options.get("max_time")),
+        train_dataloader=dict(global_batch_size=8, dataset=make_dataset(int(options.get("examples", 32)))),
+        train_cfg=dict(
+            **(
+                dict(by_epoch=False, max_iters=int(options["iters"])) if "iters" in options else dict(max_epochs=epochs)
+            ),
+            max_time=options.get("max_time"),
+            micro_batch=int(options["micro"]) if "micro" in options else None,
+        ),
         optim_wrapper=dict(optimizer=dict(type="Adam", lr=float(options.get("lr", 0.1))), clip_grad=dict(max_norm=1.0)),
         val_dataloader=dict(clean=clean, other=other) if "several" in options else clean,
         val_cfg=dict(),
         val_evaluator=[dict(type="MeanLoss", loss=lambda p, batch: jnp.square(p - batch["y"])), Median()],
-        default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=options.get("every", 1), max_keep_ckpts=3)),
+        default_hooks=dict(
+            checkpoint=dict(
+                type="CheckpointHook",
+                interval=options.get("every", 1),
+                max_keep_ckpts=3,
+                by_epoch="iters" not in options,
+            ),
+            logger=dict(type="LoggerHook", interval=1 if "iters" in options else 10),
+        ),
         custom_hooks=hooks,
         parallel=dict(type="Pjit", devices=int(options["devices"]) if "devices" in options else None),
         randomness=dict(seed=int(options["seed"]) if "seed" in options else None),
