@@ -66,6 +66,7 @@ _ARGUMENTS = {
         "OptunaPruningHook": 'monitor="accuracy/top1"',
         "EarlyStoppingHook": 'monitor="accuracy/top1", min_delta=0.001, patience=5',
         "IterTimerHook": "block=True",
+        "LocalCheckpointHook": 'directory="/local/ssd/jengine", interval=50',
         "LoggerHook": "interval=50",
         "MeanTeacherHook": "momentum=0.001",
         "NumericsGuardHook": "max_in_row=3, spike_factor=10.0",

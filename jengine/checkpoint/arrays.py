@@ -34,11 +34,12 @@ def is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def encode(state: Any) -> Any:
+def encode(state: Any, *, alone: bool = False) -> Any:
     """Convert a state to arrays that Orbax can store.
 
     Args:
       state: pytree with arrays, typed PRNG keys and numbers.
+      alone: for `BackgroundWriter(alone=True)`.
 
     Returns:
       The pytree to write. Arrays in host memory are copied, so the next step may overwrite them during the write.
@@ -48,7 +49,8 @@ def encode(state: Any) -> Any:
         step that did not return.
     """
     check_storable(state)  # before anything is copied
-    storable = unwrap(map_with_path(_encode_leaf, state))  # Orbax then uses the same paths as `flatten`
+    encode_leaf = functools.partial(_encode_leaf, alone=alone)
+    storable = unwrap(map_with_path(encode_leaf, state))  # Orbax then uses the same paths as `flatten`
     # Orbax copies the arrays on other devices before its `save` returns. On one CPU, NumPy arrays are written faster.
     in_memory = _in_host_memory(storable)
     return jax.tree.map(lambda x: np.array(x) if in_memory or isinstance(x, np.ndarray) else x, storable)
@@ -91,7 +93,7 @@ def _is_storable(dtype: np.dtype) -> bool:
     return True
 
 
-def _encode_leaf(path: str, leaf: Any) -> Any:
+def _encode_leaf(path: str, leaf: Any, alone: bool) -> Any:
     if isinstance(leaf, jax.Array):
         if leaf.is_deleted():
             raise ValueError(
@@ -99,10 +101,12 @@ def _encode_leaf(path: str, leaf: Any) -> Any:
                 "the last checkpoint before that step is the newest valid state"
             )
         leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf  # TensorStore has no PRNG keys
-        if jax.process_count() > 1 and leaf.is_fully_addressable:
+        if jax.process_count() > 1 and leaf.is_fully_addressable and not alone:
             leaf = np.asarray(leaf)  # each process has an equal copy; Orbax writes the first one's
     elif isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
         leaf = np.asarray(leaf)
+        if alone and jax.process_count() > 1:  # Orbax has only the first process write NumPy arrays
+            leaf = jax.device_put(leaf, jax.local_devices()[0])
     else:
         raise TypeError(f"`{path}` must be an array, got {type(leaf).__name__}; store other values in `meta`")
     return leaf
@@ -209,9 +213,14 @@ def read_flat(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) 
 
 
 class BackgroundWriter:
-    """Writer for one state at a time. A write starts in one thread and finishes in another."""
+    """Writer for one state at a time. A write starts in one thread and finishes in another.
 
-    def __init__(self) -> None:
+    Args:
+      alone: whether each of several processes writes all that its devices hold, to a directory of its own.
+    """
+
+    def __init__(self, alone: bool = False) -> None:
+        self._alone = alone and jax.process_count() > 1
         self._orbax: Any = None
         self._directory: PurePath | None = None
 
@@ -237,19 +246,25 @@ class BackgroundWriter:
             options = ocp.options.MultiprocessingOptions(
                 active_processes=set(range(jax.process_count())) if jax.process_count() > 1 else None
             )
+            if self._alone:
+                prefix = f"local_{jax.process_index()}"  # of barriers with itself, beside those of all processes
+                options = _single_process_options(primary_host=None, barrier_sync_key_prefix=prefix)
             waits = ocp.options.AsyncOptions(
                 timeout_secs=_UNLIMITED,
-                barrier_sync_fn=lambda key, timeout_ms: wait_for_processes(key, self._directory),
+                barrier_sync_fn=lambda key, timeout_ms: self._wait(key),
             )
-            self._orbax = ocp.AsyncCheckpointer(
-                _make_handler(options), multiprocessing_options=options, async_options=waits
-            )
+            handler = _make_handler(options, all_shards=self._alone)
+            self._orbax = ocp.AsyncCheckpointer(handler, multiprocessing_options=options, async_options=waits)
         # Orbax's own barriers in `save` end after 300 s, which cannot be set: so none of the processes may be late.
-        wait_for_processes("start of a save")
+        self._wait("start of a save")
         self._directory = directory
         self._orbax.save(epath.Path(directory), args=ocp.args.PyTreeSave(state))
         finish: Callable[[], None] = self._orbax.wait_until_finished
         return finish
+
+    def _wait(self, name: str) -> None:
+        if not self._alone:
+            wait_for_processes(name, self._directory)
 
     def close(self) -> None:
         """Stop the background threads."""
@@ -287,37 +302,37 @@ def _make_reader(max_bytes_in_flight: int | None = None) -> Iterator[Any]:
         yield handler
 
 
-def _make_handler(options: Any, **settings: Any) -> Any:
+def _make_handler(options: Any, all_shards: bool = False, **settings: Any) -> Any:
     import orbax.checkpoint as ocp
 
     return ocp.PyTreeCheckpointHandler(
         use_compression=False,  # trained weights hardly shrink, and compression steals cores from the next step
-        type_handler_registry=_type_handlers(),
+        type_handler_registry=_type_handlers(all_shards),
         multiprocessing_options=options,
         **settings,
     )
 
 
-def _single_process_options() -> Any:
+def _single_process_options(**settings: Any) -> Any:
     # With the default options, Orbax would wait for the other processes forever.
     import orbax.checkpoint as ocp
 
     index = jax.process_index()
-    return ocp.options.MultiprocessingOptions(
-        primary_host=index, active_processes={index} if jax.process_count() > 1 else None
-    )
+    active = {index} if jax.process_count() > 1 else None
+    return ocp.options.MultiprocessingOptions(**{"primary_host": index, "active_processes": active, **settings})
 
 
 @functools.cache
-def _type_handlers() -> Any:
+def _type_handlers(all_shards: bool) -> Any:
     import orbax.checkpoint as ocp
 
     handlers = ocp.type_handlers
+    local = dict(primary_host=None, replica_id=None)  # each process writes, also what others hold as well
     # By default Orbax cuts a replicated array into one slice per replica. That compiles a program for each array and
     # blocks the first save for seconds.
     return handlers.create_type_handler_registry(
         (np.ndarray, handlers.NumpyHandler(deepcopy_host_arrays=False)),  # `encode` copied them
-        (jax.Array, handlers.ArrayHandler(use_replica_parallel=False)),
+        (jax.Array, handlers.ArrayHandler(use_replica_parallel=False, **(local if all_shards else {}))),
         # Only in the checkpoints of other loops:
         *((kind, handlers.ScalarHandler()) for kind in (int, float, bytes, np.number)),
         (str, handlers.StringHandler()),

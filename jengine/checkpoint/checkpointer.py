@@ -33,6 +33,8 @@ class Checkpointer:
       work_dir: where the text file `last_checkpoint` is: a directory or a URL.
       run: the run identifier. Only checkpoints with the same one are replaced or evicted.
       before_seal: called on the first process when everything but the seal is written. If it raises, the save fails.
+      alone: whether each of several processes writes checkpoints of its own, with all that its devices hold, to
+        directories that the others do not use, and without waiting for them.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as directory:
@@ -44,12 +46,17 @@ class Checkpointer:
     """
 
     def __init__(
-        self, work_dir: str | os.PathLike[str], run: str = "", before_seal: Callable[[], object] = lambda: None
+        self,
+        work_dir: str | os.PathLike[str],
+        run: str = "",
+        before_seal: Callable[[], object] = lambda: None,
+        alone: bool = False,
     ) -> None:
         self._work_dir = storage_path("work_dir", work_dir)
         self._run = run
         self._before_seal = before_seal
-        self._writer = arrays.BackgroundWriter()
+        self._alone = alone
+        self._writer = arrays.BackgroundWriter(alone)
         self._pending: concurrent.futures.Future[None] | None = None
         self._pending_path: PurePath | None = None
         self._cleaned: set[PurePath] = set()  # directories on object storage without what a killed run left
@@ -92,10 +99,10 @@ class Checkpointer:
         packed, blobs = pack_states(meta)
         text = encode_meta(packed)  # a wrong entry fails here, before anything is written
         self.wait()  # first, so only one copy of the state is in memory
-        storable = arrays.encode(state)  # the copy, if the state is in host memory
+        storable = arrays.encode(state, alone=self._alone)  # the copy, if the state is in host memory
         self._pending_path = target  # for the error message
         try:
-            if _is_primary():
+            if self._is_primary():
                 self._clean_up(target.parent)  # a killed run may have left a save or a removal unfinished
                 commit.begin(target, self._run)
             incoming = commit.find_incoming(target)
@@ -132,13 +139,13 @@ class Checkpointer:
           FileExistsError: the directory is not a checkpoint.
         """
         self.wait()
-        if _is_primary():
+        if self._is_primary():
             commit.delete(storage_path("path", path))
 
     def evict(self, directory: str | os.PathLike[str], names: Iterable[str]) -> None:
         """Remove checkpoints that this run wrote, after the save in progress; skip all other names in `directory`."""
         self.wait()
-        if _is_primary():
+        if self._is_primary():
             self._evict(storage_path("directory", directory), names)
 
     def close(self) -> None:
@@ -159,10 +166,10 @@ class Checkpointer:
         """Finish writing the arrays, then seal the checkpoint; runs in the background thread."""
         finish_write()
         incoming = commit.find_incoming(path)
-        if jax.process_count() > 1:
+        if jax.process_count() > 1 and not self._alone:
             seal_part(incoming, jax.process_index(), checksums=sealing["checksums"])
             wait_for_processes("hashes of a save")
-        if _is_primary():
+        if self._is_primary():
             write_meta(incoming, *meta)
             self._before_seal()
             seal(incoming, **sealing)
@@ -170,7 +177,11 @@ class Checkpointer:
             if sealing["is_latest"]:
                 write_pointer(self._work_dir, str(path))
             self._evict(path.parent, evict)
-        wait_for_processes("end of a save")
+        if not self._alone:
+            wait_for_processes("end of a save")
+
+    def _is_primary(self) -> bool:
+        return self._alone or jax.process_index() == 0
 
     def _clean_up(self, directory: PurePath) -> None:
         if directory in self._cleaned:
@@ -191,11 +202,7 @@ class Checkpointer:
     def _save_error(self, error: Exception) -> CheckpointSaveError:
         path = self._pending_path
         assert path is not None
-        if _is_primary():
+        if self._is_primary():
             commit.abandon(path)
         reason = str(error) or type(error).__name__
         return CheckpointSaveError(f"could not save checkpoint {path} (earlier checkpoints are intact): {reason}")
-
-
-def _is_primary() -> bool:
-    return jax.process_index() == 0

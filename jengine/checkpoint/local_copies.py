@@ -7,13 +7,19 @@
 The work dir has the file `local_copies` with the path of the directory, so that a restart looks there.
 """
 
+import hashlib
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
-from jengine.checkpoint.layout import list_checkpoints, read_current_run
+import jax
+
+from jengine.checkpoint.layout import find_latest, list_checkpoints, read_current_run, read_meta
 from jengine.checkpoint.manifest import read_manifest, validate_checkpoint
 from jengine.distributed.processes import Processes, SingleProcess
+from jengine.errors import ConfigError
+from jengine.paths import flatten
 from jengine.storage import read_bytes, storage_path, write_bytes
 
 POINTER = "local_copies"
@@ -66,6 +72,38 @@ def find_newer_copy(
             f"{f'process {missing} has none' if missing else 'the processes have others'}."
         )
     return None
+
+
+def describe_layout(state: Any) -> str:
+    """Return a hash of which shards the devices of this process hold; "" for a single process, which holds all."""
+    if jax.process_count() == 1:
+        return ""
+    lines = []
+    for path, leaf in flatten(state).items():
+        indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
+        lines.append(f"{path} {leaf.shape} {sorted(set(map(str, indices)))}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def replace_unfit_copy(
+    work_dir: str | os.PathLike[str], path: str, state: Any, processes: SingleProcess | Processes
+) -> str:
+    """Return the newest checkpoint in the work dir if `path` is a copy with other shards than `state`, else `path`.
+
+    Raises:
+      ConfigError: there is no checkpoint.
+    """
+    own = read_meta(path)["meta"].get("layout")
+    if all(processes.all_gather("the layout of the local copies", own in (None, describe_layout(state)))):
+        return path
+    newest = find_latest(work_dir, checksums=True, processes=processes)
+    if newest is None:
+        raise ConfigError(
+            f"`parallel` must be that of the local copies, because {work_dir} has no checkpoint, got another: {path} "
+            "has other shards than the devices of this process"
+        )
+    _LOGGER.warning(f"The local copies have other shards than this run: it continues from {newest}.")
+    return newest
 
 
 def _read_pointer(work_dir: os.PathLike[str]) -> str:

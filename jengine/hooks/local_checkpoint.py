@@ -4,7 +4,7 @@ import os
 
 from jengine.annotations import Count, Duration
 from jengine.checkpoint import Checkpointer, CheckpointSaveError, list_checkpoints
-from jengine.checkpoint.local_copies import announce_copies, copies_path
+from jengine.checkpoint.local_copies import announce_copies, copies_path, describe_layout
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -45,7 +45,7 @@ class LocalCheckpointHook(Hook):
     def before_train(self, runner: RunnerProtocol) -> None:
         """Find the copies that are there."""
         path = copies_path(self.directory, runner.run_id, runner.processes)
-        self._checkpointer = Checkpointer(path, runner.run_id)
+        self._checkpointer = Checkpointer(path, runner.run_id, alone=True)
         self._is_announced = False
         iterations = sorted(int(name) for copy in list_checkpoints(path) if (name := copy.rpartition("_")[2]).isdigit())
         self._written = [f"iter_{iteration}" for iteration in iterations if iteration <= runner.iter]
@@ -83,7 +83,7 @@ class LocalCheckpointHook(Hook):
             runner.save_checkpoint(
                 out_dir=str(copies_path(self.directory, runner.run_id, runner.processes)),
                 filename=name,
-                meta={"epoch": runner.epoch, "iter": iteration},
+                meta={"epoch": runner.epoch, "iter": iteration, "layout": describe_layout(runner.state)},
                 by_epoch=False,
                 evict=older,
                 checkpointer=self._checkpointer,

@@ -12,6 +12,7 @@ import optax
 from jengine.checkpoint import Checkpointer, list_arrays, load_pretrained, open_weights, read_meta
 from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
 from jengine.checkpoint.huggingface import find_differences
+from jengine.checkpoint.local_copies import replace_unfit_copy
 from jengine.checkpoint.optimizer_state import load_optimizer
 from jengine.checkpoint.restore import restore_verified
 from jengine.checkpoint.start_from import LoadFrom
@@ -128,7 +129,7 @@ def load_or_resume(runner: RunnerInternals, load_from: LoadFrom | None, resume_f
     if resume_from is not None:
         runner.files.fetch()  # before backends restore their positions in them
     if resume_from is not None and runner.train_loop is not None:
-        resume(runner, resume_from)
+        resume(runner, replace_unfit_copy(runner.work_dir, resume_from, runner.state, runner.processes))
     elif load_from is not None:
         load_weights(runner, load_from)
     elif resume_from is not None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -169,6 +170,23 @@ def test_a_run_that_moves_between_1_2_4_and_1_processes_has_the_losses_of_one(ru
             )
         before = count
     np.testing.assert_allclose(losses_of(tmp_path / "run"), expected, rtol=1e-6)
+
+
+@pytest.mark.many_processes
+def test_killed_processes_continue_from_their_copies_on_local_disks_with_the_same_bits(run, tmp_path):
+    options = ["seed=3", "iters=40", "every=500h", "fsdp=yes"]
+    for code, output in run(2, *options, work_dir="whole"):
+        assert code == 0, output
+    expected = checkpoint.load(tmp_path / "whole").state
+    options.append(f"local={tmp_path}/disk")
+    run(2, *options, "action=kill", "process=1", "iteration=23")
+    assert checkpoint.find_latest(tmp_path / "run") is None
+    for index in (0, 1):
+        assert (next(tmp_path.glob(f"disk/*/process_{index}_of_2")) / "iter_15").is_dir()
+    for code, output in run(2, *options, "resume=yes"):
+        assert code == 0, output
+    assert re.search(r"Resumed from .*/process_0_of_2/iter_(15|20)", (tmp_path / "run_0.out").read_text())
+    jax.tree.map(np.testing.assert_array_equal, checkpoint.load(tmp_path / "run").state, expected)
 
 
 def losses_of(work_dir):

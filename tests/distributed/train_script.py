@@ -80,6 +80,10 @@ ACTIONS = dict(
 )
 
 
+def local_copies(directory):
+    return [dict(type="LocalCheckpointHook", directory=directory, interval=5)] if directory else []
+
+
 def main(work_dir, *settings):
     options = dict(setting.split("=") for setting in settings)
     index, count = int(options.get("index", 0)), int(options.get("count", 1))
@@ -90,6 +94,7 @@ def main(work_dir, *settings):
         hooks = [ActionHook(int(options["process"]), int(options["iteration"]), ACTIONS[options["action"]])]
     if "stop" in options:
         hooks = [StopTrainingHook(int(options["stop"]))]
+    sharded = dict(mesh=dict(data=1, fsdp=-1), fsdp_min_size=1) if "fsdp" in options else {}
     epochs = int(options.get("epochs", 2))
     clean, other = (dict(batch_size=4 // count, dataset=make_dataset(size)) for size in (11, 6))
     runner = Runner(
@@ -120,8 +125,8 @@ def main(work_dir, *settings):
             ),
             logger=dict(type="LoggerHook", interval=1 if "iters" in options else 10),
         ),
-        custom_hooks=hooks,
-        parallel=dict(type="Pjit", devices=int(options["devices"]) if "devices" in options else None),
+        custom_hooks=[*hooks, *local_copies(options.get("local"))],
+        parallel=dict(type="Pjit", devices=int(options["devices"]) if "devices" in options else None, **sharded),
         randomness=dict(seed=int(options["seed"]) if "seed" in options else None),
         resume=options.get("resume") == "yes",
         cfg=dict(work_dir=work_dir, optim_wrapper=dict(lr=float(options.get("lr", 0.1)))),
@@ -130,7 +135,7 @@ def main(work_dir, *settings):
         state = runner.train()
     finally:
         print("ended at", runner.iter, "seed", runner.seed, flush=True)
-    if "save" in options:
+    if "save" in options and not sharded:
         results = {"w": np.asarray(state.params["w"]), "b": np.asarray(state.params["b"]), **runner.validations[-1][2]}
         np.savez(pathlib.Path(options["save"]) / f"process_{index}_of_{count}.npz", **results)
 

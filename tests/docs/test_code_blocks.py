@@ -219,6 +219,7 @@ def test_checkpoints_page(run_page, capsys):
     jax.tree.map(np.testing.assert_array_equal, names["params"], stored)
     (hook,) = build_sections(names)["default_hooks"]
     assert [metric[:2] for metric in hook.monitored_metrics()] == [("save_best", "acc")]
+    assert HOOKS.build(names["local"]).interval == 50
     for name in ("timed", "by_policy"):
         assert HOOKS.build(names[name]).file_names == {("", "iter_{}")}
     assert checkpoint.load("work_dirs/mine").meta["meta"]["iter"] == 100

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from jengine import checkpoint
-from jengine.checkpoint.local_copies import POINTER
+from jengine.checkpoint.local_copies import POINTER, replace_unfit_copy
+from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
 from jengine.hooks import Hook, LocalCheckpointHook
 from tests.runner.conftest import make_runner as make_runner
@@ -113,3 +114,15 @@ def test_copies_of_the_future_are_removed(train, tmp_path):
 def test_a_url_is_no_local_disk():
     with pytest.raises(ConfigError, match="LocalCheckpointHook.directory` must be .*, got 'gs://bucket'"):
         LocalCheckpointHook("gs://bucket", interval=5)
+
+
+def test_copies_with_other_shards_give_way_to_the_checkpoint(train, tmp_path):
+    runner = train()
+    copy = checkpoint.Checkpointer(tmp_path / "local", runner.run_id)
+    copy.save(tmp_path / "local" / "iter_20", {"x": np.ones(2)}, {"meta": {"iter": 20, "layout": "of two processes"}})
+    copy.close()
+    path = str(tmp_path / "local" / "iter_20")
+    found = replace_unfit_copy(tmp_path / "run", path, runner.state, SingleProcess())
+    assert found == str(tmp_path / "run" / "iter_16")
+    with pytest.raises(ConfigError, match="`parallel` must be that of the local copies, because .* has no checkpoint"):
+        replace_unfit_copy(tmp_path / "empty", path, runner.state, SingleProcess())
