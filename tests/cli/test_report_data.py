@@ -1,4 +1,5 @@
 import base64
+import json
 import math
 
 import pytest
@@ -76,6 +77,15 @@ def test_a_page_of_fifty_runs_has_fewer_points_and_stays_below_five_megabytes(tm
     assert max(len(item["x"]) for item in many["runs"][0]["series"]) == 300  # 120,000 points in 400 curves
     assert len(many["runs"][0]["images"][0]["items"]) == 1
     assert len(render_page({"created": "", **many})) < 5e6
+
+
+def test_the_times_of_a_page_are_those_of_all_sessions_with_the_lost_steps(tmp_path):
+    log_dir = write_run(tmp_path, losses(1.0), first_iter=30)
+    record = json.loads((log_dir / "run.json").read_text())
+    killed = dict(first_iter=0, iter=40, seconds={"step": 8.0, "setup": 1.0})  # 10 of 40 iterations ran again
+    (log_dir / "run.json").write_text(json.dumps({**record, "sessions": [killed, *record["sessions"]]}))
+    (run,) = collect_data([str(tmp_path)])["runs"]
+    assert run["seconds"] == {"step": 6.0 + 3.0, "setup": 1.0, "compile": 1.0, "lost steps": 2.0}
 
 
 def test_the_table_of_the_page_has_what_differs_and_means_over_seeds(tmp_path):

@@ -1,7 +1,6 @@
 """Report data for runs, in JSON's types."""
 
 import base64
-import collections
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from jengine.cli.report.remote import origin
 from jengine.cli.report.run_files import ReportedRun
 from jengine.cli.report.run_metrics import TIMES, Points, compare_configs, find_best, read_curves
 from jengine.cli.report.run_table import RunRow, RunTable, SeedGroup, build_table, shorten_paths
+from jengine.logging import measure_goodput
 
 MAX_POINTS = 2000  # of a curve: about as many as a screen has pixels
 _MAX_ALL_POINTS = 120_000  # of all curves: two megabytes
@@ -106,9 +106,8 @@ def _describe_run(
     sessions = run.record["sessions"]
     first, last = (sessions[0], sessions[-1]) if sessions else ({}, {})
     iterations = [session.get("iter", 0) for session in sessions] + [x[-1] for x, _ in curves.values()]
-    seconds: collections.Counter[str] = collections.Counter()  # by phase
-    for session in sessions:
-        seconds.update(session.get("seconds", {}))
+    goodput = measure_goodput(sessions)
+    lost = {"lost steps": goodput.lost_seconds} if goodput.lost_iterations else {}
     return {
         "name": name,
         "path": origin(run.log_dir),
@@ -121,7 +120,7 @@ def _describe_run(
         **{key: run.record.get(key) for key in ("max_iters", "max_epochs", "epoch_length", "seed", "model", "groups")},
         "versions": last.get("versions", {}),
         "devices": last.get("devices", ""),
-        "seconds": dict(seconds.most_common()),
+        "seconds": {**goodput.seconds, **lost},
         "speed": _read_speed(run.rows),
         "series": [_describe_curve(*key, *points, max_points) for key, points in curves.items() if key[0] != "test"],
         "best": find_best(curves, run.config),

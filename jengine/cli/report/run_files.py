@@ -27,7 +27,7 @@ _RECORD_FORM: dict[str, Any] = {
     "sessions": [
         {
             **dict.fromkeys(("started", "updated", "status", "devices"), str),
-            **dict.fromkeys(("iter", "epoch"), float),
+            **dict.fromkeys(("first_iter", "iter", "epoch"), float),
             "versions": {str: str},
             "seconds": {str: float},
         }
