@@ -3,7 +3,7 @@
     python tests/crash/job.py WORK_DIR [ITERATIONS] [OPTIONS]
 
 The job continues from the newest checkpoint of WORK_DIR. It may be killed and restarted at any moment. OPTIONS is JSON:
-`steps_per_call`, `out_dir`, `process` with the address, number and index of one of several processes, and `kill_at`, the
+`url` of a work dir in a bucket instead, `steps_per_call`, `out_dir`, `process` with the address, number and index of one of several processes, and `kill_at`, the
 number of the file operation at which the job kills itself. It prints the number of file operations at its end.
 """
 
@@ -53,13 +53,13 @@ class FileOperations:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(work_dir, max_iters, steps_per_call=1, out_dir=None):
+def main(work_dir, max_iters, steps_per_call=1, out_dir=None, url=None):
     x = np.random.default_rng(0).standard_normal((100, 4), np.float32)
     data = ArrayDataset(dict(x=x, target=x.sum(axis=1, keepdims=True)))
     count = jax.process_count()
     Runner(
         LinenModel(Net(), MeanSquaredError(), inputs="x"),
-        work_dir,
+        url or work_dir,
         train_dataloader=dict(batch_size=12 // count, dataset=data),
         train_cfg=dict(by_epoch=False, max_iters=max_iters, val_interval=7, steps_per_call=steps_per_call),
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=0.05), clip_grad=dict(max_norm=1.0), accumulative_counts=3),

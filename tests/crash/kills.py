@@ -67,7 +67,10 @@ def read_log(work_dir):
     A job that was killed before its first checkpoint starts from scratch with a new log: only the newest log counts.
     """
     newest = max(work_dir.glob("*/vis_data/scalars.json"), default=None)
-    lines = [json.loads(line) for line in newest.open()] if newest else []
+    return without_times(json.loads(line) for line in newest.open()) if newest else []
+
+
+def without_times(lines):
     lines = [line for line in lines if "seconds/setup" not in line]  # the report of times at the end of the run
     return [{name: value for name, value in line.items() if "time" not in name} for line in lines]
 

@@ -31,6 +31,33 @@ def test_terminated_runs_are_bit_identical(kills, directory):
     assert kills.run(directory, kills=1, seed=1, signum=signal.SIGTERM) == 1
 
 
+def test_runs_that_are_killed_while_they_save_to_a_failing_bucket_are_bit_identical(directory, google_storage):
+    from tests.crash import bucket_kills
+
+    interrupted, faults = bucket_kills.run(directory, google_storage, count_kills=2, seed=0, fault_rate=0.02)
+    assert interrupted >= 1
+    assert faults >= 1
+
+
+@pytest.mark.many_processes
+@pytest.mark.parametrize(
+    ("seed", "fault_rate"), [*((seed, 0.0) for seed in range(5)), *((5 + i, 0.03) for i in range(5))]
+)
+def test_forty_kills_of_runs_that_save_to_a_bucket(directory, google_storage, seed, fault_rate):
+    from tests.crash import bucket_kills
+
+    interrupted, _ = bucket_kills.run(directory, google_storage, count_kills=4, seed=seed, fault_rate=fault_rate)
+    assert interrupted >= 1
+
+
+@pytest.mark.many_processes
+def test_two_processes_that_save_to_a_failing_bucket_and_are_killed_are_bit_identical(directory, google_storage):
+    from tests.crash import bucket_kills
+
+    interrupted, _ = bucket_kills.run(directory, google_storage, count_kills=2, seed=1, fault_rate=0.02, count=2)
+    assert interrupted >= 1
+
+
 @pytest.mark.many_processes
 @pytest.mark.parametrize("seed", range(20))
 def test_runs_of_which_one_process_is_killed_are_bit_identical(kills, directory, seed):
