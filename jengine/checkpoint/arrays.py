@@ -224,19 +224,30 @@ class BackgroundWriter:
         self._orbax: Any = None
         self._directory: PurePath | None = None
 
-    def start(self, directory: PurePath, state: Any) -> Callable[[], None]:
+    def start(self, directory: PurePath, state: Any, prepare: Callable[[], None] = lambda: None) -> Callable[[], None]:
         """Start to write a state that `encode` returned; device arrays may be donated afterwards.
+
+        Args:
+          directory: it must not exist.
+          state: the arrays.
+          prepare: called before anything is written, if possible by the function that is returned.
 
         Returns:
           A function that finishes the write and raises any error; call it once, in any thread.
         """
         if is_staged(directory):
-            return upload_after(lambda local: self.start(local, state), directory)
+            return upload_after(lambda local: self.start(local, state), directory, prepare)
         if _in_host_memory(state):
             # `pop` takes the last reference, so the copy is freed when the write is done. This path also imports
             # Orbax in the background.
             copies = [state]
-            return lambda: write_from_process(directory, copies.pop())
+
+            def write() -> None:
+                prepare()
+                write_from_process(directory, copies.pop())
+
+            return write
+        prepare()
         import orbax.checkpoint as ocp
 
         if self._orbax is None:

@@ -102,11 +102,12 @@ class Checkpointer:
         storable = arrays.encode(state, alone=self._alone)  # the copy, if the state is in host memory
         self._pending_path = target  # for the error message
         try:
-            if self._is_primary():
-                self._clean_up(target.parent)  # a killed run may have left a save or a removal unfinished
-                commit.begin(target, self._run)
-            incoming = commit.find_incoming(target)
-            finish_write = self._writer.start(incoming / STATE, storable)
+            state_dir = commit.find_incoming(target) / STATE
+            if is_url(target):  # the training does not wait for requests
+                finish_write = self._writer.start(state_dir, storable, lambda: self._begin(target))
+            else:
+                self._begin(target)
+                finish_write = self._writer.start(state_dir, storable)
         except Exception as error:
             raise self._save_error(error) from error
         # A future, unlike a thread, keeps an error for `wait`
@@ -183,12 +184,14 @@ class Checkpointer:
     def _is_primary(self) -> bool:
         return self._alone or jax.process_index() == 0
 
-    def _clean_up(self, directory: PurePath) -> None:
-        if directory in self._cleaned:
+    def _begin(self, path: PurePath) -> None:
+        if not self._is_primary():
             return
-        commit.clean_up(directory)
-        if is_url(directory):  # one listing for the whole run: afterwards a failed save removes its own files
-            self._cleaned.add(directory)
+        if path.parent not in self._cleaned:
+            commit.clean_up(path.parent)  # a killed run may have left a save or a removal unfinished
+        if is_url(path):  # one listing for the whole run: afterwards a failed save removes its own files
+            self._cleaned.add(path.parent)
+        commit.begin(path, self._run)
 
     def _evict(self, directory: PurePath, names: Iterable[str]) -> None:
         for name in names:

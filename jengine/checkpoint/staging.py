@@ -36,8 +36,10 @@ def check_processes(name: str, directory: str | os.PathLike[str]) -> None:
         )
 
 
-def upload_after(write: Callable[[PurePath], Callable[[], None]], directory: PurePath) -> Callable[[], None]:
-    """Start `write` with a local directory, and return a function that finishes the write and uploads the files."""
+def upload_after(
+    write: Callable[[PurePath], Callable[[], None]], directory: PurePath, prepare: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
+    """Start `write` with a local directory; return a function that finishes it, calls `prepare` and uploads."""
     folder = tempfile.TemporaryDirectory(prefix="jengine-save-")
     local = PurePath(folder.name, directory.name)
     finish_write = write(local)
@@ -45,6 +47,7 @@ def upload_after(write: Callable[[PurePath], Callable[[], None]], directory: Pur
     def finish() -> None:
         with folder:
             finish_write()
+            prepare()
             for name in list_files(local):
                 upload_file(local / name, directory / name)
 

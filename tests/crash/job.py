@@ -53,7 +53,7 @@ class FileOperations:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(work_dir, max_iters, steps_per_call=1, out_dir=None, url=None):
+def main(work_dir, max_iters, steps_per_call=1, out_dir=None, url=None, hooks=()):
     x = np.random.default_rng(0).standard_normal((100, 4), np.float32)
     data = ArrayDataset(dict(x=x, target=x.sum(axis=1, keepdims=True)))
     count = jax.process_count()
@@ -82,7 +82,7 @@ def main(work_dir, max_iters, steps_per_call=1, out_dir=None, url=None):
                 out_dir=out_dir,
             ),
         ),
-        custom_hooks=[dict(type="EMAHook", momentum=0.1, begin_iter=5)],
+        custom_hooks=[dict(type="EMAHook", momentum=0.1, begin_iter=5), *hooks],
         parallel=dict(type="Pjit", mesh=dict(data=1, fsdp=count), fsdp_min_size=1) if count > 1 else None,
         resume=True,
     ).train()
