@@ -18,6 +18,7 @@ from jengine.model.adapters import (
 from jengine.model.autocast import autocast
 from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
 from jengine.model.padding import exclude_padding
+from jengine.model.remat import check_patterns, remat_linen
 from jengine.model.sown import Sown, SownValues, flatten_sown
 from jengine.paths import dotted
 from jengine.registry import MODELS
@@ -55,6 +56,8 @@ class LinenModel(Model):
         that are sown; with None they are an error.
       sown_predictions: sown values to return with the predictions, which are then a dict with `outputs` and these
         names.
+      activation_checkpointing: paths of submodules, with wildcards (`'layers_*'`), that compute their intermediate
+        results again for the gradients instead of keeping them: less memory for more time.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class LinenModel(Model):
         predict_rngs: Sequence[str] = (),
         sown_losses: Sequence[str] | Mapping[str, float] | None = None,
         sown_predictions: Sequence[str] = (),
+        activation_checkpointing: Sequence[str] = (),
     ) -> None:
         with config_path("module"):
             self.module = build_module(module)
@@ -75,6 +79,7 @@ class LinenModel(Model):
         self._inputs = inputs
         self._rngs = tuple(rngs)
         self._predict_rngs = tuple(predict_rngs)
+        self._remat = tuple(activation_checkpointing)
         self._sown = SownValues("LinenModel", sown_losses, sown_predictions)
         self._sown_collections: tuple[str, ...] = (_INTERMEDIATES, *self._sown.names)
         self.module_types: dict[str, str] = {}
@@ -95,6 +100,7 @@ class LinenModel(Model):
         with nn.intercept_methods(record_type), _dense_general_without_mesh(), explain_static_modes(modes):
             variables = self.module.init(rngs, *inputs, **modes)
         self.module_types = types
+        check_patterns(self._remat, types)
         # The box of `nn.with_partitioning` is the leaf here: the axis names are in it, not in the array.
         leaves = jax.tree_util.tree_flatten_with_path(
             variables.get("params", {}), is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned)
@@ -110,7 +116,7 @@ class LinenModel(Model):
         self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
         """Return the losses in training mode, and the new model state."""
-        with exclude_padding(batch):
+        with exclude_padding(batch), remat_linen(self._remat):
             outputs, updated = self._apply(
                 {"params": params, **model_state},
                 *select_inputs(batch, self._inputs),

@@ -37,6 +37,7 @@ from jengine.model.nnx_state import (
     to_dict,
 )
 from jengine.model.padding import exclude_padding, mask_batch_norms
+from jengine.model.remat import check_patterns, remat_nnx
 from jengine.model.sown import Sown, SownValues
 from jengine.registry import MODELS, as_config
 from jengine.selection import Selector
@@ -87,6 +88,8 @@ class NnxModel(Model):
         names.
       wrt: the parameters to train, as in `nnx.Optimizer(model, tx, wrt=nnx.LoRAParam)`: any nnx filter, an import path,
         or the config of a filter; several in a list. Random streams, statistics and caches are never selected.
+      activation_checkpointing: paths of submodules, with wildcards (`'blocks.*'`), that compute their intermediate
+        results again for the gradients instead of keeping them: less memory for more time.
 
     Raises:
       TypeError: `module` is something else. ConfigError: from `init`, `wrt` selects nothing, or integers.
@@ -100,6 +103,7 @@ class NnxModel(Model):
         sown_losses: Sequence[str] | Mapping[str, float] | None = None,
         sown_predictions: Sequence[str] = (),
         wrt: NnxFilter = None,
+        activation_checkpointing: Sequence[str] = (),
     ) -> None:
         from flax import nnx
 
@@ -114,6 +118,7 @@ class NnxModel(Model):
         self._sown = SownValues("NnxModel", sown_losses, sown_predictions)
         with config_path("wrt"):
             self._wrt = build_filter(wrt)
+        self._remat = tuple(activation_checkpointing)
         self._structure: _Structure | None = None
         self.module_types: dict[str, str] = {}
         self.logical_axes: dict[str, tuple[Any, ...]] = {}
@@ -122,6 +127,7 @@ class NnxModel(Model):
         """Create and split the module, and record the submodule types and the logical axes."""
         module = self._build(rng)
         self.module_types = list_module_types(module)
+        check_patterns(self._remat, self.module_types)
         trained = select_trained(module, self._wrt)
         graphdef, *states = _split(module, trained)  # parameters, random streams, all others
         variables = list_variables(states[0])
@@ -259,6 +265,8 @@ class NnxModel(Model):
         module, structure = self._merge(params, model_state, rng, train=train)
         arguments: dict[str, Any] = train_arguments(type(module).__call__, train=train)
         mask_batch_norms(module)  # after the merge, which makes a new module for each trace
+        if train:
+            remat_nnx(module, self._remat)
         # Streams of the module have folded in 0, 1, ...; this is the next number.
         if structure.accepts_rngs:
             arguments["rngs"] = nnx.Rngs(jax.random.fold_in(rng, len(jax.tree.leaves(structure.streams))))

@@ -575,3 +575,30 @@ def test_a_line_search_sees_the_trained_parameters_only_and_ignores_the_gradient
     expected, _ = tx.update(grads["body"], tx.init(body), body, **alone)
     assert updates["body"]["kernel"].tolist() == expected["kernel"].tolist() != [0.0, 0.0]
     assert updates["head"]["kernel"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            dict(type="DAdaptAdam", lr=0.5, weight_decay=0.1, decouple=True, d0=1e-3),
+            optax.contrib.dadapt_adamw(0.5, weight_decay=0.1, estim_lr0=1e-3),
+        ),
+        (
+            dict(type="Prodigy", weight_decay=0.1, d_coef=2.0, safeguard_warmup=True),
+            optax.contrib.prodigy(weight_decay=0.1, estim_lr_coef=2.0, safeguard_warmup=True),
+        ),
+    ],
+)
+def test_mmengine_names_of_optimizers_that_estimate_the_rate(config, expected):
+    params = {"w": jnp.linspace(-1, 1, 6)}
+    wrapper = build_optim_wrapper(params, dict(optimizer=config))
+    found, state, own = params, wrapper.init(params), expected.init(params)
+    for _ in range(4):
+        grads = jax.tree.map(jnp.square, found)
+        updates, state = wrapper.update(grads, state, found, wrapper.hyperparams)
+        own_updates, own = expected.update(grads, own, found)
+        np.testing.assert_allclose(updates["w"], own_updates["w"], rtol=1e-5, atol=1e-9)
+        found = optax.apply_updates(found, updates)
+    with pytest.raises(ValueError, match=f"`{config['type']}.decouple` must be True with a weight_decay"):
+        build_optim_wrapper(params, dict(optimizer={**config, "decouple": False}))

@@ -16,6 +16,7 @@ import optax.contrib
 from optax import OptState, Params, Updates
 
 from jengine.annotations import Decay, Fraction, NonNegative, check_values
+from jengine.errors import ConfigError
 from jengine.optim.optimizers.common import Parts
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.registry import OPTIMIZERS
@@ -141,6 +142,74 @@ def _find_injected_hyperparams(tx: optax.GradientTransformation) -> dict[str, fl
         return {}
     state = tx.init({"parameter": jnp.zeros(1)})
     return {k: float(v) for k, v in state.hyperparams.items() if k not in state.hyperparams_states and v.ndim == 0}
+
+
+@OPTIMIZERS.register_module()
+def DAdaptAdam(
+    lr: NonNegative = 1.0,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    decouple: bool = False,
+    d0: NonNegative = 1e-6,
+) -> Optimizer:
+    """Build optax's `dadapt_adamw`, which estimates the learning rate, with MMEngine's arguments.
+
+    Args:
+      lr: factor of the estimate; schedules change it. Each parameter group has an estimate of its own.
+      betas: decay rates for the averages of gradients and of squares.
+      eps: added to the denominator.
+      weight_decay: weight decay coefficient.
+      decouple: must be True for a weight decay: optax's is decoupled.
+      d0: the initial estimate.
+
+    Raises:
+      ConfigError: a weight decay without `decouple`.
+
+    Source: Defazio and Mishchenko, Learning-Rate-Free Learning by D-Adaptation, arXiv:2301.07733.
+    """
+    if weight_decay and not decouple:
+        raise ConfigError("`DAdaptAdam.decouple` must be True with a weight_decay, which optax decouples, got False")
+    build = from_factory(optax.contrib.dadapt_adamw)
+    return build(learning_rate=lr, betas=betas, eps=eps, weight_decay=weight_decay, estim_lr0=d0)
+
+
+@OPTIMIZERS.register_module()
+def Prodigy(
+    lr: NonNegative = 1.0,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    beta3: Decay | None = None,
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    decouple: bool = True,
+    safeguard_warmup: bool = False,
+    d0: NonNegative = 1e-6,
+    d_coef: NonNegative = 1.0,
+) -> Optimizer:
+    """Build optax's `prodigy`, which estimates the learning rate, with MMEngine's arguments.
+
+    Args:
+      lr: factor of the estimate; schedules change it. Each parameter group has an estimate of its own.
+      betas: decay rates for the averages of gradients and of squares.
+      beta3: decay rate of the estimate; None for the square root of the second beta.
+      eps: added to the denominator.
+      weight_decay: weight decay coefficient.
+      decouple: must be True for a weight decay: optax's is decoupled.
+      safeguard_warmup: estimate without the warm-up of `lr`.
+      d0: the initial estimate.
+      d_coef: factor of the estimate, which stays in it.
+
+    Raises:
+      ConfigError: a weight decay without `decouple`.
+
+    Source: Mishchenko and Defazio, Prodigy, arXiv:2306.06101.
+    """
+    if weight_decay and not decouple:
+        raise ConfigError("`Prodigy.decouple` must be True with a weight_decay, which optax decouples, got False")
+    return from_factory(optax.contrib.prodigy)(
+        learning_rate=lr, betas=betas, beta3=beta3, eps=eps, weight_decay=weight_decay,
+        safeguard_warmup=safeguard_warmup, estim_lr0=d0, estim_lr_coef=d_coef,
+    )  # fmt: skip
 
 
 for _factory in (*(getattr(optax, n) for n in OPTAX_NAMES), *(getattr(optax.contrib, n) for n in OPTAX_CONTRIB_NAMES)):
