@@ -1,6 +1,7 @@
 """Parameter exchange with PyTorch, as safetensors files."""
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from jengine.checkpoint.torch_layout import (
 from jengine.model import FROZEN
 from jengine.model.lora import add_updates
 from jengine.paths import flatten
+from jengine.storage import is_url, storage_path, upload_file
 
 _WRITABLE = frozenset(np.dtype(dtype) for dtype in SAFETENSORS_DTYPES.values())
 
@@ -74,10 +76,15 @@ def export_params(
 
 
 def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray]) -> None:
-    """Write a safetensors file, atomically: an interrupted export leaves the old one."""
+    """Write a safetensors file, or one at a URL, atomically: an interrupted export leaves the old one."""
     check_safetensors_installed()
     from safetensors.numpy import save_file
 
+    if is_url(path):
+        with tempfile.TemporaryDirectory() as directory:
+            write_safetensors(os.path.join(directory, "model.safetensors"), tensors)
+            upload_file(os.path.join(directory, "model.safetensors"), storage_path("path", path))
+        return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     incoming = target.with_name(target.name + INCOMING)
@@ -150,7 +157,7 @@ def read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, Any
 
 def _read_item(source: str | os.PathLike[str], item: str) -> dict[str, np.ndarray]:
     """Return the arrays of a checkpoint item by path below it."""
-    directory = Path(find_checkpoint(source))
+    directory = storage_path("path", find_checkpoint(source))
     structs = {f"{item}.{name}": leaf for name, leaf in list_item_arrays(directory, item).items()}
     loaded = arrays.read_flat(directory / STATE, structs)
     return {name.removeprefix(f"{item}."): array for name, array in loaded.items()}

@@ -18,6 +18,7 @@ from jengine.checkpoint.huggingface import CONFIG, Config, list_tensors, make_ru
 from jengine.checkpoint.matching import Assignment, match
 from jengine.checkpoint.report import CheckpointMismatchError
 from jengine.checkpoint.sources import HUB_FILES
+from jengine.storage import check_local_path
 
 _INDEX, _SINGLE = HUB_FILES
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -67,7 +68,7 @@ def export_hub(
 
     shards = list(_divide(structs, shard_bytes))  # all of them first: file names have their number
     files = [_SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
-    target = Path(directory)
+    target = Path(check_local_path("directory", directory))
     written = {*files, *([_INDEX] if len(shards) > 1 else [])}
     if others := sorted(file.name for file in target.glob("*.safetensors*") if file.name not in written):
         raise FileExistsError(f"{target} must have no other weights, which would be loaded too, got {others[0]}")

@@ -2,7 +2,6 @@
 
 import argparse
 import collections
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from jengine.cli.commands import format_bytes
 from jengine.config import parse_config
 from jengine.errors import ConfigError
 from jengine.logging import format_table
+from jengine.storage import storage_path
 
 
 def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -29,7 +29,7 @@ def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         print(f"{len(entries)} checkpoints, {format_bytes(sum(entry.size for entry in entries), digits=1)}", end="")
     else:
         print("no checkpoints", end="")
-    print(f" in {os.path.abspath(args.work_dir)}" + ("; a run is training there" if training else ""))
+    print(f" in {storage_path('WORK_DIR', args.work_dir)}" + ("; a run is training there" if training else ""))
 
 
 def _make_row(entry: CheckpointEntry, training: bool) -> list[Any]:

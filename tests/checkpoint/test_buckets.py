@@ -13,6 +13,7 @@ from jengine import checkpoint
 from jengine.checkpoint import Checkpointer, CheckpointSaveError, CorruptCheckpointError, commit
 from jengine.checkpoint.inventory import list_checkpoint_entries, remove_checkpoints
 from jengine.checkpoint.layout import find_latest, read_meta, write_current_run
+from jengine.cli import main
 from jengine.storage import list_files, write_bytes
 from tests.checkpoint.conftest import make_meta, make_state
 
@@ -163,6 +164,19 @@ def test_weights_are_loaded_from_a_url(work_dir, tmp_path):
         loaded, _, report = checkpoint.load_pretrained(path, params)
         assert loaded["fc"]["kernel"].sum() == 12
     assert report.fits
+
+
+def test_the_commands_take_urls(writer, work_dir, capsys):
+    save(writer, work_dir, 1)
+    save(writer, work_dir, 2)
+    main(["ckpt", "ls", work_dir])
+    assert "2 checkpoints, " in (out := capsys.readouterr().out)
+    assert f" in {work_dir}" in out
+    main(["ckpt", "export", f"{work_dir}/iter_1", f"{work_dir}/model.safetensors"])
+    loaded, _, _ = checkpoint.load_pretrained(f"{work_dir}/model.safetensors", make_state(0.0)["params"])
+    assert loaded["head"][0].tolist() == [1.0, 1.0, 1.0]
+    main(["ckpt", "rm", work_dir, "iter_1"])
+    assert [entry.name for entry in list_checkpoint_entries(work_dir)] == ["iter_2"]
 
 
 def test_orbax_lists_and_restores_the_steps(gs_bucket):
