@@ -1,6 +1,7 @@
 """Log of a run: lines on the terminal and in the log file, scalars for the visualizer backends."""
 
 import contextlib
+import logging
 import math
 import os
 import shutil
@@ -212,11 +213,18 @@ def _write_lines(runner: RunnerProtocol, view: _RunnerView, lines: Sequence[tupl
                 continue
             view.message_hub.flush(iteration)
             tag, text = runner.log_processor.get_log_after_iter(view, batch_idx, "train")
-            runner.logger.info(text, extra={"periodic": tag})
+            _log_line(runner.logger, text, tag)
             scalars = {**tag, "mode": "train"}
             runner.visualizer.add_scalars(scalars, step=iteration + 1, file_path=f"{runner.timestamp}.json")
     finally:
         view.message_hub.flush()
+
+
+def _log_line(logger: logging.Logger, text: str, tag: Mapping[str, Any]) -> None:
+    """Log a line of training, without a search for the caller, which takes as long as formatting the line."""
+    if logger.isEnabledFor(logging.INFO):
+        extra = {"periodic": tag}  # read by a `ProgressHook`
+        logger.handle(logger.makeRecord(logger.name, logging.INFO, __file__, 0, text, (), None, extra=extra))
 
 
 def _to_json_entries(tag: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,8 @@ class HistoryBuffer:
         """
         if self._covers_all(window_size):
             return self._sum / self._count
-        return math.fsum(self._newest(window_size)) / sum(self._newest_counts(window_size))
+        values = self._newest(window_size)
+        return math.fsum(values) / (len(values) if self._counts is None else sum(self._newest_counts(window_size)))
 
     def max(self, window_size: int | None = None) -> float:
         """Return the largest of the newest `window_size` values; arguments and errors as in `mean`."""

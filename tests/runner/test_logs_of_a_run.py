@@ -1,4 +1,5 @@
 import json
+import logging
 import pathlib
 import re
 import threading
@@ -105,7 +106,7 @@ def fake_logging_runner():
         runner = types.SimpleNamespace(
             iter=0, epoch=0, max_iters=length, max_epochs=1, scalars=[], timestamp="t", experiment_name="e",
             train_loop=types.SimpleNamespace(epoch_length=length, by_epoch=True, check=lambda: None),
-            logger=types.SimpleNamespace(info=lambda text, **_: None), phase_timer=PhaseTimer(), log_writer=AsyncWriter(),
+            logger=logging.Logger("fake", logging.INFO), phase_timer=PhaseTimer(), log_writer=AsyncWriter(),
             message_hub=MessageHub("fake"),
             log_processor=types.SimpleNamespace(get_log_after_iter=lambda *args: ({}, "")),
         )  # fmt: skip
@@ -126,7 +127,7 @@ def test_lines_before_a_failing_one_are_written(fake_logging_runner):
         return {"iter": then.iter + 1}, f"line of {then.iter + 1}"
 
     runner.log_processor.get_log_after_iter = get_log
-    runner.logger.info = lambda text, **_: texts.append(text)
+    runner.logger.addFilter(lambda record: texts.append(record.getMessage()) or True)
     runner.iter = 18
     hook = LoggerHook(interval=5)
     hook.after_train_chunk(runner, 18, None, ChunkMetrics({}, np.ones(19, bool)))
