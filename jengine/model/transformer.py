@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,11 +63,19 @@ class BlockSettings:
     mlp: Literal["gated", "plain"]
     activation: Activation
     bias: bool
+    cache_length: int | None
 
     def make_norm(self, name: str) -> nn.Module:
         """Return a norm."""
         kind = nn.RMSNorm if self.norm == "rms" else nn.LayerNorm
         return kind(self.norm_epsilon, name=name)
+
+
+class TokenContext(NamedTuple):
+    """What attention reads about tokens besides their values."""
+
+    positions: jax.Array | None  # int[B, T] in the sequence; None for 0, 1, ...
+    segment_ids: jax.Array | None  # int[B, T]; None for one sequence in each row
 
 
 class CausalAttention(nn.Module):
@@ -76,7 +84,7 @@ class CausalAttention(nn.Module):
     settings: BlockSettings
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, context: TokenContext) -> jax.Array:
         """Return tokens f[B, T, D] for tokens `x` f[B, T, D]."""
         settings = self.settings
 
@@ -88,9 +96,32 @@ class CausalAttention(nn.Module):
         )  # fmt: skip
         # Values are not rotated: positions matter for whom a token attends to, not for what it gets.
         if settings.rotary_base is not None:
-            query, key = (rotate(y, settings.rotary_base, settings.rotary_scaling) for y in (query, key))
-        y = attend(query, key, value, window=settings.window)
+            query, key = (
+                rotate(y, settings.rotary_base, settings.rotary_scaling, context.positions) for y in (query, key)
+            )
+        if settings.cache_length is None:
+            y = attend(query, key, value, segment_ids=context.segment_ids, window=settings.window)
+        else:
+            y = self._attend_to_cache(query, key, value, context)
         return nn.DenseGeneral(x.shape[-1], axis=(-2, -1), use_bias=settings.bias, name="out")(y)
+
+    def _attend_to_cache(self, query: jax.Array, key: jax.Array, value: jax.Array, context: TokenContext) -> jax.Array:
+        """Write keys and values to the cache at the positions, and attend to all up to them."""
+        length, positions = self.settings.cache_length, context.positions
+        assert length is not None
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(query.shape[1]), query.shape[:2])
+        rows = jnp.arange(query.shape[0])[:, None]
+        shape = (query.shape[0], length, *key.shape[2:])
+        stored = []
+        for name, new in (("cached_key", key), ("cached_value", value)):
+            cache = self.variable("cache", name, jnp.zeros, shape, new.dtype)
+            cache.value = constrain(cache.value.at[rows, positions].set(new), BATCH, None, "tensor")
+            stored.append(cache.value)
+        # Entries after the position are padding of the prompt or still empty; later tokens overwrite them.
+        distance = positions[:, :, None] - jnp.arange(length)
+        mask = (distance >= 0) & (distance < (self.settings.window or length))
+        return jax.nn.dot_product_attention(query, *stored, mask=mask[:, None])
 
 
 class MLP(nn.Module):
@@ -119,10 +150,10 @@ class DecoderBlock(nn.Module):
     settings: BlockSettings
 
     @nn.compact
-    def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
+    def __call__(self, x: jax.Array, context: TokenContext) -> tuple[jax.Array, None]:
         """Return tokens f[B, T, D] for tokens `x` f[B, T, D], and None, a layer's output."""
         x = constrain(x, BATCH)
-        x = x + CausalAttention(self.settings, name="attn")(self.settings.make_norm("attn_norm")(x))
+        x = x + CausalAttention(self.settings, name="attn")(self.settings.make_norm("attn_norm")(x), context)
         x = x + MLP(self.settings, name="mlp")(self.settings.make_norm("mlp_norm")(x))
         return x, None
 
@@ -164,6 +195,8 @@ class TransformerLM(nn.Module):
       activation: nonlinearity in the MLP; 'gelu_tanh' is the approximate GELU.
       bias: whether projections have a bias.
       tied: whether the embedding is also the output layer.
+      cache_length: number of tokens in the caches of keys and values, the collection `cache`, which each call writes at
+        its positions and attends to; None for no caches. See `jengine.contrib.language.generate`.
 
     Sources: Vaswani et al. 2017 (transformer); Zhang and Sennrich 2019 (RMSNorm); Shazeer 2020 (gated MLP); Su et al.
     2021 (rotary position embedding); Ainslie et al. 2023 (shared keys and values); Radford et al. 2019 (GPT-2); Touvron
@@ -190,29 +223,43 @@ class TransformerLM(nn.Module):
     activation: Activation = "silu"
     bias: bool = False
     tied: bool = False
+    cache_length: Count | None = None
 
     @nn.compact
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Return logits f[B, T, vocab_size] for the token after each in `tokens` int[B, T].
+    def __call__(
+        self, tokens: jax.Array, segment_ids: jax.Array | None = None, positions: jax.Array | None = None
+    ) -> jax.Array:
+        """Return logits f[B, T, vocab_size] for the token after each.
+
+        Args:
+          tokens: int[B, T].
+          segment_ids: int[B, T], the number of the packed sequence that a token is of; None for one in each row.
+          positions: int[B, T], positions in the sequences; None for 0, 1, ... in each row.
 
         Raises:
           ValueError: sizes that do not divide each other, or more tokens than learned positions.
         """
-        settings = self.make_settings()
+        settings, context = self.make_settings(), TokenContext(positions, segment_ids)
         embed = nn.Embed(self.vocab_size, self.width, embedding_init=nn.initializers.normal(0.02), name="embed")
         x = _look_up(embed.embedding, tokens)
         if self.positions == "learned":
-            x = x + self._embed_positions(tokens.shape[1])
+            x = x + self._embed_positions(tokens.shape[1], positions)
         x = constrain(x, BATCH)
         # The loop of the scan already prevents XLA from merging the repeated computation with the first one.
         block = nn.remat(DecoderBlock, prevent_cse=not self.scan) if self.remat else DecoderBlock
         if self.scan:
             # `split_rngs` gives each layer its own initial values; without it all start equal.
-            layers = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
-            x, _ = layers(settings, name="layers")(x, None)
+            layers = nn.scan(
+                block,
+                variable_axes={"params": 0, "cache": 0},
+                split_rngs={"params": True},
+                in_axes=nn.broadcast,
+                length=self.depth,
+            )
+            x, _ = layers(settings, name="layers")(x, context)
         else:
             for i in range(self.depth):
-                x, _ = block(settings, name=f"layers_{i}")(x, None)
+                x, _ = block(settings, name=f"layers_{i}")(x, context)
         x = settings.make_norm("norm")(constrain(x, BATCH))
         logits = embed.attend(x) if self.tied else nn.Dense(self.vocab_size, use_bias=False, name="head")(x)
         # Over the vocabulary too: with a large one the logits are the largest array of the step.
@@ -246,16 +293,18 @@ class TransformerLM(nn.Module):
             mlp=self.mlp,
             activation=self.activation,
             bias=self.bias,
+            cache_length=self.cache_length,
         )
 
-    def _embed_positions(self, length: int) -> jax.Array:
+    def _embed_positions(self, length: int, positions: jax.Array | None) -> jax.Array:
         if self.max_length is None:
             raise ValueError("TransformerLM: `max_length` must be set with positions='learned', got None")
         if length > self.max_length:
             raise ValueError(f"TransformerLM: tokens must be at most max_length = {self.max_length}, got {length}")
         init = nn.initializers.normal(0.02)
         embed = nn.Embed(self.max_length, self.width, embedding_init=init, name="positions")
-        return constrain(embed.embedding)[:length]
+        table = constrain(embed.embedding)
+        return table[:length] if positions is None else table[positions]
 
 
 def _look_up(table: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -268,8 +317,13 @@ def _look_up(table: jax.Array, tokens: jax.Array) -> jax.Array:
     return constrain(constrain(x, "data", None, _WIDTH), BATCH)
 
 
-def rotate(x: jax.Array, base: float = ROTARY_BASE, scaling: RotaryScaling | None = None) -> jax.Array:
-    """Return queries or keys, f[B, T, H, K], rotated by angles proportional to the positions.
+def rotate(
+    x: jax.Array,
+    base: float = ROTARY_BASE,
+    scaling: RotaryScaling | None = None,
+    positions: jax.Array | None = None,
+) -> jax.Array:
+    """Return queries or keys, f[B, T, H, K], rotated by angles proportional to the positions, int[B, T] or 0, 1, ...
 
     Channel i in the first half and channel i in the second half are the two coordinates of a plane. The result has the
     dtype of `x`; angles are computed in float32.
@@ -283,7 +337,8 @@ def rotate(x: jax.Array, base: float = ROTARY_BASE, scaling: RotaryScaling | Non
         kept = jnp.clip((periods - low) / (high - low), 0, 1)
         frequencies = frequencies * (kept + (1 - kept) / scaling.factor)
     # bfloat16 has 8 bits, so it cannot tell neighbouring positions above 256 apart.
-    angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * frequencies
+    steps = jnp.arange(x.shape[1], dtype=jnp.float32) if positions is None else positions.astype(jnp.float32)
+    angles = steps[..., None, None] * frequencies
     # Halves as in Hugging Face's weights; the paper pairs neighbouring channels.
     first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     cos, sin = jnp.cos(angles), jnp.sin(angles)

@@ -1,0 +1,132 @@
+"""Text generation with a cache of keys and values."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jengine.model.model import Params
+from jengine.model.transformer import TransformerLM
+
+
+def generate(
+    model: TransformerLM,
+    params: Params,
+    prompts: jax.Array | np.ndarray,
+    max_new_tokens: int,
+    *,
+    lengths: jax.Array | np.ndarray | None = None,
+    rng: jax.Array | None = None,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop_token: int | None = None,
+) -> jax.Array:
+    """Continue token sequences, each token by the model's distribution after all before it.
+
+    >>> model = TransformerLM(vocab_size=32, width=8, heads=2, mlp_width=16)
+    >>> params = model.init(jax.random.key(0), jnp.zeros((1, 4), int))["params"]
+    >>> generate(model, params, jnp.array([[1, 2, 3], [4, 5, 0]]), 5, lengths=jnp.array([3, 2])).shape
+    (2, 5)
+
+    Under a mesh (`jax.set_mesh`), examples and heads are sharded as in training. The compiled programs are reused for
+    equal shapes and settings.
+
+    Args:
+      model: the module; its `cache_length` is set here.
+      params: the parameters.
+      prompts: int[B, T], each with at least one token.
+      max_new_tokens: number of tokens to add to each.
+      lengths: int[B], the tokens in each prompt, which others pad on the right; None for T.
+      rng: key for sampling; None with temperature 0.
+      temperature: divides the logits; 0 takes the most probable token.
+      top_k: sample from so many most probable tokens; None for all.
+      top_p: sample from the fewest most probable tokens whose probabilities add up to it; None for all.
+      stop_token: token that ends a sequence, and fills it up; None for no such token.
+
+    Returns:
+      int32[B, max_new_tokens], without the prompts.
+
+    Raises:
+      ValueError: a setting out of range, or sampling without a key.
+
+    Sources: Fan et al. 2018 (top-k sampling); Holtzman et al. 2020 (top-p sampling).
+    """
+    prompts = jnp.asarray(prompts, jnp.int32)
+    if prompts.ndim != 2 or not prompts.shape[1]:
+        raise ValueError(f"generate: `prompts` must be int[B, T] with at least one token, got {prompts.shape}")
+    if max_new_tokens < 1:
+        raise ValueError(f"generate: `max_new_tokens` must be at least 1, got {max_new_tokens}")
+    if temperature < 0 or (temperature > 0 and rng is None):
+        raise ValueError(f"generate: `temperature` must be 0, or positive with an `rng`, got {temperature} and {rng}")
+    if not temperature and (top_k is not None or top_p is not None):
+        raise ValueError("generate: `top_k` and `top_p` need a positive `temperature`: they choose what to sample from")
+    if top_k is not None and not 1 <= top_k <= model.vocab_size:
+        raise ValueError(f"generate: `top_k` must be from 1 to vocab_size = {model.vocab_size}, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"generate: `top_p` must be in (0, 1], got {top_p}")
+    batch, length = prompts.shape
+    total = length + max_new_tokens
+    if model.positions == "learned" and model.max_length is not None and total > model.max_length:
+        raise ValueError(f"generate: prompts and new tokens must fit into {model.max_length} positions, got {total}")
+    counts = jnp.full(batch, length) if lengths is None else jnp.asarray(lengths)
+    # What a cached call needs no gradient for: rematerialization only adds to its program.
+    cached = model.clone(cache_length=total, remat=False)
+    key = jax.random.key(0) if rng is None else rng
+    return _generate(cached, max_new_tokens, temperature, top_k, top_p, stop_token, params, prompts, counts, key)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5))
+def _generate(
+    model: TransformerLM,
+    count: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    stop_token: int | None,
+    params: Params,
+    prompts: jax.Array,
+    lengths: jax.Array,
+    rng: jax.Array,
+) -> jax.Array:
+    def choose(logits: jax.Array, step: jax.Array, done: jax.Array) -> tuple[jax.Array, jax.Array]:
+        token = sample(logits, jax.random.fold_in(rng, step), temperature, top_k, top_p)
+        if stop_token is None:
+            return token, done
+        token = jnp.where(done, stop_token, token)
+        return token, done | (token == stop_token)
+
+    def add_token(carry: tuple[Any, ...], step: jax.Array) -> tuple[tuple[Any, ...], jax.Array]:
+        cache, token, done = carry
+        positions = (lengths + step - 1)[:, None]
+        logits, updated = model.apply(
+            {"params": params, "cache": cache}, token[:, None], positions=positions, mutable=["cache"]
+        )
+        token, done = choose(logits[:, 0], step, done)
+        return (updated["cache"], token, done), token
+
+    logits, updated = model.apply({"params": params}, prompts, mutable=["cache"])
+    last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
+    first, done = choose(last, jnp.int32(0), jnp.zeros(prompts.shape[0], bool))
+    _, others = jax.lax.scan(add_token, (updated["cache"], first, done), jnp.arange(1, count))
+    return jnp.concatenate([first[:, None], others.T], axis=1)
+
+
+def sample(
+    logits: jax.Array, rng: jax.Array, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> jax.Array:
+    """Return tokens, int32[B], drawn from logits f[B, V]; see `generate` for the settings."""
+    if not temperature:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    logits = logits.astype(jnp.float32) / temperature
+    if top_k is not None:
+        least = jax.lax.top_k(logits, top_k)[0][:, -1:]
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    if top_p is not None:
+        ordered = jnp.sort(logits, axis=-1, descending=True)
+        before = jnp.cumsum(jax.nn.softmax(ordered), axis=-1) - jax.nn.softmax(ordered)
+        least = jnp.where(before < top_p, ordered, jnp.inf).min(axis=-1, keepdims=True)  # the first one is always in
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    return jax.random.categorical(rng, logits).astype(jnp.int32)
