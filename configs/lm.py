@@ -3,21 +3,34 @@
     jengine train configs/lm.py:tiny
     jengine plan configs/lm.py:1b --devices 256
 
-`tiny` learns the bytes of generated sentences in a minute on a CPU. `1b` has a billion parameters, to be trained on
-your own tokens. docs/scale.md shows how, and derives the memory that a size takes on each chip.
+`tiny` learns the bytes of generated sentences in a minute on a CPU, `python` those of the sources of Python's standard
+library in ten. `124m` (GPT-2's), `1b` and `7b` have as many parameters, to be trained on your own tokens. docs/scale.md
+shows how, and derives the memory that a size takes on each chip.
 """
+
+from typing import Any
 
 from ml_collections import ConfigDict
 
+import jengine.contrib.language  # noqa: F401  registers StandardLibrary
+
 SIZES = {
     "tiny": dict(width=64, depth=2, heads=4, mlp_width=192, vocab_size=256),
+    "python": dict(width=128, depth=3, heads=4, mlp_width=384, vocab_size=257, remat=False),
+    "124m": dict(width=768, depth=12, heads=12, mlp_width=2048, vocab_size=50304),
     "1b": dict(width=2048, depth=16, heads=16, mlp_width=6144, vocab_size=32768),
+    "7b": dict(width=4096, depth=32, heads=32, kv_heads=8, mlp_width=14336, vocab_size=32768),
 }
-# Examples that a process reads for a step, tokens of each, sentences of the text, steps, and the learning rate.
+# Examples that a process reads for a step, tokens of each, steps, warm-up, and the learning rate.
 RECIPES = {
-    "tiny": dict(batch_size=16, length=64, sentences=2000, iters=300, warmup=20, lr=5e-3),
-    "1b": dict(batch_size=8, length=2048, sentences=50_000, iters=100_000, warmup=2000, lr=3e-4),
+    "tiny": dict(batch_size=16, length=64, iters=300, warmup=20, lr=5e-3),
+    "python": dict(batch_size=16, length=256, iters=3000, warmup=100, lr=6e-3),
+    "124m": dict(batch_size=32, length=1024, iters=50_000, warmup=1000, lr=6e-4),
+    "1b": dict(batch_size=8, length=2048, iters=100_000, warmup=2000, lr=3e-4),
+    "7b": dict(batch_size=4, length=4096, iters=250_000, warmup=2000, lr=3e-4),
 }
+# The generated text of the others; their sizes are for tokens of your own.
+SENTENCES = {"tiny": 2000, "124m": 50_000, "1b": 50_000, "7b": 100_000}
 
 # The first axis of `layers` is the layer. `fsdp` divides the parameters of each matrix product, which are gathered when
 # they are used; `tensor` divides heads, hidden channels and words, and with them the computation.
@@ -38,7 +51,7 @@ def get_config(size: str = "tiny") -> ConfigDict:
     """Return the config.
 
     Args:
-      size: 'tiny' or '1b'.
+      size: 'tiny', 'python', '124m', '1b' or '7b'.
     """
     if size not in SIZES:
         raise ValueError(f"the size after `lm.py:` must be one of {tuple(SIZES)}, got {size!r}")
@@ -47,24 +60,26 @@ def get_config(size: str = "tiny") -> ConfigDict:
 
     config.model = dict(
         type="LinenModel",
-        module=dict(type="TransformerLM", remat=True, **SIZES[size]),
+        module=dict(type="TransformerLM", **SIZES[size]),
         loss=dict(type="CrossEntropy", label="targets"),
         inputs="tokens",
     )
-    config.precision = "bfloat16"  # of the computation; parameters and optimizer state are float32
+    if size != "python":  # for a CPU, which is slower in it
+        config.precision = "bfloat16"  # of the computation; parameters and optimizer state are float32
     config.parallel = dict(type="Pjit", mesh=dict(data=1, fsdp=-1, tensor=1), rules=RULES, strict=True)
 
     config.train_dataloader = dict(
         batch_size=recipe["batch_size"],
-        dataset=dict(type="Sentences", length=recipe["length"], sentences=recipe["sentences"]),
+        dataset=_dataset(size, "train"),
         drop_last=True,
     )
     config.val_dataloader = dict(
         batch_size=recipe["batch_size"],
-        dataset=dict(type="Sentences", length=recipe["length"], sentences=recipe["sentences"] // 5, split="test"),
+        dataset=_dataset(size, "test"),
     )
     config.test_dataloader = config.val_dataloader
-    config.val_evaluator = dict(type="MeanLoss", loss=dict(type="CrossEntropy", label="targets"))
+    loss = dict(type="MeanLoss", loss=dict(type="CrossEntropy", label="targets"))
+    config.val_evaluator = [loss, dict(type="BitsPerByte", label="targets")] if size == "python" else loss
     config.test_evaluator = config.val_evaluator
 
     config.train_cfg = dict(by_epoch=False, max_iters=recipe["iters"], val_interval=recipe["iters"] // 10)
@@ -94,3 +109,10 @@ def get_config(size: str = "tiny") -> ConfigDict:
     )
     config.randomness = dict(seed=0)
     return config
+
+
+def _dataset(size: str, split: str) -> dict[str, Any]:
+    if size == "python":
+        return dict(type="StandardLibrary", length=RECIPES[size]["length"], split=split)
+    sentences = SENTENCES[size] // (5 if split == "test" else 1)
+    return dict(type="Sentences", length=RECIPES[size]["length"], sentences=sentences, split=split)

@@ -1,0 +1,62 @@
+"""Text that every machine with Python has."""
+
+import functools
+import pathlib
+import sysconfig
+from typing import Literal
+
+import numpy as np
+
+from jengine.annotations import Count
+from jengine.contrib.language.packing import encode_all
+from jengine.contrib.language.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer
+from jengine.data.datasets import TokenWindows
+from jengine.registry import DATASETS
+
+_TEST_EVERY = 20  # one file in so many is for tests
+_SKIPPED = {"site-packages", "test", "tests", "idle_test", "encodings"}  # the last are tables, alike in all files
+
+
+@DATASETS.register_module()
+class StandardLibrary(TokenWindows):
+    """Windows over the sources and documentation of Python's standard library.
+
+    Samples are those of `TokenWindows` with `num_bytes`, int32[length], the bytes of each target. The windows of
+    another split come from other files.
+
+    Args:
+      length: number of tokens in a window.
+      split: 'train' or 'test'.
+      vocab_size: number of tokens in a byte-pair encoding that is trained on the files of 'train'; None for bytes.
+    """
+
+    def __init__(
+        self, length: Count = 256, split: Literal["train", "test"] = "train", vocab_size: Count | None = None
+    ) -> None:
+        self.tokenizer = train_tokenizer(vocab_size)
+        super().__init__(encode_all(read_standard_library(split), self.tokenizer), length)
+        self.num_bytes = self.tokenizer.token_bytes()[self.tokens]
+        self.vocab_size = self.tokenizer.vocab_size
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        start = (index % len(self)) * self.length + 1
+        return {**super().__getitem__(index), "num_bytes": self.num_bytes[start : start + self.length]}
+
+
+@functools.cache
+def read_standard_library(split: Literal["train", "test"]) -> tuple[str, ...]:
+    """Return the text of each file, in the order of their paths."""
+    root = pathlib.Path(sysconfig.get_path("stdlib"))
+    files = sorted(path for path in root.rglob("*.py") if not _SKIPPED & set(path.relative_to(root).parts))
+    is_test = [i % _TEST_EVERY == 0 for i in range(len(files))]
+    chosen = [path for path, test in zip(files, is_test, strict=True) if test == (split == "test")]
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in chosen)
+    return tuple(text for text in texts if text)
+
+
+@functools.cache
+def train_tokenizer(vocab_size: int | None) -> Tokenizer:
+    """Return the byte-pair encoding of the files of 'train', or bytes for None."""
+    if vocab_size is None:
+        return ByteTokenizer()
+    return FileTokenizer.train(read_standard_library("train"), vocab_size)

@@ -1,0 +1,101 @@
+"""Documents packed into rows of one length, by grain."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from jengine.annotations import Count
+from jengine.contrib.language.tokenizers import ByteTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    import grain
+
+IGNORED = -1  # the target of padding
+
+
+def pack(
+    documents: "grain.MapDataset | Sequence[Any]",
+    length: Count,
+    *,
+    packing: Literal["concat", "first_fit"] = "concat",
+    tokenizer: Tokenizer | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    open_rows: Count = 16,
+) -> "grain.IterDataset":
+    """Return an endless dataset of rows that several documents share.
+
+    >>> rows = pack([[1, 2, 3], [4, 5], [6, 7, 8, 9]], length=4, shuffle=False)
+    >>> {name: x.tolist() for name, x in next(iter(rows)).items() if name != "num_bytes"}
+    {'tokens': [1, 2, 4, 6], 'targets': [2, 3, 5, 7], 'segment_ids': [1, 1, 2, 3], 'positions': [0, 1, 0, 0]}
+
+    A row has the entries `tokens`, `targets` (the next tokens of the same document), `segment_ids` (1, 2, ..., and 0
+    for padding), `positions` within the document, and `num_bytes` of each target, all int32[length]; in a model with
+    `inputs=["tokens", "segment_ids", "positions"]`, documents do not see each other. A run resumes at the row. Mix
+    several sources with `grain.MapDataset.mix([...], weights=[...])`, repeated ones with `.repeat()`.
+
+    Args:
+      documents: int[N] arrays of tokens, or texts for the tokenizer, each with at least two tokens.
+      length: number of tokens in a row.
+      packing: 'concat' fills every row and divides documents; 'first_fit' keeps those of at most `length` whole, each
+        in the first of `open_rows` rows with enough room, and pads, with the target -1 (`ignore_index=-1`).
+      tokenizer: for texts, and for the number of bytes; it ends each document. None for tokens, one byte each.
+      shuffle: whether each pass has another random order.
+      seed: of the order.
+      open_rows: number of rows that are filled at a time, with 'first_fit'.
+    """
+    import grain
+    from grain import experimental
+
+    data = documents if isinstance(documents, grain.MapDataset) else grain.MapDataset.source(documents)
+    data = data.seed(seed)
+    if shuffle:
+        data = data.shuffle()
+    sizes = ByteTokenizer().token_bytes() if tokenizer is None else tokenizer.token_bytes()
+
+    def to_pairs(document: Any) -> dict[str, np.ndarray]:
+        if isinstance(document, str):
+            if tokenizer is None:
+                raise ValueError("pack: `tokenizer` must be given for texts, got None")
+            document = np.append(tokenizer.encode(document), tokenizer.end_token)
+        tokens = np.asarray(document, np.int32)
+        if tokens.ndim != 1 or tokens.size < 2:
+            raise ValueError(f"pack: documents must be int[N] with at least 2 tokens, got {tokens.dtype}{tokens.shape}")
+        return {"tokens": tokens[:-1], "targets": tokens[1:]}
+
+    pairs = data.repeat().map(to_pairs).to_iter_dataset()
+    lengths = {"tokens": length, "targets": length}
+    if packing == "concat":
+        rows = experimental.ConcatThenSplitIterDataset(pairs, length_struct=lengths)
+    else:
+        rows = experimental.FirstFitPackIterDataset(
+            pairs.map(lambda pair: {name: x[:length] for name, x in pair.items()}),
+            length_struct=lengths,
+            num_packing_bins=open_rows,
+            shuffle_bins=shuffle,
+            seed=seed,
+            padding_struct={"tokens": 0, "targets": IGNORED},
+        )
+
+    def to_row(row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        targets = row["targets"]
+        known = np.where((targets >= 0) & (targets < len(sizes)), targets, 0) if tokenizer else np.zeros_like(targets)
+        return {
+            "tokens": row["tokens"],
+            "targets": targets,
+            "segment_ids": row["tokens_segment_ids"],
+            "positions": row["tokens_positions"],
+            "num_bytes": np.where(targets == IGNORED, 0, sizes[known]),
+        }
+
+    return rows.map(to_row)
+
+
+def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
+    """Return the tokens of all texts one after another, each with the end of a document: int32[N], for `TokenWindows`.
+
+    >>> encode_all(["a", "bc"], ByteTokenizer()).tolist()
+    [97, 256, 98, 99, 256]
+    """
+    return np.concatenate([np.append(tokenizer.encode(text), tokenizer.end_token) for text in texts]).astype(np.int32)
