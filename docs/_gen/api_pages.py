@@ -14,7 +14,7 @@ PACKAGES = (
     "jengine.optim.transforms", "jengine.train", "jengine.evaluation", "jengine.averaging", "jengine.checkpoint",
     "jengine.logging", "jengine.visualization", "jengine.sharding", "jengine.distributed", "jengine.config",
     "jengine.registry", "jengine.annotations", "jengine.paths", "jengine.errors", "jengine.contrib.selfsup",
-    "jengine.contrib.segmentation", "jengine.contrib.imix",
+    "jengine.contrib.segmentation", "jengine.contrib.imix", "jengine.contrib.language",
 )  # fmt: skip
 
 

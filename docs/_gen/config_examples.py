@@ -168,6 +168,7 @@ _ARGUMENTS = {
         "MixedDataset": 'datasets=[dict(type="Digits"), dict(type="Digits", split="test")], weights=[0.8, 0.2]',
         "PseudoLabelDataset": 'dataset=dict(type="Digits")',
         "RepeatDataset": 'dataset=dict(type="Digits"), times=5',
+        "StandardLibrary": "length=64",
         "TokenWindows": "tokens=list(range(1000)), length=64",
         "TransformedDataset": 'dataset=dict(type="Digits"), pipeline=[lambda sample: sample]',
     },

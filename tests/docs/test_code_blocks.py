@@ -336,6 +336,19 @@ def test_scale_page(run_page, tmp_path):
     assert windows[1]["targets"].tolist() == list(range(2049, 4097))
 
 
+def test_language_page(run_page):
+    names = run_page("language.md")
+    row, tokenizer = names["row"], names["tokenizer"]
+    assert {name: x.shape for name, x in row.items()} == dict.fromkeys(
+        ["tokens", "targets", "segment_ids", "positions", "num_bytes"], (32,)
+    )
+    losses = names["runner"].message_hub.get_scalar("train/loss").data[0]
+    assert losses[-1] < losses[0] / 2
+    # The shortest document is complete after each prompt that begins it.
+    assert isinstance(tokenizer.decode(names["tokens"][0]), str)
+    assert names["sampled"].shape == (1, 16)
+
+
 def test_logging_page(run_page, monkeypatch):
     names = run_page("logging.md")
     assert names["line"].endswith("lr: 1.0000e-01  eta: 0:00:30  time: 0.0500  data_time: 0.0100  loss: 4.5000")

@@ -1,5 +1,6 @@
 """Documents packed into rows of one length, by grain."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,7 +40,8 @@ def pack(
       documents: int[N] arrays of tokens, or texts for the tokenizer, each with at least two tokens.
       length: number of tokens in a row.
       packing: 'concat' fills every row and divides documents; 'first_fit' keeps those of at most `length` whole, each
-        in the first of `open_rows` rows with enough room, and pads, with the target -1 (`ignore_index=-1`).
+        in the first of `open_rows` rows with enough room, cuts longer ones off, and pads, with the target -1
+        (`ignore_index=-1`).
       tokenizer: for texts, and for the number of bytes; it ends each document. None for tokens, one byte each.
       shuffle: whether each pass has another random order.
       seed: of the order.
@@ -64,7 +66,8 @@ def pack(
             raise ValueError(f"pack: documents must be int[N] with at least 2 tokens, got {tokens.dtype}{tokens.shape}")
         return {"tokens": tokens[:-1], "targets": tokens[1:]}
 
-    pairs = data.repeat().map(to_pairs).to_iter_dataset()
+    endless = data if len(data) >= sys.maxsize else data.repeat()  # grain repeats a dataset once
+    pairs = endless.map(to_pairs).to_iter_dataset()
     lengths = {"tokens": length, "targets": length}
     if packing == "concat":
         rows = experimental.ConcatThenSplitIterDataset(pairs, length_struct=lengths)

@@ -1,0 +1,109 @@
+"""Test tokenizers, packed rows with their positions on a resume, and the baseline for language models."""
+
+import grain
+import numpy as np
+import pytest
+
+from benchmarks.kneser_ney import bits_per_byte
+from jengine.contrib.language import ByteTokenizer, FileTokenizer, StandardLibrary, encode_all, pack
+
+TEXTS = ["hello world, hello again", "naïve ☃ snow", "hello", "a world again"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return FileTokenizer.train(TEXTS * 3, 280)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "trained", "file"])
+def test_text_survives_its_tokens_and_their_bytes_add_up(kind, tokenizer, tmp_path):
+    if kind == "file":
+        tokenizer.save(tmp_path / "tokenizer.json")
+    chosen = {
+        "bytes": ByteTokenizer,
+        "trained": lambda: tokenizer,
+        "file": lambda: FileTokenizer(tmp_path / "tokenizer.json"),
+    }
+    used = chosen[kind]()
+    for text in [*TEXTS, "never seen: Ω\n"]:
+        tokens = used.encode(text)
+        assert used.decode(tokens) == text
+        assert used.token_bytes()[tokens].sum() == len(text.encode())
+        assert tokens.max(initial=0) < used.vocab_size
+    assert used.token_bytes()[used.end_token] == 0
+
+
+def test_a_trained_tokenizer_merges_what_is_frequent(tokenizer):
+    assert len(tokenizer.encode("hello world")) < len("hello world") / 2
+    with pytest.raises(ValueError, match="`vocab_size` must be at least 257, got 100"):
+        FileTokenizer.train(TEXTS, 100)
+
+
+def test_a_file_without_the_end_token_is_refused(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    with pytest.raises(ValueError, match=r"`end_token` must be a token of .*tokenizer.json, got '</s>'"):
+        FileTokenizer(tmp_path / "tokenizer.json", end_token="</s>")
+
+
+def check_row(row, documents):
+    """Each segment is a part of a document with its next tokens, and positions that count up."""
+    for segment in set(row["segment_ids"]) - {0}:
+        chosen = row["segment_ids"] == segment
+        text = bytes(row["tokens"][chosen].tolist()).decode()
+        following = bytes(row["targets"][chosen].tolist()).decode()
+        assert any(text in document and following in document for document in documents)
+        assert text[1:] == following[:-1]
+        np.testing.assert_array_equal(np.diff(row["positions"][chosen]), 1)
+
+
+@pytest.mark.parametrize("packing", ["concat", "first_fit"])
+def test_rows_share_documents_and_resume_at_the_same_row(packing):
+    documents = ["abcdefgh", "ijk", "lmnop", "qrstuv", "wxyz", "ABCDEFGHIJ"]
+    tokens = [np.frombuffer(document.encode(), np.uint8) for document in documents]
+    rows = iter(pack(tokens, length=8, packing=packing, seed=3, open_rows=2))
+    first = [next(rows) for _ in range(4)]
+    state = rows.get_state()
+    expected = [next(rows) for _ in range(4)]
+    rows = iter(pack(tokens, length=8, packing=packing, seed=3, open_rows=2))
+    rows.set_state(state)
+    for got, want in zip([next(rows) for _ in range(4)], expected, strict=True):
+        assert {name: x.tolist() for name, x in got.items()} == {name: x.tolist() for name, x in want.items()}
+    for row in first + expected:
+        check_row(row, documents)
+        padding = row["segment_ids"] == 0
+        assert (row["targets"][padding] == -1).all()
+        assert (row["num_bytes"] == np.where(padding, 0, 1)).all()
+        assert packing == "first_fit" or not padding.any()
+
+
+def test_texts_are_mixed_by_weights_and_end_with_the_end_token():
+    sources = [grain.MapDataset.source([letter * 3] * 50).repeat() for letter in "ab"]
+    rows = iter(
+        pack(grain.MapDataset.mix(sources, weights=[3, 1]), length=40, tokenizer=ByteTokenizer(), shuffle=False)
+    )
+    tokens = np.concatenate([next(rows)["tokens"] for _ in range(10)])
+    assert np.isin(tokens, [ord("a"), ord("b")]).all()  # the end is a target only
+    assert (tokens == ord("a")).mean() == pytest.approx(0.75, abs=0.02)
+    assert encode_all(["ab", "c"], ByteTokenizer()).tolist() == [97, 98, 256, 99, 256]
+
+
+def test_the_splits_of_the_standard_library_have_no_file_in_common():
+    from jengine.contrib.language.datasets import read_standard_library
+
+    train, test = (set(read_standard_library(split)) for split in ("train", "test"))
+    assert len(train) > 10 * len(test) > 100
+    assert not train & test
+    windows = StandardLibrary(length=16, split="test")
+    np.testing.assert_array_equal(windows[3]["targets"][:-1], windows[3]["tokens"][1:])
+    assert set(windows.num_bytes) == {0, 1}  # 0 at the ends of files
+
+
+def test_kneser_ney_equals_a_calculation_by_hand():
+    # Bigrams of 0 1 0 1 0 2: (0,1) twice, (1,0) twice, (0,2) once; continuations: 0 after {1}, 1 after {0}, 2 after {0}.
+    train, test = np.array([0, 1, 0, 1, 0, 2]), np.array([0, 1])
+    discount_1, discount_2 = 1.0, 1 / (1 + 2 * 2)  # all three continuations are 1; of the bigrams one is 1, two are 2
+    unigram = (1 - discount_1 + 3 * discount_1 / 3) / 3  # of each token
+    bigram = (2 - discount_2) / 3 + discount_2 * 2 / 3 * unigram
+    unigrams = -np.log2(unigram)  # the first test token has no history
+    value = bits_per_byte(train, test, np.ones(2), order=2, vocab_size=3)
+    assert value == pytest.approx((unigrams - np.log2(bigram)) / 2)
