@@ -81,5 +81,5 @@ def test_norms_and_the_embedding_have_no_weight_decay(large):
 
 
 def test_an_unknown_size_is_refused():
-    with pytest.raises(ValueError, match=r"must be one of \('tiny', '1b'\), got '2b'"):
+    with pytest.raises(ValueError, match=r"must be one of \('tiny', 'python', '124m', '1b', '7b'\), got '2b'"):
         load_config(f"{CONFIG}:2b")
