@@ -113,15 +113,17 @@ class CausalAttention(nn.Module):
             positions = jnp.broadcast_to(jnp.arange(query.shape[1]), query.shape[:2])
         rows = jnp.arange(query.shape[0])[:, None]
         shape = (query.shape[0], length, *key.shape[2:])
-        stored = []
-        for name, new in (("cached_key", key), ("cached_value", value)):
+
+        def store(name: str, new: jax.Array) -> jax.Array:
             cache = self.variable("cache", name, jnp.zeros, shape, new.dtype)
             cache.value = constrain(cache.value.at[rows, positions].set(new), BATCH, None, "tensor")
-            stored.append(cache.value)
+            return cache.value
+
+        keys, values = store("cached_key", key), store("cached_value", value)
         # Entries after the position are padding of the prompt or still empty; later tokens overwrite them.
         distance = positions[:, :, None] - jnp.arange(length)
         mask = (distance >= 0) & (distance < (self.settings.window or length))
-        return jax.nn.dot_product_attention(query, *stored, mask=mask[:, None])
+        return jax.nn.dot_product_attention(query, keys, values, mask=mask[:, None])
 
 
 class MLP(nn.Module):
