@@ -14,6 +14,7 @@ import types
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from jengine import Runner
@@ -21,6 +22,8 @@ from jengine.cli.program_costs import measure_program
 from jengine.cli.topologies import parse_topology
 from jengine.config import resolve
 from jengine.errors import ArgumentError
+from jengine.model import attend
+from jengine.sharding import build_mesh
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
@@ -136,5 +139,24 @@ def run_until_reached(example: types.ModuleType) -> tuple[Any, ...]:
     raise ArgumentError(f"`main` of {example.__name__} must build a Runner, or call a step that donates its arguments")
 
 
+def compile_attention(chips: str) -> dict[str, int]:
+    """Count the calls of kernels in the gradients of attention on all chips, and the bytes of its buffers."""
+    topology = parse_topology(chips)
+    mesh = build_mesh(dict(data=1, fsdp=-1), topology.devices())
+    sharding = jax.NamedSharding(mesh, jax.P("fsdp"))
+    query, key = (
+        jax.ShapeDtypeStruct((topology.size, 2048, heads, 64), jnp.bfloat16, sharding=sharding) for heads in (8, 2)
+    )
+
+    def total(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return attend(query, key, value, window=512).astype(jnp.float32).sum()
+
+    compiled = jax.jit(jax.grad(total, (0, 1, 2))).lower(query, key, key).compile()
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    return {"kernels": text.count('custom_call_target="tpu_custom_call"'), "temporary": memory.temp_size_in_bytes}
+
+
 if __name__ == "__main__":
-    print(json.dumps(compile_step(*sys.argv[1:])))
+    result = compile_attention(sys.argv[2]) if sys.argv[1] == "attention" else compile_step(*sys.argv[1:])
+    print(json.dumps(result))

@@ -134,6 +134,28 @@ def test_the_step_of_every_example_with_a_loop_of_its_own_compiles_for_chips(nam
     assert gradients <= sizes.get("all-reduce", 0) <= 1.01 * gradients
 
 
+def test_attention_is_the_kernel_of_tpus_with_no_more_scores_than_its_tiles():
+    command = [sys.executable, str(EXAMPLE_PROGRAMS), "attention", "v5e:2x2"]
+    environment = {**os.environ, **parse_topology("v5e:2x2").environment}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    program = json.loads(result.stdout)
+    assert program["kernels"] == 3  # forward, and the gradients for queries and for keys and values
+    assert program["temporary"] < 8 * 2048 * 2048 * 2  # all scores of a chip
+
+
+def test_embedded_tokens_are_exchanged_and_not_the_embedding():
+    words, width, examples, length = 32768, 256, 32, 128
+    sizes = f"model.module.vocab_size={words}", f"model.module.width={width}", "parallel.fsdp_min_size=1024"
+    data = f"train_dataloader.batch_size={examples}", f"train_dataloader.dataset.length={length}"
+    mesh = dict(data=1, fsdp=4, tensor=1)
+    plan = _plan(f"{CONFIGS / 'lm.py'}:tiny", "v5e:2x2", *sizes, *data, mesh=mesh, training_only=True)
+    collectives = _collectives(plan["programs"]["update"])
+    assert collectives["all-to-all"]["size"] == 2 * examples // 4 * length * width * 2  # tokens of a chip and gradients
+    # The head is gathered in bfloat16, forward and backward; the embedding, as large, is not.
+    assert collectives["all-gather"]["size"] < 3 * words * width * 2
+
+
 @pytest.mark.parametrize("chips", CHIPS)
 def test_replicas_exchange_nothing_while_they_accumulate_and_each_gradient_once_in_the_update(network, chips):
     plan = _plan(network, chips, "optim_wrapper.accumulative_counts=2")
