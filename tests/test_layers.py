@@ -113,7 +113,7 @@ def test_importing_jengine_loads_no_heavy_library():
 
 def test_importing_the_runner_loads_no_optional_library():
     optional = (
-        "orbax.checkpoint", "grain", "tensorboard", "matplotlib", "sklearn", "wandb", "mlflow", "PIL", "torch",
+        "orbax.checkpoint", "grain", "tensorboard", "matplotlib", "sklearn", "wandb", "mlflow", "aim", "clearml", "comet_ml", "PIL", "torch",
         "tensorflow",
     )  # fmt: skip
     assert _loaded_after("import jengine; jengine.Runner", optional) == []

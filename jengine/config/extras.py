@@ -8,7 +8,7 @@ from jengine.errors import MissingPackageError
 from jengine.registry import find_registered, is_built_in
 
 # Modules of the extras that have another name
-_MODULES = {"draw": "PIL", "examples": "sklearn", "bleu": "sacrebleu", "sweep": "optuna"}
+_MODULES = {"draw": "PIL", "examples": "sklearn", "bleu": "sacrebleu", "sweep": "optuna", "comet": "comet_ml"}
 _SAFETENSORS = (".safetensors", ".safetensors.index.json")
 
 

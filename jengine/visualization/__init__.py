@@ -1,7 +1,10 @@
 """Visualizer, which sends scalars, images and the config to backends."""
 
+from jengine.visualization.aim import AimVisBackend as AimVisBackend
 from jengine.visualization.backend import BaseVisBackend as BaseVisBackend
 from jengine.visualization.canvas import Canvas as Canvas
+from jengine.visualization.clearml import ClearMLVisBackend as ClearMLVisBackend
+from jengine.visualization.comet import CometVisBackend as CometVisBackend
 from jengine.visualization.convert import Histogram as Histogram
 from jengine.visualization.files import CSVVisBackend as CSVVisBackend
 from jengine.visualization.files import LocalVisBackend as LocalVisBackend

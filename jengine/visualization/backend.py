@@ -112,6 +112,7 @@ class RunVisBackend(BaseVisBackend):
         super().__init__(save_dir)
         self._experiment: Any = None  # None while no run is open
         self._pending_texts: dict[str, str] = {}
+        self._run_id: str | None = None  # of the run on the server, which stays the same when it is opened again
 
     @property
     def experiment(self) -> Any:
@@ -144,6 +145,15 @@ class RunVisBackend(BaseVisBackend):
     def add_graph(self, graph: str) -> None:
         """Write the model description as text, together with the first value."""
         self._add_text(self.text_names[1], graph)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run id."""
+        return {} if self._run_id is None else {"run_id": self._run_id}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
+        """Continue the run in the checkpoint, unless a run is open."""
+        if "run_id" in state_dict and self._experiment is None:
+            self._run_id = state_dict["run_id"]
 
     def close(self) -> None:
         """End the run; the next write continues it."""

@@ -3,6 +3,7 @@
 import io
 import math
 import types
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,23 @@ def to_number(value: Any) -> float | None:
         return to_float(value)
     except (TypeError, ValueError):
         return None
+
+
+def to_numbers(scalars: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers among the values of one step, without the step itself.
+
+    >>> to_numbers({"loss": np.float32(0.5), "note": "text", "step": 3})
+    {'loss': 0.5}
+    """
+    numbers = {name: to_number(value) for name, value in scalars.items() if name != "step"}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def to_pixels(image: np.ndarray) -> np.ndarray:
+    """Return an image as most libraries expect it: a gray one as [H, W]; raise as `encode_png` for a wrong one."""
+    encode_png(image)
+    array = np.asarray(image)
+    return array[..., 0] if array.shape[-1] == 1 else array
 
 
 def array_to_list(value: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from jengine.errors import require_extra
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import RunVisBackend
-from jengine.visualization.convert import Histogram, encode_png, to_number
+from jengine.visualization.convert import Histogram, encode_png, to_numbers
 
 
 @VISBACKENDS.register_module()
@@ -54,7 +54,6 @@ class MLflowVisBackend(RunVisBackend):
         self._counts: collections.Counter[str] = collections.Counter()  # number of logged values by metric
         # Steps logged after the checkpoint, by metric; None in a run that was not resumed.
         self._logged_steps: dict[str, collections.Counter[int]] | None = None
-        self._run_id: str | None = None
 
     def _import_package(self) -> Any:
         with require_extra("mlflow", "MLflowVisBackend requires mlflow"):
@@ -103,8 +102,7 @@ class MLflowVisBackend(RunVisBackend):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)  # MLflow counts milliseconds
-        numbers = {name: to_number(value) for name, value in scalar_dict.items() if name != "step"}
-        metrics = [Metric(name, number, now, int(step)) for name, number in numbers.items() if number is not None]
+        metrics = [Metric(name, number, now, int(step)) for name, number in to_numbers(scalar_dict).items()]
         client.log_batch(self._run_id, metrics=[metric for metric in metrics if not self._is_logged(metric)])
         self._counts.update(metric.key for metric in metrics)
 

@@ -11,7 +11,7 @@ import numpy as np
 from jengine.errors import ConfigError, require_extra
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import RunVisBackend
-from jengine.visualization.convert import Histogram, array_to_list, encode_png
+from jengine.visualization.convert import Histogram, array_to_list, to_pixels
 
 _RUN_SELECTION = ("id", "resume", "resume_from", "fork_from")  # arguments of `wandb.init` that select a run
 
@@ -51,7 +51,6 @@ class WandbVisBackend(RunVisBackend):
                 raise ConfigError(f"`define_metric_cfg[{i}]` must have the key 'name', got {sorted(metric)}")
         self._metrics = [dict(metric) for metric in metrics]
         self._log_code_name = log_code_name
-        self._run_id: str | None = None
         self._num_entries = 0  # W&B's own counter
 
     def _import_package(self) -> types.ModuleType:
@@ -78,10 +77,7 @@ class WandbVisBackend(RunVisBackend):
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
         """Write `image`, uint8[H, W, C]."""
-        encode_png(image)  # raises for a wrong dtype or shape
-        array = np.asarray(image)
-        pixels = array[..., 0] if array.shape[-1] == 1 else array
-        self._log({name: self._import_package().Image(pixels)}, step)
+        self._log({name: self._import_package().Image(to_pixels(image))}, step)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
         """Write the histogram bins."""
