@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from jengine import checkpoint
+from jengine.storage import list_files, read_bytes
 from tests.distributed import train_script
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -46,13 +47,14 @@ def run(tmp_path):
     """Run the script as several processes and return the exit code and output of each."""
     processes = []
 
-    def start(count, *options, devices=1, own_options=None, work_dir="run"):
+    def start(count, *options, devices=1, own_options=None, work_dir="run", url=None):
         env, coordinator = environment(devices), address()
         for index in range(count):
             own = (own_options or {}).get(index, [])
             arguments = [f"count={count}", f"index={index}", f"address={coordinator}", f"save={tmp_path}"]
             out = open(tmp_path / f"{work_dir}_{index}.out", "w")  # noqa: SIM115
-            command = [sys.executable, train_script.__file__, str(tmp_path / work_dir), *arguments, *options, *own]
+            path = url or str(tmp_path / work_dir)
+            command = [sys.executable, train_script.__file__, path, *arguments, *options, *own]
             processes.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=ROOT))
         codes = [process.wait(PATIENCE) for process in processes[-count:]]
         return [(code, (tmp_path / f"{work_dir}_{index}.out").read_text()) for index, code in enumerate(codes)]
@@ -153,15 +155,15 @@ def test_a_process_that_is_killed_ends_the_others_within_the_heartbeat_timeout(r
 
 
 @pytest.mark.many_processes
-def test_a_run_that_moves_between_1_2_4_and_1_processes_has_the_losses_of_one(run, tmp_path):
+def test_a_run_in_a_bucket_that_moves_between_1_2_4_and_1_processes_has_the_losses_of_one(run, tmp_path, gs_bucket):
     """The global batch stays; the shares of the processes change, and on one they take several micro-batches."""
     train_script.main(tmp_path / "whole", "seed=3", "iters=12", "examples=30", "devices=1")  # 3 batches, 6 left over
-    expected = losses_of(tmp_path / "whole")
+    expected, url = losses_of(tmp_path / "whole"), f"{gs_bucket}/run"
     assert len(expected) == 12
     before = 0
     for iterations, count in ((2, 1), (5, 2), (7, 4), (12, 1)):  # within the first pass, the second and the third
         options = [*(["micro=2"] if count == 1 else []), "seed=3", f"iters={iterations}", "examples=30", "resume=yes"]
-        for code, output in run(count, *options):
+        for code, output in run(count, *options, url=url):
             assert code == 0, output
         if before:
             assert (
@@ -169,7 +171,7 @@ def test_a_run_that_moves_between_1_2_4_and_1_processes_has_the_losses_of_one(ru
                 f"of {count} data shards, instead of {8 // before} on {before}." in (tmp_path / "run_0.out").read_text()
             )
         before = count
-    np.testing.assert_allclose(losses_of(tmp_path / "run"), expected, rtol=1e-6)
+    np.testing.assert_allclose(losses_of(url), expected, rtol=1e-6)
 
 
 @pytest.mark.many_processes
@@ -190,7 +192,8 @@ def test_killed_processes_continue_from_their_copies_on_local_disks_with_the_sam
 
 
 def losses_of(work_dir):
-    lines = [json.loads(line) for path in work_dir.glob("*/vis_data/scalars.json") for line in path.open()]
+    (name,) = [name for name in list_files(work_dir) if name.endswith("vis_data/scalars.json")]
+    lines = map(json.loads, read_bytes(f"{work_dir}/{name}").decode().splitlines())
     return [line["loss"] for line in lines if "lr" in line]
 
 
