@@ -45,7 +45,9 @@ class LocalCheckpointHook(Hook):
     def before_train(self, runner: RunnerProtocol) -> None:
         """Find the copies that are there."""
         path = copies_path(self.directory, runner.run_id, runner.processes)
-        self._checkpointer = Checkpointer(path, runner.run_id, alone=True)
+        # The logs of the iterations up to a copy must not be lost either, if they are written to a bucket
+        files = dict(before_seal=runner.files.send) if runner.is_main_process else {}
+        self._checkpointer = Checkpointer(path, runner.run_id, alone=True, **files)
         self._is_announced = False
         iterations = sorted(int(name) for copy in list_checkpoints(path) if (name := copy.rpartition("_")[2]).isdigit())
         self._written = [f"iter_{iteration}" for iteration in iterations if iteration <= runner.iter]

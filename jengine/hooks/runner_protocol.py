@@ -78,6 +78,12 @@ class InterruptsProtocol(Protocol):
     profile_requested: bool  # by SIGUSR2
 
 
+class FilesProtocol(Protocol):
+    """Small files of a run: logs, scalars and reports."""
+
+    def send(self) -> None: ...  # those that have changed, if the work dir is a URL
+
+
 class RunnerProtocol(Progress, Protocol):
     """The run, as hooks see it.
 
@@ -106,6 +112,8 @@ class RunnerProtocol(Progress, Protocol):
     def cfg_text(self) -> str: ...  # the config; empty without one
     @property
     def is_main_process(self) -> bool: ...  # whether this process writes the logs
+    @property
+    def files(self) -> FilesProtocol: ...
     @property
     def processes(self) -> SingleProcess | Processes: ...  # those that train together
 

@@ -175,20 +175,25 @@ def test_a_run_in_a_bucket_that_moves_between_1_2_4_and_1_processes_has_the_loss
 
 
 @pytest.mark.many_processes
-def test_killed_processes_continue_from_their_copies_on_local_disks_with_the_same_bits(run, tmp_path):
+def test_killed_processes_continue_from_their_copies_on_local_disks_with_the_same_bits(
+    run, tmp_path, gs_bucket, monkeypatch
+):
+    monkeypatch.setenv("JENGINE_LEASE_SECONDS", "5")  # which the killed run has
     options = ["seed=3", "iters=40", "every=500h", "fsdp=yes"]
     for code, output in run(2, *options, work_dir="whole"):
         assert code == 0, output
     expected = checkpoint.load(tmp_path / "whole").state
+    url = f"{gs_bucket}/run"
     options.append(f"local={tmp_path}/disk")
-    run(2, *options, "action=kill", "process=1", "iteration=23")
-    assert checkpoint.find_latest(tmp_path / "run") is None
+    run(2, *options, "action=kill", "process=-1", "iteration=23", url=url)
+    assert checkpoint.find_latest(url) is None
     for index in (0, 1):
         assert (next(tmp_path.glob(f"disk/*/process_{index}_of_2")) / "iter_15").is_dir()
-    for code, output in run(2, *options, "resume=yes"):
+    for code, output in run(2, *options, "resume=yes", url=url):
         assert code == 0, output
     assert re.search(r"Resumed from .*/process_0_of_2/iter_(15|20)", (tmp_path / "run_0.out").read_text())
-    jax.tree.map(np.testing.assert_array_equal, checkpoint.load(tmp_path / "run").state, expected)
+    jax.tree.map(np.testing.assert_array_equal, checkpoint.load(url).state, expected)
+    assert losses_of(url) == losses_of(tmp_path / "whole")  # no line lost, although none had been sent before the copy
 
 
 def losses_of(work_dir):

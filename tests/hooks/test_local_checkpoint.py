@@ -1,3 +1,4 @@
+import json
 import shutil
 
 import jax
@@ -9,6 +10,7 @@ from jengine.checkpoint.local_copies import POINTER, replace_unfit_copy
 from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
 from jengine.hooks import Hook, LocalCheckpointHook
+from jengine.storage import list_files, read_bytes
 from tests.runner.conftest import make_runner as make_runner
 
 
@@ -27,16 +29,16 @@ class FailAt(Hook):
 def train(make_runner, tmp_path):
     """Return a function that trains 16 iterations with a checkpoint each 6 and a local copy each 2, and its Runner."""
 
-    def train(fail_at=None, resume=False, local="2", save=6, work_dir="run", **changes):
+    def train(fail_at=None, resume=False, local="2", save=6, work_dir="run", logger=None, **changes):
         hooks = [FailAt(fail_at)] if fail_at is not None else []
         if local:
             interval = int(local) if local.isdigit() else local
             hooks.append(dict(type="LocalCheckpointHook", directory=str(tmp_path / "local"), interval=interval))
         runner = make_runner(
-            work_dir=tmp_path / work_dir,
+            work_dir=work_dir if "://" in work_dir else tmp_path / work_dir,
             train_cfg=dict(max_epochs=4),
             default_hooks=dict(
-                logger=None, checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=save, max_keep_ckpts=2)
+                logger=logger, checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=save, max_keep_ckpts=2)
             ),
             custom_hooks=hooks,
             resume=resume,
@@ -126,3 +128,15 @@ def test_copies_with_other_shards_give_way_to_the_checkpoint(train, tmp_path):
     assert found == str(tmp_path / "run" / "iter_16")
     with pytest.raises(ConfigError, match="`parallel` must be that of the local copies, because .* has no checkpoint"):
         replace_unfit_copy(tmp_path / "empty", path, runner.state, SingleProcess())
+
+
+def test_a_run_in_a_bucket_continues_from_a_copy_without_losing_a_line(train, tmp_path, gs_bucket, caplog):
+    expected = train(local="", work_dir="whole", logger=dict(type="LoggerHook", interval=1))
+    settings = dict(work_dir=f"{gs_bucket}/run", save=-1, logger=dict(type="LoggerHook", interval=1))
+    train(fail_at=11, **settings)
+    again = train(resume=True, **settings)
+    assert "process_0_of_1/iter_10: epoch" in caplog.text
+    jax.tree.map(np.testing.assert_array_equal, again.state, expected.state)
+    (name,) = [name for name in list_files(f"{gs_bucket}/run") if name.endswith("scalars.json")]
+    lines = [json.loads(line) for line in read_bytes(f"{gs_bucket}/run/{name}").decode().splitlines()]
+    assert [line["step"] for line in lines if "lr" in line] == list(range(1, 17))
