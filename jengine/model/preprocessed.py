@@ -21,7 +21,7 @@ class PreprocessedModel(ModelWrapper):
     functions all need, such as the normalization of images.
 
     >>> from jengine.model import FunctionalModel
-    >>> inner = FunctionalModel(dict, loss=len, predict=lambda params, batch: batch["x"])
+    >>> inner = FunctionalModel(dict, lambda params, batch: 0.0, lambda params, batch: batch["x"])
     >>> PreprocessedModel(inner, steps=[lambda batch: {"x": batch["x"] / 2}]).predict({}, {}, {"x": 3.0})
     1.5
 
