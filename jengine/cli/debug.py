@@ -175,7 +175,7 @@ def _list_scalars(runner: Any, name: str) -> str:
     histories = runner.message_hub.log_scalars
     found = {key: each for key, each in histories.items() if key.startswith("train/") and key.split("/")[-1] == name}
     return "; ".join(
-        f"{key.removeprefix('train/')} {', '.join(f'{value:.4g}' for value in each.data[0][-_STEPS:])}"
+        f"{key.removeprefix('train/')} {', '.join(f'{value:.4g}' for value in each.data[0][:_STEPS])}"
         for key, each in found.items()
     )
 

@@ -30,6 +30,13 @@ class _Wrapper:
     metainfo: dict[str, Any]
     _epoch = 0
 
+    @property
+    def dataset(self) -> Any:
+        """The inner dataset, if there is one: the way to its `pipeline`, which hooks change."""
+        if len(self.datasets) != 1:
+            raise AttributeError(f"{type(self).__name__} has {len(self.datasets)} datasets: see `datasets`")
+        return self.datasets[0]
+
     def _locate(self, idx: int) -> tuple[int, int, int]:
         """Return the dataset, the index in it, and the epoch, which varies the random numbers of a repeated sample."""
         raise NotImplementedError

@@ -19,6 +19,7 @@ from jengine.data import (
     TransformedDataset,
     build_dataloader,
 )
+from jengine.hooks.switch_recipe import set_pipeline
 from jengine.registry import DATASETS
 
 RECORDS = [dict(img_path=f"{i}.jpg", height=i, cat=i % 3) for i in range(6)]
@@ -218,3 +219,15 @@ def test_a_loader_resumes_within_a_mixture_of_configs():
     again = build_dataloader(dict(batch_size=4, dataset=dataset), train=True, seed=1)
     again.set_epoch(1, start=3)
     assert [batch["x"].tolist() for batch in again] == batches[3:]
+    copied = pickle.loads(pickle.dumps(whole.dataset.at_epoch(1)))  # for worker processes
+    assert [copied[i]["x"] for i in range(20)] == [whole.dataset.at_epoch(1)[i]["x"] for i in range(20)]
+
+
+def test_hooks_reach_the_pipeline_within_a_wrapper(annotations):
+    inner = Pictures(**annotations, pipeline=[lambda record: record["height"]])
+    loader = DataLoader(RepeatDataset(inner, times=2), batch_size=12, drop_last=True)
+    assert next(iter(loader)).tolist() == [*range(6)] * 2
+    set_pipeline(loader, Compose([lambda record: 10 * record["height"]]))
+    assert next(iter(loader)).tolist() == [*range(0, 60, 10)] * 2
+    with pytest.raises(AttributeError, match="ConcatDataset has 2 datasets: see `datasets`"):
+        _ = ConcatDataset([inner, inner]).dataset
