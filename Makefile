@@ -46,7 +46,7 @@ configs: $(VENV)/.installed
 
 # Trains with three and four processes, sweeps, and kills one of two or three at 20 random moments; `make test` trains with two.
 processes: $(VENV)/.installed
-	$(PYTEST) --dist load -m many_processes tests/crash tests/distributed tests/sweeps
+	$(PYTEST) --dist load -m many_processes tests/crash tests/distributed tests/sweeps tests/examples
 
 # The tests with PyTorch, TensorFlow, Hugging Face datasets, Haiku and Equinox as well, and those of ports of public
 # training scripts, in an environment of their own; `make test` skips them. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.

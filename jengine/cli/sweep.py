@@ -29,9 +29,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         command = shlex.join(["jengine", *args.argv])
         print(f"jengine: interrupted: {error}; to continue: {command}", file=sys.stderr)
         return 130
-    from jengine.cli.table_format import format_cells
-
-    print(format_cells(*table.cells(group=args.seeds > 1)))
+    print(table.format(group=args.seeds > 1))
     print(f"all runs: jengine table {relative(directory)}")
     failed = [row for row in table.rows if row.status == "failed"]
     for row in failed:

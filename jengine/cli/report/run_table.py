@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import math
 import os
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,21 @@ class RunRow:
     hyperparams: Mapping[str, Any]
     best: Mapping[str, float]
     final: Mapping[str, float]
+
+    def best_checkpoint(self, metric: str | None = None) -> str:
+        """Return the best checkpoint in the work dir, of a metric if `save_best` has several.
+
+        Raises:
+          FileNotFoundError: there is none, or more than one.
+        """
+        name = "*" if metric is None else f"{metric.replace('/', '_')}_*"
+        found = sorted(map(str, pathlib.Path(self.work_dir).glob(f"best_{name}")))
+        if len(found) != 1:
+            raise FileNotFoundError(
+                f"{self.work_dir} must have one checkpoint best_{name}, as `save_best` of the CheckpointHook makes it, "
+                f"got {', '.join(map(os.path.basename, found)) or 'none'}"
+            )
+        return found[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +162,10 @@ class RunTable:
             rows.append([*values, *metrics, *last])
         return headings, rows
 
+    def format(self, style: str = "text", group: bool = False) -> str:
+        """Return the table as 'text', 'csv', 'markdown' or 'latex', with one row for each run, or for each group."""
+        return format_cells(*self.cells(group), style)
+
     def _check_metric(self, metric: str | None) -> str:
         known = [name for name in self.metrics if name in self.rules]
         if metric is None and known:
@@ -159,11 +179,11 @@ class RunTable:
         )
 
     def __str__(self) -> str:
-        return format_cells(*self.cells(), style="text")
+        return self.format()
 
     def _repr_markdown_(self) -> str:
         """Return the table as Jupyter shows it."""
-        return format_cells(*self.cells(), style="markdown")
+        return self.format("markdown")
 
 
 def read_table(work_dirs: Iterable[str | os.PathLike[str]]) -> RunTable:
