@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from jengine.logging.notebook import in_notebook
 from jengine.sweeps.trials import DONE, Trial
 
 _FINISHED_ROWS = 5  # the newest ones; the table of all is printed at the end
@@ -69,14 +70,14 @@ class LiveTable:
     """
 
     def __init__(self, name: str, metric: str, total: int, interval: float = 1.0) -> None:
-        self._console = Console()
+        self._console = Console(force_jupyter=False)  # lines of text in a notebook too
         self._name, self._metric, self._total, self._interval = name, metric, total, interval
         self._readers: dict[pathlib.Path, RunProgress] = {}
         self._trials: Sequence[Trial] = ()
         self._due = 0.0
         self._start = time.monotonic()
-        is_terminal = self._console.is_terminal and not self._console.is_jupyter  # which would need ipywidgets
-        self._live = Live(console=self._console, auto_refresh=False, transient=True) if is_terminal else None
+        live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live = live if self._console.is_terminal and not in_notebook() else None
 
     def __enter__(self) -> "LiveTable":
         if self._live is not None:

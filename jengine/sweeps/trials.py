@@ -53,8 +53,9 @@ class Trial:
     def command(self, config: str, overrides: Iterable[str]) -> list[str]:
         """Return the command that trains this run, or continues it."""
         own = [f"--config.{format_override(path, value)}" for path, value in self.setting.items()]
-        run = [sys.executable, "-m", "jengine", "train", config, "--work-dir", str(self.work_dir), "--resume"]
-        return [*run, *(f"--config.{text.removeprefix('--config.')}" for text in overrides), *own]
+        run = [sys.executable, "-m", "jengine", "train", config, "--work-dir", str(self.work_dir)]
+        shared = [f"--config.{text.removeprefix('--config.')}" for text in overrides]
+        return [*run, *shared, *own, "--resume"]  # last: it would take a value with a space for a path
 
     def write(self, study: Mapping[str, Any] | None = None) -> None:
         """Write the record, which `jengine table` and the pruning hook read."""

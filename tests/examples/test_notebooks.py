@@ -1,5 +1,6 @@
 """Run each notebook in a kernel of its own, without a browser, as Jupyter and Colab do with one."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -11,10 +12,15 @@ ROOT = pathlib.Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 
-def run(name, directory):
-    """Run a notebook in `directory`; return what it prints, its other outputs, and the results of its cells."""
+def run(name, directory, replace=()):
+    """Run a notebook in `directory`; return what it prints, its other outputs, and the results of its cells.
+
+    `replace` are pairs of an old and a new text in its cells.
+    """
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     notebook = nbformat.read(ROOT / "examples" / "notebooks" / f"{name}.ipynb", as_version=4)
+    for (old, new), cell in itertools.product(replace, notebook.cells):
+        cell.source = cell.source.replace(old, new)
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]  # a notebook sets it
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": " ".join(flags)}
     client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": directory}})
@@ -26,7 +32,7 @@ def run(name, directory):
 
 
 def test_every_notebook_is_tested_and_stored_without_outputs():
-    assert [path.stem for path in NOTEBOOKS] == ["first_run", "many_devices", "own_parts"]
+    assert [path.stem for path in NOTEBOOKS] == ["experiment", "first_run", "many_devices", "own_parts"]
     for path in NOTEBOOKS:
         cells = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
         assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
@@ -74,3 +80,15 @@ def test_many_devices_give_the_results_of_one(tmp_path):
     assert "whole: (64, 256) on each device: (64, 64)" in text
     assert "iterations: 40 updates: 10" in text
     assert "devices of the parameters: 8" in text
+
+
+@pytest.mark.many_processes
+def test_an_experiment_sweeps_and_exports_the_best_model(tmp_path):
+    pytest.importorskip("sklearn")
+    tiny = [("ITERATIONS, RATES, SEEDS = 150, [1e-3, 3e-3, 1e-2], 2", "ITERATIONS, RATES, SEEDS = 20, [1e-3, 1e-2], 1")]
+    text, _, results = run("experiment", tmp_path, replace=[*tiny, ("width=32, depth=2", "width=8, depth=1")])
+    assert len(re.findall(r"^\[[12]/2\] lr=.*: finished after", text, flags=re.M)) == 2
+    assert results[0]["text/markdown"].startswith("| lr | best accuracy/top1 |")
+    assert re.search(r"lr .* seed 0: accuracy 0\.\d+", text)
+    assert results[1]["text/plain"] == "(ShapedArray(float32[batch,8,8,1]),)"
+    assert (tmp_path / "best.jax_export").exists()

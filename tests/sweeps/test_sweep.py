@@ -6,6 +6,7 @@ import pytest
 
 import jengine
 from jengine.cli import main
+from jengine.cli.parser import build_parser
 from jengine.errors import ConfigError
 from jengine.sweeps.trials import make_trials, read_record
 
@@ -104,6 +105,25 @@ def test_submitit_runs_the_jobs(tmp_path):
         launcher_options=options,
     )  # fmt: skip
     assert {row.hyperparams["custom_hooks[0].at"]: row.status for row in table.rows} == {1: "failed", 8: "finished"}
+
+
+@pytest.mark.foreign
+@pytest.mark.many_processes
+def test_ray_runs_the_tasks(tmp_path):
+    pytest.importorskip("ray")
+    options = {"num_cpus": 1}
+    table = jengine.sweep(CONFIG, grid={"lr": [0.1]}, work_dir=tmp_path, launcher="ray", launcher_options=options)
+    assert [row.status for row in table.rows] == ["finished"]
+
+
+def test_the_command_of_a_run_sets_all_values_and_resumes(tmp_path):
+    (trial,) = make_trials(tmp_path, [{"model.widths": (8, 16), "model.act": "gelu"}])
+    command = trial.command("cfg.py", ["train_cfg={'max_epochs': 2, 'val_interval': 1}"])
+    args, overrides = build_parser().parse_known_args(command[command.index("train") :])
+    assert (args.config, args.work_dir, args.resume) == ("cfg.py", str(trial.work_dir), True)
+    assert overrides == [
+        "--config.train_cfg={'max_epochs': 2, 'val_interval': 1}", "--config.model.widths=(8, 16)", "--config.model.act='gelu'",
+    ]  # fmt: skip
 
 
 def test_names_of_work_dirs_are_short_readable_and_distinct(tmp_path):
