@@ -1,9 +1,11 @@
 """Local copies of files at URLs, for code that requires a local file: memory maps, imports, archives."""
 
+import atexit
 import functools
 import hashlib
 import os
 import pathlib
+import shutil
 import tempfile
 import uuid
 from collections.abc import Mapping
@@ -53,13 +55,10 @@ def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
 
 @functools.cache
 def temporary_copies() -> pathlib.Path:
-    """Return a directory for files that change or belong together, which ends with the process."""
-    import atexit
-    import shutil
-
-    directory = tempfile.mkdtemp(prefix="jengine-")
+    """Return a directory, not made yet, for files that change or belong together; it ends with the process."""
+    directory = pathlib.Path(tempfile.gettempdir(), f"jengine-{uuid.uuid4().hex}")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return pathlib.Path(directory)
+    return directory
 
 
 def apply_backend_args(name: str, path: str | None, backend_args: Mapping[str, Any] | None) -> str | None:

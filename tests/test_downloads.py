@@ -4,7 +4,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from jengine.config import load_config
+from jengine.config import format_config, load_config, resolve
 from jengine.data import BaseDataset, TokenWindows
 from jengine.downloads import apply_backend_args, local_copy
 from jengine.errors import ConfigError
@@ -79,6 +79,19 @@ def test_a_config_is_loaded_with_the_modules_and_base_files_next_to_it(bucket):
     assert load_config(f"{bucket}/configs/nets/digits.py").work_dir == "new"
     with pytest.raises(FileNotFoundError, match=f"the config file '{bucket}/configs/missing.py' does not exist"):
         load_config(f"{bucket}/configs/missing.py")
+
+
+def test_a_config_that_a_run_wrote_finds_the_modules_at_their_url(bucket, tmp_path):
+    write_bytes(f"{bucket}/configs/url_net.py", b"class Net:\n    pass\n")
+    source = "def get_config():\n    return dict(model=dict(type='url_net.Net'))\n"
+    write_bytes(f"{bucket}/configs/uses_net.py", source.encode())
+    cfg = resolve(load_config(f"{bucket}/configs/uses_net.py"))
+    for path in (f"{bucket}/run/config.py", tmp_path / "config.py"):
+        text, problems = format_config(cfg, path)
+        assert f"CONFIG_MODULES = {{'{bucket}/configs': ['url_net']}}" in " ".join(text.split()).replace("{ ", "{")
+        assert problems == []
+        write_bytes(path, text.encode())
+        assert load_config(path).model.type == "url_net.Net"
 
 
 def test_predictions_are_written_to_a_url(bucket, cache_dir):

@@ -22,9 +22,11 @@ from jengine.annotations import parameters_of, takes_functions
 from jengine.config.containers import Config
 from jengine.config.load import MODULE_PREFIX
 from jengine.config.modules import find_directory, find_script_directory
+from jengine.config.remote import find_origin
 from jengine.config.resolve import resolve
 from jengine.errors import ConfigError
 from jengine.registry import find_registered, is_built_in
+from jengine.storage import is_url
 
 _WIDTH = 100
 _SCRIPTS = ("__main__", "__mp_main__")
@@ -62,8 +64,8 @@ def format_config(cfg: Config, path: str | os.PathLike[str] | None = None) -> tu
     literal = writer.literal(resolve(cfg), indent=4, path="")
     modules = {}
     for directory, names in sorted(writer.modules.items()):
-        key = directory
-        if directory and path is not None:
+        key = find_origin(directory) or directory  # a URL or an absolute path
+        if directory and key == directory and path is not None and not is_url(path):
             key = pathlib.Path(os.path.relpath(directory, os.path.realpath(pathlib.Path(path).parent))).as_posix()
         modules[key] = sorted(names)
     listed = _MODULES.format(_Writer().literal(modules, indent=0, path="")) if modules else ""

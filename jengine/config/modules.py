@@ -18,7 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.config import foreign
+from jengine.config.remote import fetch_modules
 from jengine.errors import ConfigError, UnknownNameError, did_you_mean
+from jengine.storage import is_url
 
 # The modules imported from each directory with configs, the directory used last at the end: two directories may each
 # have a `base.py`, and a module that registers classes must not run twice.
@@ -108,7 +110,7 @@ def import_attribute(path: str) -> Any:
 def import_listed(listed: Mapping[str, Sequence[str]], file: pathlib.Path) -> None:
     """Import the modules that the config file lists by directory as `CONFIG_MODULES`; '' for those on `sys.path`.
 
-    A directory is relative to the file or to a directory above it, so a copy in a subdirectory works too.
+    A directory is relative to the file or to a directory above it, so a copy in a subdirectory works too; or a URL.
 
     Raises:
       ConfigError: not in that form, or there is no such directory with these modules.
@@ -125,6 +127,8 @@ def import_listed(listed: Mapping[str, Sequence[str]], file: pathlib.Path) -> No
 
 
 def _find_listed(key: str, names: Sequence[str], file: pathlib.Path) -> pathlib.Path:
+    if is_url(key):
+        return fetch_modules(key)
     for parent in file.parents:
         directory = pathlib.Path(os.path.normpath(parent / key))
         if all(_contains(directory, name.partition(".")[0]) for name in names):

@@ -7,6 +7,7 @@ import re
 from jengine.downloads import temporary_copies
 from jengine.storage import get_filesystem
 
+_DIRECTORY = "configs"  # of temporary copies
 _SCHEME = re.compile(r"([^:/]+)://(.+)")
 
 
@@ -18,27 +19,42 @@ def fetch_config(url: str) -> pathlib.Path:
     Raises:
       FileNotFoundError: there is no such file.
     """
-    match = _SCHEME.fullmatch(url)
-    assert match is not None  # the caller has checked that it is a URL
-    path = pathlib.Path(os.path.normpath(temporary_copies() / "configs" / match[1] / match[2]))
     directory, _, name = url.rpartition("/")
-    store = get_filesystem(url)
-    try:
-        found = {str(entry).rstrip("/").rpartition("/")[2] for entry in store.ls(directory, detail=False)}
-    except (FileNotFoundError, NotImplementedError):  # a web server may not list files
-        found = set()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for other in sorted({name, *(other for other in found if other.endswith(".py"))}):
+    path = fetch_modules(directory) / name
+    if not path.exists():  # a web server may not list its files
         try:
-            store.get_file(f"{directory}/{other}", str(path.with_name(other)))
+            get_filesystem(url).get_file(url, str(path))
         except FileNotFoundError:
             raise FileNotFoundError(f"the config file {url!r} does not exist") from None
     return path
 
 
+def fetch_modules(url: str) -> pathlib.Path:
+    """Copy the Python files directly at a URL, and return the local directory."""
+    match = _SCHEME.fullmatch(url)
+    assert match is not None  # the caller has checked that it is a URL
+    directory = pathlib.Path(os.path.normpath(temporary_copies() / _DIRECTORY / match[1] / match[2]))
+    directory.mkdir(parents=True, exist_ok=True)
+    store = get_filesystem(url)
+    try:
+        found = sorted(str(entry).rpartition("/")[2] for entry in store.ls(url, detail=False))
+    except (FileNotFoundError, NotImplementedError):
+        return directory
+    for name in (name for name in found if name.endswith(".py")):
+        store.get_file(f"{url}/{name}", str(directory / name))
+    return directory
+
+
 def fetch_base(file: pathlib.Path) -> None:
     """Fetch a base file, by the path that it would have next to the copy of a config, if it is missing."""
-    root = temporary_copies() / "configs"
-    if file.is_relative_to(root) and not file.exists():
-        scheme, *parts = file.relative_to(root).parts
-        fetch_config(f"{scheme}://{'/'.join(parts)}")
+    if not file.exists() and (directory := find_origin(file.parent)) is not None:
+        fetch_config(f"{directory}/{file.name}")
+
+
+def find_origin(directory: str | os.PathLike[str]) -> str | None:
+    """Return the URL that a local directory is a copy of; None for others."""
+    root = temporary_copies() / _DIRECTORY
+    if not pathlib.Path(directory).is_relative_to(root):
+        return None
+    scheme, *parts = pathlib.Path(directory).relative_to(root).parts
+    return f"{scheme}://{'/'.join(parts)}"

@@ -128,7 +128,8 @@ class ProfilerHook(Hook):
         jax.profiler.stop_trace()
         path, self._path = self._path, None
         assert path is not None
-        runner.logger.info(f"ProfilerHook: wrote the trace {path}; to view it: {view_command(path)}")
+        target = path.replace(runner.log_dir, os.path.join(runner.work_dir, runner.timestamp))  # where it will be sent
+        runner.logger.info(f"ProfilerHook: wrote the trace {target}; to view it: {view_command(target)}")
         if self.json_trace_path is not None and runner.is_main_process:
             _write_json_trace(path, self.json_trace_path)
         if self._on_ready is not None:
