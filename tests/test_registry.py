@@ -1,3 +1,4 @@
+import functools
 import subprocess
 import sys
 import types
@@ -250,3 +251,14 @@ def test_a_built_object_is_validated_once(tools, by_function):
     assert seen == [3]
     with pytest.raises(ArgumentError, match="length. must be an integer of at least 1, got 0"):
         tools.build(dict(type="Rope", length=0))
+
+
+def test_a_partial_is_registered_under_the_name_of_its_function_or_another(tools):
+    with pytest.raises(KeyError, match="'Hammer' is already registered"):
+        tools.register_module(module=functools.partial(Hammer, weight=3))
+    light = functools.partial(Hammer, weight=1)
+    assert tools.register_module("Light", module=light) is light
+    assert tools.build(dict(type="Light")).weight == 1
+    assert tools.build(dict(type="Light", handle="oak")).handle == "oak"
+    with pytest.raises(TypeError, match="Hammer has no argument 'handel'; did you mean 'handle'"):
+        tools.build(dict(type="Light", handel="oak"))

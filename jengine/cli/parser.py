@@ -131,6 +131,8 @@ def _add_sweep(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 def _add_config_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     _add(commands, "config", "commands.config", "print the resolved config", common)
+    diff = _add(commands, "diff", "diff.run", "print the values that differ between two configs", common)
+    diff.add_argument("other", metavar="OTHER", help="a config file, a work dir or a checkpoint, as CONFIG may be")
     _add(commands, "groups", "commands.groups", "print the table of parameter groups", common)
     schedule = _add(commands, "schedule", "schedule.run", "draw the schedules over the whole run", common)
     schedule.add_argument("--png", metavar="FILE", help="save a PNG file instead of drawing in the terminal")

@@ -10,8 +10,26 @@ from typing import Any, TypeAlias, TypeGuard
 
 from ml_collections import ConfigDict, FieldReference
 
+from jengine.errors import did_you_mean
+
 Config: TypeAlias = dict[Any, Any] | ConfigDict  # one level, with further ones in it
 Key = str | int  # an int in a config that is not for jengine
+
+
+class AttributeDict(dict[str, Any]):
+    """Dict whose keys are also attributes: a level in a list, which a ConfigDict cannot hold.
+
+    >>> AttributeDict(interval=5).interval
+    5
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"the config has no key {name!r}{did_you_mean(name, self)}")
+        return self[name]
+
+    __setattr__ = dict.__setitem__
+    __delattr__ = dict.__delitem__
 
 
 def is_mapping(value: Any) -> TypeGuard[Config]:
@@ -39,8 +57,17 @@ def to_config_dict(mapping: Config, memo: dict[int, Any] | None = None) -> Confi
     if isinstance(mapping, ConfigDict):  # a ConfigDict that is used twice stays one object; a plain dict becomes two
         memo[id(mapping)] = result
     for key, value in iter_items(mapping):
-        result[key] = to_config_dict(value, memo) if is_mapping(value) else copy_containers(value, memo)
+        result[key] = (
+            to_config_dict(value, memo) if is_mapping(value) else _add_attributes(copy_containers(value, memo))
+        )
     return result
+
+
+def _add_attributes(value: Any) -> Any:
+    """Return `value` with the keys of dicts in lists also as attributes."""
+    if isinstance(value, dict):
+        return AttributeDict({key: _add_attributes(item) for key, item in value.items()})
+    return type(value)(map(_add_attributes, value)) if type(value) in (list, tuple) else value
 
 
 def copy_containers(value: Any, memo: dict[int, Any] | None = None) -> Any:

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import functools
 import importlib
+import json
 import math
 import operator
 import os
@@ -20,6 +21,7 @@ import numpy as np
 
 from jengine.annotations import parameters_of, takes_functions
 from jengine.config.containers import Config
+from jengine.config.flat import DATA_SUFFIXES
 from jengine.config.load import MODULE_PREFIX
 from jengine.config.modules import find_directory, find_script_directory
 from jengine.config.remote import find_origin
@@ -34,7 +36,7 @@ _NO_PATH = (MODULE_PREFIX, *_SCRIPTS)  # beginnings of module names that cannot 
 
 
 def dump_config(cfg: Config, path: str | os.PathLike[str] | None = None) -> str:
-    """Return the text of a Python file whose `get_config()` returns the config.
+    """Return the text of a Python file whose `get_config()` returns the config; or of a JSON or YAML file.
 
     `load_config` reads an equal config from it, and imports the modules that define the user's classes. Classes and
     functions are written as dotted import paths, which every registry resolves. A value that cannot be written (an
@@ -42,7 +44,8 @@ def dump_config(cfg: Config, path: str | os.PathLike[str] | None = None) -> str:
 
     Args:
       cfg: a dict or a ConfigDict.
-      path: the file that will have the text, to which module directories are relative; absolute by default.
+      path: the file that will have the text, to which module directories are relative; absolute by default. The
+        suffix chooses JSON (`.json`) or YAML (`.yaml`, `.yml`), in which tuples are lists.
 
     >>> print(dump_config({"train_cfg": {"max_epochs": 3}}))
     \"\"\"The resolved config of a run.\"\"\"
@@ -55,7 +58,16 @@ def dump_config(cfg: Config, path: str | os.PathLike[str] | None = None) -> str:
     text, problems = format_config(cfg, path)
     for problem in problems:
         warnings.warn(f"{problem}; wrote its repr", stacklevel=2)
-    return text
+    suffix = pathlib.Path(path or "").suffix
+    if suffix not in DATA_SUFFIXES:
+        return text
+    modules = parse_modules(text)
+    plain = ({"CONFIG_MODULES": modules} if modules else {}) | parse_config(text)
+    if suffix == ".json":
+        return json.dumps(plain, indent=2) + "\n"
+    import yaml
+
+    return yaml.safe_dump(plain, sort_keys=False)
 
 
 def format_config(cfg: Config, path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import json
 import logging
 import operator
 import os
@@ -14,12 +15,14 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jengine.config.containers import AttributeDict
 from jengine.config.merge import merge_into
 from jengine.config.mmengine_keys import SECTIONS, WITHOUT_EFFECT
 from jengine.config.remote import fetch_base
 from jengine.config.resolve import resolve
 from jengine.errors import ConfigError, did_you_mean
 
+DATA_SUFFIXES = (".json", ".yaml", ".yml")
 _MISSPELLED = 0.8  # the least similarity of a misspelled section to its name
 _LOGGER = logging.getLogger("jengine")
 _FILE_VARIABLE = re.compile(r"\{\{\s*(fileDirname|fileBasenameNoExtension|fileBasename|fileExtname)\s*\}\}")
@@ -29,16 +32,8 @@ _BASE_VARIABLE = re.compile(r"\{\{\s*_base_\.([\w.]+)\s*\}\}")
 _NAMED_ONLY = re.compile(r"(mm\w+|torch|torchvision)(\.|$)")
 
 
-class Level(dict[str, Any]):
-    """Config level whose keys are also attributes, as in `_base_.optim_wrapper.optimizer.lr`."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            raise AttributeError(f"the config has no key {name!r}{did_you_mean(name, self)}")
-        return self[name]
-
-    __setattr__ = dict.__setitem__
-    __delattr__ = dict.__delitem__
+class Level(AttributeDict):
+    """Config level in a flat file, which merges instead of replacing."""
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         """Merge further keys into this level, by the inheritance rules; MMEngine also calls it `merge`."""
@@ -105,16 +100,12 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
     """
     if file in heirs:
         raise ConfigError(f"a config file must not inherit from itself, got {' -> '.join(map(str, [*heirs, file]))}")
+    if file.suffix in DATA_SUFFIXES:
+        return _load_data(file, module, heirs)
     tree = ast.parse(_substitute(file.read_text(encoding="utf-8"), file), str(file))
     result = FlatConfig()
     _pop_named_only(tree, module)  # first: these packages may not be installed
-    for base in _pop_bases(tree, file):
-        inherited = _load_base(base, [*heirs, file])
-        if duplicates := sorted(inherited.values.keys() & result.values.keys()):
-            raise ConfigError(
-                f"the files in `_base_` of {str(file)!r} must have different keys, got {duplicates} twice"
-            )
-        _add(result, inherited, list(inherited.values))
+    _inherit(result, _pop_bases(tree, file), file, heirs)
     for base, names in _pop_read_base(tree, file):
         inherited = _load_base(base, [*heirs, file])
         _add(result, inherited, list(inherited.values) if names == ["*"] else names)
@@ -139,6 +130,48 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
     merge_into(result.values, resolve(own))
     result.values = _to_levels(result.values)
     return result
+
+
+def _load_data(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[pathlib.Path]) -> FlatConfig:
+    """Return the keys in a JSON or YAML file, merged with those of its `_base_` files."""
+    text, result = _substitute(file.read_text(encoding="utf-8"), file), FlatConfig()
+    if file.suffix == ".json":
+        values = json.loads(text)
+    else:
+        import yaml
+
+        values = yaml.safe_load(text)
+    if not isinstance(values, dict):
+        raise ConfigError(f"a config file must contain a dict, got {type(values).__name__} in {str(file)!r}")
+    bases = values.pop("_base_", [])
+    _inherit(result, [_find_base(name, file) for name in ([bases] if isinstance(bases, str) else bases)], file, heirs)
+    vars(module)["CONFIG_MODULES"] = values.pop("CONFIG_MODULES", {})
+    merge_into(result.values, resolve(_fill_base_variables(values, result.values)))
+    result.values = _to_levels(result.values)
+    return result
+
+
+def _fill_base_variables(value: Any, base: Level) -> Any:
+    if isinstance(value, dict):
+        return {key: _fill_base_variables(item, base) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fill_base_variables(item, base) for item in value]
+    if isinstance(value, str) and (match := _BASE_VARIABLE.fullmatch(value)):
+        return operator.attrgetter(match[1])(_to_levels(base))
+    return value
+
+
+def _inherit(
+    result: FlatConfig, bases: Sequence[pathlib.Path], file: pathlib.Path, heirs: Sequence[pathlib.Path]
+) -> None:
+    """Add the keys of base files, which must differ."""
+    for base in bases:
+        inherited = _load_base(base, [*heirs, file])
+        if duplicates := sorted(inherited.values.keys() & result.values.keys()):
+            raise ConfigError(
+                f"the files in `_base_` of {str(file)!r} must have different keys, got {duplicates} twice"
+            )
+        _add(result, inherited, list(inherited.values))
 
 
 def import_custom(cfg: dict[str, Any]) -> None:
@@ -176,9 +209,9 @@ def _add(result: FlatConfig, inherited: FlatConfig, names: Sequence[str]) -> Non
 def _load_base(file: pathlib.Path, heirs: Sequence[pathlib.Path]) -> FlatConfig:
     with contextlib.suppress(FileNotFoundError):
         fetch_base(file)
-    if not file.is_file() or file.suffix != ".py":
+    if not file.is_file() or file.suffix not in (".py", *DATA_SUFFIXES):
         near = [str(other) for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        raise ConfigError(f"a base file of {str(heirs[-1])!r} must be a Python file, got {str(file)!r}"
+        raise ConfigError(f"a base file of {str(heirs[-1])!r} must be a Python, JSON or YAML file, got {str(file)!r}"
                           f"{did_you_mean(str(file), near)}")  # fmt: skip
     module = types.ModuleType(f"_jengine_base_{file.stem}")
     module.__file__ = str(file)
@@ -215,13 +248,34 @@ def _pop_bases(tree: ast.Module, file: pathlib.Path) -> list[pathlib.Path]:
     return []
 
 
+class _ForeignName(str):
+    """Name of a PyTorch class, whose attributes are the names in it: `torch.optim.SGD` is 'SGD'."""
+
+    def __getattr__(self, name: str) -> "_ForeignName":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _ForeignName(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise ConfigError, since a config can only name what PyTorch has."""
+        raise ConfigError(f"a config can name {str(self)!r} of PyTorch, not call it: `dict(type={self!s}, ...)`")
+
+
 def _pop_named_only(tree: ast.Module, module: types.ModuleType) -> None:
-    """Replace imports of PyTorch classes by variables that hold the name."""
+    """Replace imports of PyTorch packages and classes by variables that hold the name."""
     for node in list(tree.body):
         match node:
+            case ast.Import(names=names) if any(_NAMED_ONLY.match(alias.name) for alias in names):
+                foreign = [alias for alias in names if _NAMED_ONLY.match(alias.name)]
+                vars(module).update(
+                    {alias.asname or alias.name.partition(".")[0]: _ForeignName(alias.name) for alias in foreign}
+                )
+                node.names = [alias for alias in names if alias not in foreign]
+                if not node.names:
+                    tree.body.remove(node)
             case ast.ImportFrom(module=str(package), level=0, names=names) if _NAMED_ONLY.match(package):
                 tree.body.remove(node)
-                vars(module).update({alias.asname or alias.name: alias.name for alias in names})
+                vars(module).update({alias.asname or alias.name: _ForeignName(alias.name) for alias in names})
 
 
 def _find_base(name: str, file: pathlib.Path) -> pathlib.Path:
@@ -297,4 +351,4 @@ def _to_levels(value: Any) -> Any:
         return Level({key: _to_levels(item) for key, item in value.items()})
     if type(value) in (list, tuple):
         return type(value)(_to_levels(item) for item in value)
-    return value
+    return str(value) if isinstance(value, _ForeignName) else value

@@ -15,7 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jengine.config.containers import is_mapping
-from jengine.config.flat import import_custom, load_flat
+from jengine.config.flat import DATA_SUFFIXES, import_custom, load_flat
 from jengine.config.modules import add_config_module, find_config_module, import_listed, importable, is_free
 from jengine.config.overrides import apply_overrides
 from jengine.config.remote import fetch_config
@@ -30,8 +30,9 @@ MODULE_PREFIX = "_jengine_config_"  # for config files that share a name with an
 def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ConfigDict:
     """Run a config file and apply overrides to the config that `get_config()` returns.
 
-    A file without this function is a flat MMEngine config: each top-level assignment is a key; see `load_flat`. The
-    file can import modules from the same directory, and name them in types: 'my_net.MyCNN'.
+    A file without this function is a flat MMEngine config: each top-level assignment is a key; see `load_flat`. So are
+    `.json` and `.yaml` files. The file can import modules from the same directory, and name them in types:
+    'my_net.MyCNN'.
 
     Args:
       path: the file, or a URL such as `gs://bucket/config.py`. `path.py:argument` passes the string `argument` to
@@ -43,7 +44,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
 
     Raises:
       FileNotFoundError: it does not exist; the message names similar ones.
-      ConfigError: not a Python file, no `get_config`, a `get_config` that does not return a config or does not take
+      ConfigError: another kind of file, no `get_config`, a `get_config` that does not return a config or does not take
         the argument, an invalid override, or a ConfigDict with a dot in a key, which ml_collections does not support.
         Other errors in the file keep the same type and get a note.
 
@@ -98,8 +99,8 @@ def _find_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, str | None]:
         file = shipped
     if not file.is_file():
         raise FileNotFoundError(f"the config file {str(file)!r} does not exist{_files_like(file)}")
-    if file.suffix != ".py":
-        raise ConfigError(f"a config must be a Python file, got {str(file)!r}")
+    if file.suffix not in (".py", *DATA_SUFFIXES):
+        raise ConfigError(f"a config must be a Python file, or JSON or YAML, got {str(file)!r}")
     return file.resolve(), argument if colon else None  # the same file through a link has the same modules
 
 
@@ -109,7 +110,7 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
     module.__file__ = str(file)
     add_config_module(file, module)  # dataclasses and pickle look up their module
     flat = None
-    if b"get_config" in (source := file.read_bytes()):
+    if file.suffix == ".py" and b"get_config" in (source := file.read_bytes()):
         exec(compile(source, str(file), "exec"), module.__dict__)
     else:
         flat = load_flat(file, module)

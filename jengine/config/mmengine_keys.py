@@ -116,8 +116,9 @@ def reject_foreign_sections(cfg: Mapping[str, Any]) -> None:
     for owner, path in ((cfg, "data_preprocessor"), (model, "model.data_preprocessor")):
         if isinstance(owner, dict) and owner.get("data_preprocessor") is not None:
             raise ConfigError(
-                f"`{path}` must be left out: images are normalized where they are read, by a transform in "
-                "`train_dataloader.dataset.pipeline`, a function of a sample (docs/data.md), or by the module itself; "
+                f"`{path}` must be left out: images are normalized in the compiled step, `model=dict("
+                "type='PreprocessedModel', steps=[dict(type='BatchNormalize', mean=..., std=...)], model=...)`, or by "
+                "`dict(type='Normalize', mean=..., std=...)` in `train_dataloader.dataset.pipeline` (docs/data.md); "
                 f"got {owner['data_preprocessor']!r}"
             )
     for name, value in cfg.items():

@@ -40,8 +40,8 @@ class EMAHook(Hook):
 
     Args:
       ema_type: the average: a name in `jengine.averaging`, or a subclass of `Average`.
-      strict_load: raise when resuming from a checkpoint without an average; by default the average starts from the
-        weights, with a warning.
+      strict_load: True raises when resuming from a checkpoint without an average; otherwise the average starts from
+        the weights, with a warning. False also lets `load_from` keep the model's own values where nothing matches.
       begin_iter: the first iteration to average, counted from 1; 0 is the same as 1.
       begin_epoch: the first epoch to average, counted from 1; set one of the two.
       start_iters: another name for `begin_iter`.
@@ -74,7 +74,7 @@ class EMAHook(Hook):
     def __init__(
         self,
         ema_type: str | type[Average] = "ExponentialMovingAverage",
-        strict_load: bool = False,
+        strict_load: bool | None = None,
         begin_iter: Index = 0,
         begin_epoch: Index = 0,
         start_iters: Index | None = None,

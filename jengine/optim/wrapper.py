@@ -5,7 +5,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,8 @@ class OptimWrapper:
       optimizer: an `Optimizer` such as `SGD(lr=0.1)`, its config, or an optax gradient transformation.
       accumulative_counts: iterations per update, which uses the mean gradient.
       clip_grad: `dict(max_norm=, norm_type=2)`, `dict(clip_value=)` or None.
+      accumulation_weight: how a window of accumulated gradients is averaged: 'examples' by the real examples in each
+        batch, as one large batch; 'equal' gives each iteration the same weight, as MMEngine, also a partial batch.
       axis_name: mapped axis of a `jax.pmap` or `jax.shard_map` around `value_and_grad` and `update`, which take
         replicated parameters; gradients are averaged over it, once per update.
 
@@ -68,6 +70,7 @@ class OptimWrapper:
         clip_grad: Mapping[str, Any] | None = None,
         *,
         axis_name: str | None = None,
+        accumulation_weight: Literal["examples", "equal"] = "examples",
     ) -> None:
         self.optimizer = build_optimizer(optimizer)
         self.grouped = GroupedOptimizer(self.optimizer)
@@ -77,6 +80,7 @@ class OptimWrapper:
         self.axis_name = axis_name
         self.accumulative_counts = accumulative_counts
         self.accumulates = accumulative_counts > 1
+        self.accumulation_weight = accumulation_weight
         self.inner_count = 0
         self._max_count = -1  # unknown: no window is shorter
 
@@ -206,7 +210,13 @@ class OptimWrapper:
         """
         if not self.accumulates:
             raise ValueError("`accumulative_counts` must be above 1 for OptimWrapper.accumulate, got 1")
-        return self.tx.update(grads, opt_state, None, is_last=False, weight=weight)[1]
+        return self.tx.update(grads, opt_state, None, is_last=False, weight=self._window_weight(weight))[1]
+
+    def _window_weight(self, weight: jax.Array | None) -> jax.Array | None:
+        """Return the weight of an iteration's gradients in a window; replicas always count by their examples."""
+        if weight is None or not self.accumulates or self.accumulation_weight == "examples":
+            return weight
+        return None if self.axis_name is None else weight / jax.lax.psum(weight, self.axis_name)
 
     def update(
         self,
@@ -238,8 +248,9 @@ class OptimWrapper:
             hyperparams = self.hyperparams
         divisor = (hyperparams or {}).get("accumulation_divisor")
         return self.tx.update(
-            grads, opt_state, params, hyperparams=hyperparams, is_last=True, weight=weight, divisor=divisor, **extra
-        )
+            grads, opt_state, params, hyperparams=hyperparams, is_last=True, weight=self._window_weight(weight),
+            divisor=divisor, **extra,
+        )  # fmt: skip
 
     def apply_gradients(
         self,

@@ -1,6 +1,7 @@
 """Bundles: what a run's checkpoint contains, how it is saved, and how a run continues from it."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -245,6 +246,8 @@ def _add_missing_hook_states(
 
 def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
     """Load the parameters and the model state from a checkpoint or other weights, and what `LoadFrom` asks for."""
+    if any(getattr(hook, "strict_load", None) is False for hook in runner.hooks):  # of an EMAHook
+        source = dataclasses.replace(source, strict=False)
     is_evaluated = runner.train_loop is None  # then use the weights that the checkpoint's run has validated
     structure = source.make_structure(runner.state.params)
     opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated, verified=True, structure=structure)

@@ -121,7 +121,10 @@ def test_a_base_may_have_get_config(write):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (("_base_ = ['bse.py']", "a = 1"), "must be a Python file, got '.*bse.py'; did you mean '.*base.py'"),
+        (
+            ("_base_ = ['bse.py']", "a = 1"),
+            "must be a Python, JSON or YAML file, got '.*bse.py'; did you mean '.*base.py'",
+        ),
         (("_base_ = ['base.py', 'base.py']", "a = 1"), r"must have different keys, got \['a'\] twice"),
         (("_base_ = 'base.py'", "_base_ = 'a.py'"), "must not inherit from itself, got .*a.py -> .*base.py -> .*a.py"),
         (("_base_ = 'no_such_package::x.py'", ""), "the package must be installed, got 'no_such_package::x.py'"),

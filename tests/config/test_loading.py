@@ -165,7 +165,7 @@ def test_files_that_are_not_configs_are_refused(write):
     with pytest.raises(ConfigError, match="must return a ConfigDict or a dict, got list"):
         load_config(write("b.py", "def get_config():\n    return []"))
     with pytest.raises(ConfigError, match="a config must be a Python file"):
-        load_config(write("c.yaml", "lr: 1"))
+        load_config(write("c.toml", "lr: 1"))
 
 
 def test_an_error_in_the_file_keeps_its_type_and_names_the_file(write):

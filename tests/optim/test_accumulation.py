@@ -218,3 +218,26 @@ def test_accumulate_requires_accumulative_counts_above_one():
     params = {"w": jnp.ones(())}
     with pytest.raises(ValueError, match="accumulative_counts` must be above 1 for OptimWrapper.accumulate, got 1"):
         wrapper.accumulate(params, wrapper.init(params))
+
+
+@pytest.mark.parametrize(("accumulation_weight", "mean"), [("examples", (4 * 1 + 2 * 4) / 6), ("equal", (1 + 4) / 2)])
+def test_a_partial_batch_counts_by_its_examples_or_as_a_whole_batch(accumulation_weight, mean):
+    wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=2, accumulation_weight=accumulation_weight)
+    params = {"w": jnp.zeros(())}
+    state = wrapper.accumulate({"w": jnp.float32(1)}, wrapper.init(params), jnp.float32(4))  # of 4 examples
+    updates, _ = wrapper.update({"w": jnp.float32(4)}, state, params, weight=jnp.float32(2))  # of 2
+    np.testing.assert_allclose(updates["w"], -mean, rtol=1e-6)
+
+
+def test_replicas_count_by_their_examples_with_equal_weights_of_iterations():
+    wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=2, accumulation_weight="equal", axis_name="data")
+    params = {"w": jnp.zeros(())}
+
+    def step(grads, weights):
+        state = wrapper.accumulate({"w": grads[0]}, wrapper.init(params), weights[0])
+        return wrapper.update({"w": grads[1]}, state, params, weight=weights[1])[0]["w"]
+
+    # The first iteration has 4 + 2 examples on the two replicas, the second 1 + 1
+    grads, weights = jnp.array([[1.0, 2.0], [4.0, 6.0]]), jnp.array([[4.0, 1.0], [2.0, 1.0]])
+    updates = jax.vmap(step, axis_name="data")(grads, weights)
+    np.testing.assert_allclose(updates, -((4 * 1 + 2 * 4) / 6 + (2 + 6) / 2) / 2, rtol=1e-6)

@@ -11,6 +11,7 @@ from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.paths import flatten
+from jengine.runner import Runner
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)
 EMA = dict(type="EMAHook", momentum=0.2)
@@ -318,3 +319,21 @@ def test_schedule_free_weights_are_evaluated_and_stored(make_runner, tmp_path):
     plain = make_runner(custom_hooks=[dict(type="ScheduleFreeHook")], work_dir=tmp_path / "plain")
     with pytest.raises(ValueError, match="`optim_wrapper.optimizer` must be schedule-free"):
         plain.train()
+
+
+def test_strict_load_false_also_lets_load_from_keep_what_it_has_no_values_for(tmp_path):
+    model = FunctionalModel(
+        lambda: {"w": jnp.ones(()), "b": jnp.full((), 2.0)}, lambda p, batch: p["w"] * p["b"] * batch
+    )
+
+    def build(hook):
+        return Runner(
+            model, tmp_path, train_dataloader=[np.ones(2, np.float32)], train_cfg=dict(max_epochs=1), custom_hooks=[hook],
+            optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.0)), load_from={"w": np.float32(5)},
+            default_hooks=dict(checkpoint=None, logger=None),
+        )  # fmt: skip
+
+    with pytest.raises(ValueError, match="does not fit"):
+        build(dict(type="EMAHook")).train()
+    runner = build(dict(type="EMAHook", strict_load=False))
+    assert {name: float(value) for name, value in runner.train().params.items()} == {"w": 5.0, "b": 2.0}
