@@ -85,8 +85,10 @@ class TimedSaves:
     def is_due(self, runner: RunnerProtocol, step: int, previous: Sequence[CheckpointInfo]) -> bool:
         """Return whether the time is over, by the clock of process 0."""
         remaining = self._remaining()
-        if runner.processes.count == 1 or step < self._next:
-            return runner.processes.count == 1 and remaining <= 0
+        if runner.processes.count == 1:
+            return remaining <= 0
+        if step < self._next:  # the hook acts for another reason
+            return False
         now, (last, last_step) = self._clock(), self._asked
         steps_left = remaining * max(step - last_step, 1) / max(now - last, 1e-6)
         is_over, ahead = runner.processes.broadcast("time of a save", (remaining <= 0, max(1, int(steps_left / 2))))

@@ -9,8 +9,8 @@ from jengine.versions import describe_device
 
 _EXPLANATION = "the device ran out of memory"
 _REMEDIES = (
-    "  fewer examples at a time: a smaller `train_dataloader.batch_size` with `optim_wrapper.accumulative_counts=N` "
-    "for the same gradients, or a smaller `val_dataloader.batch_size`",
+    "  fewer examples at a time: `train_cfg.micro_batch=N`, or a smaller `train_dataloader.batch_size` with "
+    "`optim_wrapper.accumulative_counts=N`, for the same gradients, or a smaller `val_dataloader.batch_size`",
     "  smaller intermediate results: `precision='bfloat16'`, and `nn.remat` in the model (`model.module.remat=True` of "
     "TransformerLM)",
     "  more devices: `parallel=dict(type='Pjit', mesh=dict(fsdp=N))` divides parameters, optimizer state and examples",
