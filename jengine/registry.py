@@ -185,10 +185,10 @@ class Registry:
             return self.build(cfg)
         if is_name or isinstance(entry, RefusedFunction):
             return entry
-        names = parameters_of(entry)
-        check_arguments(entry, arguments, supplied=tuple(names))
-        required = (name for name, p in names.items() if p.default is p.empty and p.kind not in _VARIADIC)
-        return entry(**arguments) if set(required) <= set(arguments) else functools.partial(entry, **arguments)
+        parameters = parameters_of(entry).items()
+        required = {name for name, p in parameters if p.default is p.empty and p.kind not in _VARIADIC}
+        check_arguments(entry, arguments, supplied=tuple(required - set(arguments)))
+        return entry(**arguments) if required <= set(arguments) else functools.partial(entry, **arguments)
 
     def check(self, cfg: Config, **extra: Any) -> None:
         """Check a config without building anything; arguments and errors as for `build`, with stand-ins in `extra`."""
@@ -294,8 +294,9 @@ def resolve_functions(entry: Callable[..., Any], arguments: Mapping[str, Any]) -
     """
     result = dict(arguments)
     named = {
-        name: value for name, value in result.items() if isinstance(value, str | list | tuple) or is_mapping(value)
-    }
+        name: value for name, value in result.items()
+        if isinstance(value, str | list | tuple) or (is_mapping(value) and not isinstance(value, type))
+    }  # fmt: skip
     try:
         parameters = parameters_of(entry) if named else {}
     except (TypeError, ValueError):  # some built-ins have none
