@@ -18,6 +18,9 @@ ROTARY_BASE = 10_000.0  # ratio of the longest to the shortest wavelength of the
 
 _WIDTH = ("fsdp", "tensor")  # axes of the mesh over which the width of the embedding is sharded
 
+RematPolicy = Literal[
+    "dots_saveable", "dots_with_no_batch_dims_saveable", "everything_saveable", "nothing_saveable"
+]  # in `jax.checkpoint_policies`
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "silu": nn.silu,
@@ -182,7 +185,8 @@ class TransformerLM(nn.Module):
       heads: attention heads per block, each with an even width.
       mlp_width: hidden MLP width.
       remat: whether the backward pass computes each block again instead of keeping intermediate results, which takes
-        about a third more computation; only block inputs are kept.
+        about a third more computation; only block inputs are kept. Or a name in `jax.checkpoint_policies` for what is
+        kept too, such as 'dots_with_no_batch_dims_saveable' for products with parameters.
       scan: whether the blocks are one `nn.scan`; False for parameters `layers_0`, `layers_1`, ... of their own.
       kv_heads: heads of keys and values, each for several queries; None for as many as `heads`.
       head_size: width of a head; None for `width / heads`.
@@ -210,7 +214,7 @@ class TransformerLM(nn.Module):
     depth: Count = 2
     heads: Count = 4
     mlp_width: Count = 192
-    remat: bool = True
+    remat: bool | RematPolicy = True
     scan: bool = True
     kv_heads: Count | None = None
     head_size: Count | None = None
@@ -248,7 +252,8 @@ class TransformerLM(nn.Module):
             x = x + self._embed_positions(tokens.shape[1], positions)
         x = constrain(x, BATCH)
         # The loop of the scan already prevents XLA from merging the repeated computation with the first one.
-        block = nn.remat(DecoderBlock, prevent_cse=not self.scan) if self.remat else DecoderBlock
+        policy = getattr(jax.checkpoint_policies, self.remat) if isinstance(self.remat, str) else None
+        block = nn.remat(DecoderBlock, prevent_cse=not self.scan, policy=policy) if self.remat else DecoderBlock
         if self.scan:
             # `split_rngs` gives each layer its own initial values; without it all start equal.
             layers = nn.scan(

@@ -58,14 +58,19 @@ def test_remat_changes_what_is_kept_for_the_backward_pass_but_no_gradient(params
     def loss(params, remat):
         return jnp.square(TransformerLM(**SMALL, remat=remat).apply({"params": params}, TOKENS)).sum()
 
-    gradients = [jax.jit(jax.grad(functools.partial(loss, remat=remat)))(params) for remat in (False, True)]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *gradients)
+    products = "dots_with_no_batch_dims_saveable"
+    plain, *others = (
+        jax.jit(jax.grad(functools.partial(loss, remat=remat)))(params) for remat in (False, True, products)
+    )
+    for gradients in others:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, gradients)
 
     def count_kept(remat):
         backward = jax.eval_shape(lambda params: jax.vjp(functools.partial(loss, remat=remat), params)[1], params)
         return sum(leaf.size for leaf in jax.tree.leaves(backward))
 
     assert count_kept(True) < count_kept(False) / 2
+    assert count_kept(True) == count_kept("nothing_saveable") < count_kept(products) < count_kept(False)
 
 
 def test_scores_depend_on_the_distance_of_rotated_queries_and_keys():
