@@ -4,7 +4,8 @@
     jengine plan configs/lm.py:1b --devices 256
 
 `tiny` learns the bytes of generated sentences in a minute on a CPU, `python` those of the sources of Python's standard
-library in ten. `124m` (GPT-2's), `1b` and `7b` have as many parameters, to be trained on your own tokens. docs/scale.md
+library in ten. `124m` (GPT-2's), `1b` and `7b` have as many parameters, to be trained on your own tokens, and
+`moe` 1.3 billion, of which a token uses 400 million. docs/scale.md
 shows how, and derives the memory that a size takes on each chip.
 """
 
@@ -20,6 +21,7 @@ SIZES = {
     "124m": dict(width=768, depth=12, heads=12, mlp_width=2048, vocab_size=50304),
     "1b": dict(width=2048, depth=16, heads=16, mlp_width=6144, vocab_size=32768),
     "7b": dict(width=4096, depth=32, heads=32, kv_heads=8, mlp_width=14336, vocab_size=32768),
+    "moe": dict(width=1024, depth=16, heads=16, mlp_width=2816, vocab_size=32768, experts=8, experts_per_token=2),
 }
 # Examples that a process reads for a step, tokens of each, steps, warm-up, and the learning rate.
 RECIPES = {
@@ -28,9 +30,10 @@ RECIPES = {
     "124m": dict(batch_size=32, length=1024, iters=50_000, warmup=1000, lr=6e-4),
     "1b": dict(batch_size=8, length=2048, iters=100_000, warmup=2000, lr=3e-4),
     "7b": dict(batch_size=4, length=4096, iters=250_000, warmup=2000, lr=3e-4),
+    "moe": dict(batch_size=8, length=2048, iters=100_000, warmup=2000, lr=3e-4),
 }
 # The generated text of the others; their sizes are for tokens of your own.
-SENTENCES = {"tiny": 2000, "124m": 50_000, "1b": 50_000, "7b": 100_000}
+SENTENCES = {"tiny": 2000, "124m": 50_000, "1b": 50_000, "7b": 100_000, "moe": 50_000}
 
 # The first axis of `layers` is the layer. `fsdp` divides the parameters of each matrix product, which are gathered when
 # they are used; `tensor` divides heads, hidden channels and words, and with them the computation.
@@ -39,11 +42,19 @@ RULES = [
     ("attn.key.kernel", (None, "fsdp", "tensor")),
     ("attn.value.kernel", (None, "fsdp", "tensor")),
     ("attn.out.kernel", (None, "tensor", None, "fsdp")),
+    ("embed.embedding", (None, ("fsdp", "tensor"))),
+    ("head.kernel", ("fsdp", "tensor")),
+]
+
+MLP_RULES = [
     ("mlp.gate.kernel", (None, "fsdp", "tensor")),
     ("mlp.up.kernel", (None, "fsdp", "tensor")),
     ("mlp.down.kernel", (None, "tensor", "fsdp")),
-    ("embed.embedding", (None, ("fsdp", "tensor"))),
-    ("head.kernel", ("fsdp", "tensor")),
+]
+EXPERT_RULES = [
+    ("experts.gate", (None, None, ("fsdp", "tensor"), None)),
+    ("experts.up", (None, None, ("fsdp", "tensor"), None)),
+    ("experts.down", (None, None, ("fsdp", "tensor"), None)),
 ]
 
 
@@ -51,22 +62,26 @@ def get_config(size: str = "tiny") -> ConfigDict:
     """Return the config.
 
     Args:
-      size: 'tiny', 'python', '124m', '1b' or '7b'.
+      size: 'tiny', 'python', '124m', '1b', '7b' or 'moe'.
     """
     if size not in SIZES:
         raise ValueError(f"the size after `lm.py:` must be one of {tuple(SIZES)}, got {size!r}")
     recipe = RECIPES[size]
     config = ConfigDict()
 
+    has_experts = "experts" in SIZES[size]
     config.model = dict(
         type="LinenModel",
         module=dict(type="TransformerLM", **SIZES[size]),
         loss=dict(type="CrossEntropy", label="targets"),
         inputs="tokens",
     )
+    if has_experts:
+        config.model.sown_losses = dict(balance=0.01)  # Switch Transformer's weight
     if size != "python":  # for a CPU, which is slower in it
         config.precision = "bfloat16"  # of the computation; parameters and optimizer state are float32
-    config.parallel = dict(type="Pjit", mesh=dict(data=1, fsdp=-1, tensor=1), rules=RULES, strict=True)
+    rules = RULES + (EXPERT_RULES if has_experts else MLP_RULES)
+    config.parallel = dict(type="Pjit", mesh=dict(data=1, fsdp=-1, tensor=1), rules=rules, strict=True)
 
     config.train_dataloader = dict(
         batch_size=recipe["batch_size"],

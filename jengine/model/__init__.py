@@ -9,6 +9,7 @@ from jengine.model.lora import LoRA as LoRA
 from jengine.model.losses import CrossEntropy as CrossEntropy
 from jengine.model.losses import MeanSquaredError as MeanSquaredError
 from jengine.model.losses import SwitchedLoss as SwitchedLoss
+from jengine.model.mixture import MixtureOfExperts as MixtureOfExperts
 from jengine.model.model import FROZEN as FROZEN
 from jengine.model.model import Model as Model
 from jengine.model.networks import SmallCNN as SmallCNN

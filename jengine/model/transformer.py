@@ -12,6 +12,7 @@ from flax import linen as nn
 from jengine.annotations import Count, Positive
 from jengine.model.attention import BATCH, attend
 from jengine.model.constrain import constrain
+from jengine.model.mixture import MixtureOfExperts
 from jengine.registry import MODELS
 
 ROTARY_BASE = 10_000.0  # ratio of the longest to the shortest wavelength of the rotary position embedding
@@ -66,6 +67,8 @@ class BlockSettings:
     mlp: Literal["gated", "plain"]
     activation: Activation
     bias: bool
+    experts: int | None
+    experts_per_token: int
     cache_length: int | None
 
     def make_norm(self, name: str) -> nn.Module:
@@ -159,8 +162,11 @@ class DecoderBlock(nn.Module):
         """Return tokens f[B, T, D] for tokens `x` f[B, T, D], and None, a layer's output."""
         x = constrain(x, BATCH)
         x = x + CausalAttention(self.settings, name="attn")(self.settings.make_norm("attn_norm")(x), context)
-        x = x + MLP(self.settings, name="mlp")(self.settings.make_norm("mlp_norm")(x))
-        return x, None
+        settings, hidden = self.settings, self.settings.make_norm("mlp_norm")(x)
+        if settings.experts is None:
+            return x + MLP(settings, name="mlp")(hidden), None
+        experts = MixtureOfExperts(settings.experts, settings.experts_per_token, settings.mlp_width, name="experts")
+        return x + experts(hidden), None
 
 
 @MODELS.register_module()
@@ -201,6 +207,9 @@ class TransformerLM(nn.Module):
       activation: nonlinearity in the MLP; 'gelu_tanh' is the approximate GELU.
       bias: whether projections have a bias.
       tied: whether the embedding is also the output layer.
+      experts: number of MLPs in each block, of which a token uses `experts_per_token`; None for one that all use. They
+        sow a balance loss: see `jengine.model.mixture.MixtureOfExperts`.
+      experts_per_token: number of MLPs that a token uses.
       cache_length: number of tokens in the caches of keys and values, the collection `cache`, which each call writes at
         its positions and attends to; None for no caches. See `jengine.contrib.language.generate`.
 
@@ -229,6 +238,8 @@ class TransformerLM(nn.Module):
     activation: Activation = "silu"
     bias: bool = False
     tied: bool = False
+    experts: Count | None = None
+    experts_per_token: Count = 2
     cache_length: Count | None = None
 
     @nn.compact
@@ -258,7 +269,7 @@ class TransformerLM(nn.Module):
             # `split_rngs` gives each layer its own initial values; without it all start equal.
             layers = nn.scan(
                 block,
-                variable_axes={"params": 0, "cache": 0},
+                variable_axes={"params": 0, "cache": 0, "losses": 0},
                 split_rngs={"params": True},
                 in_axes=nn.broadcast,
                 length=self.depth,
@@ -287,6 +298,11 @@ class TransformerLM(nn.Module):
             raise ValueError(f"TransformerLM: `head_size` must be even to be rotated, got {self.head_size}")
         if self.heads % kv_heads:
             raise ValueError(f"TransformerLM: `heads` must be a multiple of kv_heads = {kv_heads}, got {self.heads}")
+        if self.experts is not None and (self.mlp, self.activation, self.bias) != ("gated", "silu", False):
+            raise ValueError("TransformerLM: `experts` must have mlp='gated', activation='silu' and bias=False")
+        if self.experts is not None and self.experts_per_token > self.experts:
+            found = f"{self.experts_per_token} of {self.experts}"
+            raise ValueError(f"TransformerLM: `experts_per_token` must be at most `experts`, got {found}")
         return BlockSettings(
             heads=self.heads,
             kv_heads=kv_heads,
@@ -300,6 +316,8 @@ class TransformerLM(nn.Module):
             mlp=self.mlp,
             activation=self.activation,
             bias=self.bias,
+            experts=self.experts,
+            experts_per_token=self.experts_per_token,
             cache_length=self.cache_length,
         )
 

@@ -55,6 +55,23 @@ def test_the_loss_of_the_small_size_falls_from_a_guess_to_two_nats_in_thirty_ste
     assert np.mean(hook.losses[-3:]) > Sentences.ENTROPY / 60  # bytes of the longest sentences
 
 
+def test_experts_learn_and_are_used_alike(tmp_path):
+    cfg = resolve(load_config(f"{CONFIG}:moe"))
+    cfg["model"]["module"].update(width=32, depth=2, heads=2, mlp_width=32, vocab_size=256, experts=4)
+    cfg["train_dataloader"].update(batch_size=16, dataset=dict(type="Sentences", length=64))
+    cfg["optim_wrapper"]["optimizer"]["lr"] = 1e-2
+    cfg.update(train_cfg=dict(by_epoch=False, max_iters=30), param_scheduler=None, work_dir=tmp_path)
+    cfg.update(default_hooks=dict(checkpoint=None), custom_hooks=[hook := LossHook()])
+    cfg["parallel"].update(devices=2)
+    for name in ("val_dataloader", "val_evaluator", "val_cfg"):
+        del cfg[name]
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    assert np.mean(hook.losses[-3:]) < 2.6 < hook.losses[0] / 2
+    balance = runner.message_hub.get_scalar("train/balance_loss").data[0]
+    assert 0.01 <= balance[-1] < 0.015  # equal shares have 1, two experts for all tokens 2, times the weight
+
+
 def test_the_large_size_has_a_billion_parameters(large):
     _, params = large
     layer = 4 * 2048 * 2048 + 3 * 2048 * 6144 + 2 * 2048  # attention, MLP, norms
@@ -81,5 +98,5 @@ def test_norms_and_the_embedding_have_no_weight_decay(large):
 
 
 def test_an_unknown_size_is_refused():
-    with pytest.raises(ValueError, match=r"must be one of \('tiny', 'python', '124m', '1b', '7b'\), got '2b'"):
+    with pytest.raises(ValueError, match=r"must be one of \('tiny', 'python', '124m', '1b', '7b', 'moe'\), got '2b'"):
         load_config(f"{CONFIG}:2b")

@@ -1,0 +1,69 @@
+"""Test the mixture of experts against a calculation with every expert, and its balance loss."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from jengine.model.mixture import MixtureOfExperts
+
+MIXTURE = MixtureOfExperts(experts=4, top_k=2, width=12)
+
+
+@pytest.fixture(scope="module")
+def variables():
+    x = np.random.RandomState(0).randn(8, 5, 6).astype(np.float32)
+    return MIXTURE.init(jax.random.key(0), x)["params"], x
+
+
+def with_every_expert(params, x):
+    """Return the weighted sum over all experts, with the weight 0 of those that were not chosen."""
+    probabilities = jax.nn.softmax(x @ params["router"]["kernel"])
+    least = jnp.sort(probabilities, axis=-1)[..., -2:-1]
+    weights = jnp.where(probabilities >= least, probabilities, 0)
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    hidden = jax.nn.silu(jnp.einsum("btd,edf->btef", x, params["gate"])) * jnp.einsum("btd,edf->btef", x, params["up"])
+    return jnp.einsum("btef,efd,bte->btd", hidden, params["down"], weights)
+
+
+def test_tokens_and_gradients_are_those_of_a_sum_over_every_expert(variables):
+    params, x = variables
+
+    def total(params, x, apply):
+        return jnp.sin(apply(params, x)).sum()
+
+    def sparse(params, x):
+        return MIXTURE.apply({"params": params}, x)
+
+    np.testing.assert_allclose(sparse(params, x), with_every_expert(params, x), atol=1e-5)
+    got, expected = (jax.grad(total, (0, 1))(params, x, apply) for apply in (sparse, with_every_expert))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
+
+
+def test_a_mesh_divides_the_tokens_and_keeps_the_gradients(variables):
+    params, x = variables
+
+    def total(params, x):
+        return jnp.sin(MIXTURE.apply({"params": params}, x)).sum()
+
+    expected = jax.grad(total)(params, x)
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh):
+        sharded = jax.device_put(x, jax.NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
+        placed = jax.device_put(params, jax.NamedSharding(mesh, PartitionSpec()))
+        got = jax.jit(jax.grad(total))(placed, sharded)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
+
+
+def test_the_balance_loss_is_1_for_equal_shares_and_the_number_of_experts_for_one(variables):
+    params, x = variables
+
+    def balance(kernel):
+        changed = {**params, "router": {"kernel": kernel}}
+        mixture = MIXTURE.clone(top_k=1)
+        (value,) = mixture.apply({"params": changed}, np.abs(x), mutable=["losses"])[1]["losses"]["balance"]
+        return float(value)
+
+    assert balance(jnp.zeros((6, 4))) == pytest.approx(1)
+    assert balance(jnp.zeros((6, 4)).at[:, 2].set(50)) == pytest.approx(4, rel=1e-3)
