@@ -13,8 +13,8 @@ PACKAGES = (
     "jengine.runner", "jengine.hooks", "jengine.model", "jengine.data", "jengine.optim", "jengine.optim.schedules",
     "jengine.optim.transforms", "jengine.train", "jengine.evaluation", "jengine.averaging", "jengine.checkpoint",
     "jengine.logging", "jengine.visualization", "jengine.sharding", "jengine.distributed", "jengine.config",
-    "jengine.registry", "jengine.annotations", "jengine.paths", "jengine.errors", "jengine.contrib.selfsup",
-    "jengine.contrib.segmentation", "jengine.contrib.imix", "jengine.contrib.language",
+    "jengine.registry", "jengine.sweeps", "jengine.annotations", "jengine.paths", "jengine.errors",
+    "jengine.contrib.selfsup", "jengine.contrib.segmentation", "jengine.contrib.imix", "jengine.contrib.language",
 )  # fmt: skip
 
 
