@@ -138,6 +138,10 @@ class _Handler(RequestHandler):
     def _serve(self, method):
         path = urllib.parse.unquote(self.path)
         fault = self._store.choose_fault(method, path)
+        if fault in ("lost", "cut") and "upload_id=" in path:
+            fault = (
+                "error"  # the real store answers again for an upload that is complete; the emulator has forgotten it
+            )
         time.sleep(self._store.delay)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if fault == "stall":
