@@ -326,7 +326,7 @@ def _resolve_function(value: Any, kinds: Sequence[Any], takes: bool) -> Any:
             return [_resolve_function(item, inner, True) for item in value]
         if is_taken and origin is Mapping and is_mapping(value) and "type" not in value:
             return {name: _resolve_function(item, inner, True) for name, item in value.items()}
-    if takes and is_mapping(value) and "type" in value and Mapping not in origins:
+    if takes and is_mapping(value) and not isinstance(value, type) and "type" in value and Mapping not in origins:
         return FUNCTIONS.build_function(value)
     return value
 
