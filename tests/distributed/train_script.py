@@ -104,7 +104,9 @@ def main(work_dir, *settings):
             predict=predict,
         ),
         work_dir=work_dir,
-        train_dataloader=dict(global_batch_size=8, dataset=make_dataset(int(options.get("examples", 32)))),
+        train_dataloader=dict(batch_size=8 // count, dataset=make_dataset(32))
+        if "iters" not in options
+        else dict(global_batch_size=8, dataset=make_dataset(int(options.get("examples", 32)))),
         train_cfg=dict(
             **(
                 dict(by_epoch=False, max_iters=int(options["iters"])) if "iters" in options else dict(max_epochs=epochs)
