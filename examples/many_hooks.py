@@ -114,6 +114,7 @@ def build_hooks(target_accuracy):
     return [
         # inside the compiled step
         dict(type="NumericsGuardHook", max_in_row=3, spike_factor=100.0),
+        dict(type="HistogramHook", interval=20, patterns=["kernel$"]),
         dict(type="EMAHook", momentum=0.05, update_buffers=True),
         dict(type="MeanTeacherHook", momentum=0.05, evaluate_on_teacher=False),
         # inputs of the step: hyperparameters and data

@@ -149,7 +149,8 @@ def test_the_suggestion_is_where_the_loss_falls_fastest():
     assert suggest(rates, losses) == pytest.approx(1e-2)
 
 
-def test_model_prints_layers_parameters_and_flops(capsys):
+def test_model_prints_layers_parameters_and_flops(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     root = pathlib.Path(__file__).parents[2]
     assert main(["model", str(root / "configs" / "digits_cnn.py"), "--config.train_dataloader.batch_size=2"]) == 0
     out = capsys.readouterr().out

@@ -85,7 +85,10 @@ def test_a_published_config_runs_again_is_loaded_and_exported(path, tmp_path):
 
 
 def test_every_example_is_tested():
-    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {
+        *EXAMPLES,
+        "experiment",
+    }  # that has test_experiment.py
 
 
 def test_the_nnx_example_learns(tmp_path):

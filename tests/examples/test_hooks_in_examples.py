@@ -1,10 +1,11 @@
-"""Every hook is used in an example or a config, and works on real data there."""
+"""Every hook is used in an example, a config or a recipe in docs/ that the tests run, and works on real data there."""
 
 import ast
 import importlib.util
 import json
 import math
 import pathlib
+import re
 
 import numpy as np
 import optax
@@ -49,13 +50,17 @@ def used_names():
     # the hooks that from_imix adds
     names |= {"OptimizerHook", "LRSchedulerHook", "IterationTimerHook", "PeriodicLogger", "CheckPointHook"}
     names |= {"EvaluateHook", "Fp16OptimizerHook", "MomentumSchedulerHook"}
+    names.add("OptunaPruningHook")  # which `jengine sweep --search` adds
+    for path in (ROOT / "docs").glob("*.md"):
+        blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+        names |= set(re.findall(r"type=\"(\w+)\"", "".join(blocks)))
     for path in [*(ROOT / "configs").glob("*.py"), *(ROOT / "examples").glob("*.py")]:
         tree = ast.parse(path.read_text())
         names |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is str}
     return names
 
 
-def test_every_hook_is_used_in_an_example_or_a_config():
+def test_every_hook_is_used_in_an_example_a_config_or_a_recipe():
     assert len(exported_hooks()) >= 45
     assert exported_hooks() - used_names() == set()
 
@@ -77,7 +82,7 @@ def read_scalars(work_dir):
 def test_all_hooks_share_one_compiled_step(many_hooks):
     runner, *_ = many_hooks
     assert runner.programs.update.traces == 1
-    assert len(runner.hooks) == 24
+    assert len(runner.hooks) == 25
 
 
 def test_training_stops_early_and_the_test_merges_several_views(many_hooks):

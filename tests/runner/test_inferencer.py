@@ -51,7 +51,7 @@ def test_inputs_pass_the_four_steps_in_batches_of_one_size(trained, capsys):
     expected = runner.predict({"x": X / 2})
     for batch_size in (3, 7):
         result = inferencer(list(X), batch_size=batch_size)
-        np.testing.assert_allclose(np.stack(result["predictions"]), expected, rtol=1e-6)
+        np.testing.assert_allclose(np.stack(result["predictions"]), expected, rtol=1e-5, atol=1e-7)
         assert result["visualization"] == [f"class {row.argmax()}" for row in expected]
     assert "Inference" in capsys.readouterr().out
     named = inferencer(X[2], prefix="it is", labels=["left", "right"])
