@@ -26,7 +26,7 @@ SIZES = {
 # Examples that a process reads for a step, tokens of each, steps, warm-up, and the learning rate.
 RECIPES = {
     "tiny": dict(batch_size=16, length=64, iters=300, warmup=20, lr=5e-3),
-    "python": dict(batch_size=16, length=256, iters=3000, warmup=100, lr=6e-3),
+    "python": dict(batch_size=16, length=256, iters=1600, warmup=100, lr=6e-3),
     "124m": dict(batch_size=32, length=1024, iters=50_000, warmup=1000, lr=6e-4),
     "1b": dict(batch_size=8, length=2048, iters=100_000, warmup=2000, lr=3e-4),
     "7b": dict(batch_size=4, length=4096, iters=250_000, warmup=2000, lr=3e-4),
