@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
+from jengine.model.constrain import axes_of_type
+
 BATCH = ("data", "fsdp")  # axes of the mesh over which examples are sharded
 HEADS = "tensor"  # axis of the mesh over which heads are sharded
 Implementation = Literal["auto", "splash", "cudnn", "blocks", "plain"]
@@ -20,7 +22,6 @@ _BLOCKS = 16  # at most so many blocks of queries: each is compiled
 _MIN_QUERIES = 256
 _SPLASH_BLOCK = 512  # rows and columns of a tile; larger ones do not fit into a v5e's memory of the core
 _LANES = 128
-_AUTO = AxisType.Auto
 
 
 def attend(
@@ -174,7 +175,7 @@ def _attend_splash(
     """Run the Pallas kernel on each device: XLA cannot divide a kernel, so batch and heads are mapped here."""
     mesh = jax.sharding.get_abstract_mesh()
     attend_local = functools.partial(_attend_splash_local, causal=causal, window=window)
-    mapped_axes = {str(name) for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == _AUTO}
+    mapped_axes = axes_of_type(mesh, AxisType.Auto)
     if not mapped_axes:
         return attend_local(query, key, value, segment_ids)
     batch = _divisors(mesh, BATCH, query.shape[0])
@@ -192,8 +193,8 @@ def _attend_splash(
 
 def _divisors(mesh: AbstractMesh, names: tuple[str, ...], size: int) -> tuple[str, ...]:
     """Return those axes of the mesh that XLA shards, if they divide `size`."""
-    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    found = tuple(name for name in names if types.get(name) == _AUTO)
+    automatic = axes_of_type(mesh, AxisType.Auto)
+    found = tuple(name for name in names if name in automatic)
     return found if size % math.prod(mesh.shape[name] for name in found) == 0 else ()
 
 

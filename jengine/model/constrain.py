@@ -22,7 +22,7 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
         sharding for further axes.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    usable = _axes_of_type(mesh, AxisType.Auto) | _axes_of_type(mesh, AxisType.Explicit)
+    usable = axes_of_type(mesh, AxisType.Auto) | axes_of_type(mesh, AxisType.Explicit)
     if not usable:
         return x
     spec: list[object] = []
@@ -43,7 +43,7 @@ def set_sharding(x: jax.Array, mesh: Mesh | AbstractMesh, spec: PartitionSpec) -
     constraint.
     """
     # A mesh may have axes of both types, and each call accepts only its own.
-    explicit, automatic = _axes_of_type(mesh, AxisType.Explicit), _axes_of_type(mesh, AxisType.Auto)
+    explicit, automatic = axes_of_type(mesh, AxisType.Explicit), axes_of_type(mesh, AxisType.Auto)
     if explicit:
         kept = zip(spec, jax.typeof(x).sharding.spec, strict=False)
         typed = [old if axis is PartitionSpec.UNCONSTRAINED else _select(axis, explicit) for axis, old in kept]
@@ -54,7 +54,8 @@ def set_sharding(x: jax.Array, mesh: Mesh | AbstractMesh, spec: PartitionSpec) -
     return x
 
 
-def _axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> set[str]:
+def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> set[str]:
+    """Return the names of the mesh axes of a type."""
     return {str(name) for name, found in zip(mesh.axis_names, mesh.axis_types, strict=True) if found == kind}
 
 

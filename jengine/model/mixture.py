@@ -10,6 +10,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jengine.model.attention import BATCH
+from jengine.model.constrain import axes_of_type
 
 
 class MixtureOfExperts(nn.Module):
@@ -53,8 +54,7 @@ class MixtureOfExperts(nn.Module):
 def _on_each_device(x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernels: jax.Array) -> jax.Array:
     """Apply the experts to the tokens of each device: a sort over all devices would exchange every token."""
     mesh = jax.sharding.get_abstract_mesh()
-    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    mapped_axes = {str(name) for name, kind in types.items() if kind == AxisType.Auto}
+    mapped_axes = axes_of_type(mesh, AxisType.Auto)
     if not mapped_axes:
         return _apply_experts(x, chosen, weights, *kernels)
     batch = tuple(name for name in BATCH if name in mapped_axes)

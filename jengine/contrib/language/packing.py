@@ -1,5 +1,6 @@
 """Documents packed into rows of one length, by grain."""
 
+import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jengine.annotations import Count
-from jengine.contrib.language.tokenizers import ByteTokenizer, Tokenizer
+from jengine.contrib.language.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     import grain
@@ -54,20 +55,9 @@ def pack(
     data = data.seed(seed)
     if shuffle:
         data = data.shuffle()
-    sizes = ByteTokenizer().token_bytes() if tokenizer is None else tokenizer.token_bytes()
-
-    def to_pairs(document: Any) -> dict[str, np.ndarray]:
-        if isinstance(document, str):
-            if tokenizer is None:
-                raise ValueError("pack: `tokenizer` must be given for texts, got None")
-            document = np.append(tokenizer.encode(document), tokenizer.end_token)
-        tokens = np.asarray(document, np.int32)
-        if tokens.ndim != 1 or tokens.size < 2:
-            raise ValueError(f"pack: documents must be int[N] with at least 2 tokens, got {tokens.dtype}{tokens.shape}")
-        return {"tokens": tokens[:-1], "targets": tokens[1:]}
-
+    sizes = None if tokenizer is None else tokenizer.token_bytes()
     endless = data if len(data) >= sys.maxsize else data.repeat()  # grain repeats a dataset once
-    pairs = endless.map(to_pairs).to_iter_dataset()
+    pairs = endless.map(functools.partial(_to_pairs, tokenizer)).to_iter_dataset()
     lengths = {"tokens": length, "targets": length}
     if packing == "concat":
         rows = experimental.ConcatThenSplitIterDataset(pairs, length_struct=lengths)
@@ -81,18 +71,31 @@ def pack(
             padding_struct={"tokens": 0, "targets": IGNORED},
         )
 
-    def to_row(row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        targets = row["targets"]
-        known = np.where((targets >= 0) & (targets < len(sizes)), targets, 0) if tokenizer else np.zeros_like(targets)
-        return {
-            "tokens": row["tokens"],
-            "targets": targets,
-            "segment_ids": row["tokens_segment_ids"],
-            "positions": row["tokens_positions"],
-            "num_bytes": np.where(targets == IGNORED, 0, sizes[known]),
-        }
+    return rows.map(functools.partial(_to_row, sizes))
 
-    return rows.map(to_row)
+
+def _to_pairs(tokenizer: Tokenizer | None, document: Any) -> dict[str, np.ndarray]:
+    if isinstance(document, str):
+        if tokenizer is None:
+            raise ValueError("pack: `tokenizer` must be given for texts, got None")
+        document = np.append(tokenizer.encode(document), tokenizer.end_token)
+    tokens = np.asarray(document, np.int32)
+    if tokens.ndim != 1 or tokens.size < 2:
+        raise ValueError(f"pack: documents must be int[N] with at least 2 tokens, got {tokens.dtype}{tokens.shape}")
+    return {"tokens": tokens[:-1], "targets": tokens[1:]}
+
+
+def _to_row(sizes: np.ndarray | None, row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    targets = row["targets"]
+    is_known = targets != IGNORED
+    num_bytes = np.int32(1) if sizes is None else sizes[np.where(is_known, targets, 0)]
+    return {
+        "tokens": row["tokens"],
+        "targets": targets,
+        "segment_ids": row["tokens_segment_ids"],
+        "positions": row["tokens_positions"],
+        "num_bytes": np.where(is_known, num_bytes, 0),
+    }
 
 
 def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
