@@ -22,7 +22,7 @@ _SMOOTHING = 0.9
 _SKIPPED = 0.1  # of the steps at the start, where losses are noise
 
 
-class Search(NamedTuple):
+class RateSearch(NamedTuple):
     """Losses over learning rates.
 
     Attributes:
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         print(f"saved to {args.png}")
 
 
-def find_rate(cfg: Mapping[str, Any], low: float, high: float, steps: int) -> Search:
+def find_rate(cfg: Mapping[str, Any], low: float, high: float, steps: int) -> RateSearch:
     """Train a config in a temporary directory, with rates that grow from `low` to `high` by a constant factor.
 
     All parameter groups keep their ratios (`lr_mult`). Validation, schedules and hooks without a traced point are left
@@ -115,7 +115,7 @@ def find_rate(cfg: Mapping[str, Any], low: float, high: float, steps: int) -> Se
     if len(hook.losses) < 3:
         raise ConfigError(f"--min must be a rate at which the loss does not diverge at once, got {low:g}")
     rates, losses = low * factor ** np.arange(len(hook.losses)), smooth(hook.losses)
-    return Search(rates, losses, suggest(rates, losses), hook.diverged)
+    return RateSearch(rates, losses, suggest(rates, losses), hook.diverged)
 
 
 def smooth(losses: Sequence[float]) -> np.ndarray:
@@ -166,7 +166,7 @@ def _is_traced(hook: Any) -> bool:
     return any(getattr(kind, point, None) is not getattr(Hook, point) for point in Hook.traced_points)
 
 
-def _save_png(found: Search, path: str) -> None:
+def _save_png(found: RateSearch, path: str) -> None:
     with require_extra("plot", "--png requires matplotlib"):
         import matplotlib
     matplotlib.use("Agg")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jengine.errors import ConfigError
 from jengine.json_codec import decode, encode, pack, unpack
-from jengine.sweeps.space import Range, Setting
+from jengine.sweeps.space import Setting, ValueRange
 
 
 class Request(NamedTuple):
@@ -19,7 +19,7 @@ class Request(NamedTuple):
     config: str  # path
     overrides: Sequence[str]  # for all runs
     grid: Mapping[str, Sequence[Any]]
-    ranges: Mapping[str, Range]
+    ranges: Mapping[str, ValueRange]
     draws: int
     search: bool
     seeds: Sequence[int]
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
 
     settings: list[Setting]  # of a search: only examples, which were checked
     grid: dict[str, list[Any]]  # with complete paths
-    ranges: dict[str, Range]  # with complete paths
+    ranges: dict[str, ValueRange]  # with complete paths
     metric: str  # the main metric; '' if unknown
     rule: str  # 'greater' or 'less'; '' if unknown
     fingerprint: str  # hash of the config without the settings
@@ -63,4 +63,4 @@ def check(request: Request) -> Plan:
         for note in plan["notes"]:
             error.add_note(note)
         raise error
-    return Plan(**{**plan, "ranges": {name: Range(*limits) for name, limits in plan["ranges"].items()}})
+    return Plan(**{**plan, "ranges": {name: ValueRange(*limits) for name, limits in plan["ranges"].items()}})

@@ -16,7 +16,7 @@ from jengine.errors import ConfigError, closest
 from jengine.json_codec import decode, encode, pack, unpack
 from jengine.runner import Runner
 from jengine.sweeps.check import Plan, Request, add_pruning
-from jengine.sweeps.space import SEED, Range, Setting, format_override, list_settings
+from jengine.sweeps.space import SEED, Setting, ValueRange, format_override, list_settings
 
 _NOT_CHECKED = ("parallel", "resume", "load_from")  # depend on devices and files of the run
 
@@ -104,7 +104,7 @@ def _check_literal(path: str, value: Any) -> None:
 def main() -> None:
     """Read a request from stdin and write the plan, or the error, to the file in the first argument."""
     request = unpack(decode(sys.stdin.read()))
-    request["ranges"] = {path: Range(*limits) for path, limits in request["ranges"].items()}
+    request["ranges"] = {path: ValueRange(*limits) for path, limits in request["ranges"].items()}
     try:
         plan: dict[str, Any] = make_plan(Request(**request))._asdict()
     except Exception as error:

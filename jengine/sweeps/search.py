@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jengine.errors import require_extra
-from jengine.sweeps.space import Range, Setting, round_number
+from jengine.sweeps.space import Setting, ValueRange, round_number
 from jengine.sweeps.trials import Trial
 
 STUDY = "optuna.log"
@@ -23,7 +23,11 @@ class Search:
     """
 
     def __init__(
-        self, directory: pathlib.Path, rule: str, grid: Mapping[str, Sequence[Any]], ranges: Mapping[str, Range]
+        self,
+        directory: pathlib.Path,
+        rule: str,
+        grid: Mapping[str, Sequence[Any]],
+        ranges: Mapping[str, ValueRange],
     ) -> None:
         with require_extra("sweep", "`--search` requires optuna"):
             import optuna

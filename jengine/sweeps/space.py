@@ -18,10 +18,10 @@ Setting: TypeAlias = dict[str, Any]
 """Values by config path."""
 
 
-class Range(NamedTuple):
+class ValueRange(NamedTuple):
     """Range of a number, from `low` to `high`, both included.
 
-    >>> Range(1e-4, 1e-1, log=True).draw(random.Random(0))
+    >>> ValueRange(1e-4, 1e-1, log=True).draw(random.Random(0))
     0.03414
 
     Args:
@@ -55,19 +55,19 @@ def round_number(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-def check_range(path: str, limits: Range | Sequence[Any]) -> Range:
+def check_range(path: str, limits: ValueRange | Sequence[Any]) -> ValueRange:
     """Return a range from `(low, high)`, perhaps with 'log' and 'int' after them.
 
     >>> check_range("lr", (1e-4, 1e-1, "log"))
-    Range(low=0.0001, high=0.1, log=True, is_int=False)
+    ValueRange(low=0.0001, high=0.1, log=True, is_int=False)
 
     Raises:
       ConfigError: another form, or limits in the wrong order.
     """
     low, high, *flags = (math.nan, math.nan) if isinstance(limits, str) or len(limits) < 2 else limits
-    result = limits if isinstance(limits, Range) else Range(low, high, "log" in flags, "int" in flags)
+    result = limits if isinstance(limits, ValueRange) else ValueRange(low, high, "log" in flags, "int" in flags)
     numbers = [value for value in result[:2] if isinstance(value, int | float) and math.isfinite(value)]
-    is_known = isinstance(limits, Range) or set(flags) <= {"log", "int"}
+    is_known = isinstance(limits, ValueRange) or set(flags) <= {"log", "int"}
     if len(numbers) < 2 or not is_known or not result.low < result.high or (result.log and result.low <= 0):
         above = " above 0" if result.log else ""
         raise ConfigError(
@@ -88,11 +88,11 @@ def parse_grid(arguments: Iterable[str]) -> dict[str, list[Any]]:
     }
 
 
-def parse_ranges(arguments: Iterable[str]) -> dict[str, Range]:
+def parse_ranges(arguments: Iterable[str]) -> dict[str, ValueRange]:
     """Return the ranges by path from the arguments of `--range`.
 
     >>> parse_ranges(["lr=1e-4..1e-1:log", "depth=2..8:int"])["depth"]
-    Range(low=2, high=8, log=False, is_int=True)
+    ValueRange(low=2, high=8, log=False, is_int=True)
     """
     ranges = {}
     for path, text in _pairs("--range", arguments):
@@ -106,7 +106,7 @@ def parse_ranges(arguments: Iterable[str]) -> dict[str, Range]:
 def list_settings(
     settings: Sequence[Setting] | None,
     grid: Mapping[str, Sequence[Any]],
-    ranges: Mapping[str, Range],
+    ranges: Mapping[str, ValueRange],
     draws: int,
     seeds: Sequence[int],
 ) -> list[Setting]:
@@ -140,7 +140,7 @@ def format_override(path: str, value: Any) -> str:
     return f"{path}={value!r}"
 
 
-def _draw(grid: Mapping[str, Sequence[Any]], ranges: Mapping[str, Range], index: int) -> Setting:
+def _draw(grid: Mapping[str, Sequence[Any]], ranges: Mapping[str, ValueRange], index: int) -> Setting:
     # A generator for each index: a sweep with more draws begins with the same ones
     generator = random.Random(index)
     drawn = {path: limits.draw(generator) for path, limits in ranges.items()}
