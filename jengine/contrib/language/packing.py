@@ -101,6 +101,7 @@ def _to_row(sizes: np.ndarray | None, row: Mapping[str, np.ndarray]) -> dict[str
 def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
     """Return the tokens of all texts one after another, each with the end of a document: int32[N], for `TokenWindows`.
 
+    >>> from jengine.contrib.language import ByteTokenizer
     >>> encode_all(["a", "bc"], ByteTokenizer()).tolist()
     [97, 256, 98, 99, 256]
     """
