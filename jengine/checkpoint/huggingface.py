@@ -31,6 +31,13 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "silu": "silu", "swish": "silu",
     "relu": "relu",
 }  # fmt: skip
+# The settings of a `rope_type`; what is not here would be ignored, so it is refused.
+_ORIGINAL = "original_max_position_embeddings"
+_ROPE_KEYS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
+    "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "truncate", _ORIGINAL),
+}
 _QUERY_KEY_VALUE = ("query", "key", "value")
 
 
@@ -98,13 +105,6 @@ def _llama_arguments(config: Config) -> dict[str, Any]:
     _require(config, mlp_bias=bias)
     # Before version 5 of transformers, the base and the scaling stood apart.
     rope = config.get("rope_parameters") or {**(config.get("rope_scaling") or {})}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "llama3"):
-        raise ConfigError(f"`rope_type` of a {CONFIG} must be 'default' or 'llama3', got {kind!r}")
-    scaling = None
-    if kind == "llama3":
-        scaling = {name: rope[name] for name in ("factor", "low_freq_factor", "high_freq_factor")}
-        scaling["original_length"] = rope["original_max_position_embeddings"]
     return dict(
         vocab_size=config["vocab_size"],
         width=config["hidden_size"],
@@ -115,12 +115,28 @@ def _llama_arguments(config: Config) -> dict[str, Any]:
         mlp_width=config["intermediate_size"],
         window=config.get("sliding_window") if config["model_type"] == "mistral" else None,
         rotary_base=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-        rotary_scaling=scaling,
+        rotary_scaling=_find_scaling(rope, config.get("max_position_embeddings")),
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
         activation=_find_activation(config.get("hidden_act", "silu")),
         bias=bias,
         tied=config.get("tie_word_embeddings", False),
     )
+
+
+def _find_scaling(rope: Mapping[str, Any], max_length: int | None) -> dict[str, Any] | None:
+    """Return `TransformerLM.rotary_scaling` for `rope_parameters`, or the `rope_scaling` of older files."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", *_ROPE_KEYS):
+        raise ConfigError(f"`rope_type` of a {CONFIG} must be 'default', 'linear', 'llama3' or 'yarn', got {kind!r}")
+    known = ("rope_type", "type", "rope_theta", *_ROPE_KEYS.get(kind, ()))
+    unknown = [name for name, value in rope.items() if name not in known and value is not None]
+    if unknown:
+        raise ConfigError(f"the `rope_type` {kind!r} of a {CONFIG} must have no other settings, got {unknown}")
+    if kind == "default":
+        return None
+    scaling = {name: value for name in _ROPE_KEYS[kind] if (value := rope.get(name)) is not None}
+    original = scaling.pop(_ORIGINAL, max_length if kind == "yarn" else None)  # as in transformers
+    return {"type": kind, **scaling, **({} if kind == "linear" else {"original_length": original})}
 
 
 def _require(config: Config, **settings: bool) -> None:

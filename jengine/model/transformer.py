@@ -1,7 +1,6 @@
 """Decoder-only transformer for language modelling, as a Linen module."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
@@ -13,9 +12,8 @@ from jengine.annotations import Count, Positive
 from jengine.model.attention import BATCH, attend
 from jengine.model.constrain import constrain
 from jengine.model.mixture import MixtureOfExperts
+from jengine.model.rotary import ROTARY_BASE, RotaryScaling, make_scaling, rotate
 from jengine.registry import MODELS
-
-ROTARY_BASE = 10_000.0  # ratio of the longest to the shortest wavelength of the rotary position embedding
 
 _WIDTH = ("fsdp", "tensor")  # axes of the mesh over which the width of the embedding is sharded
 
@@ -30,25 +28,6 @@ _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": nn.gelu,
     "relu": nn.relu,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class RotaryScaling:
-    """Longer wavelengths for a longer context, as in Llama 3.1.
-
-    Waves that pass fewer than `low_freq_factor` times over the original context are slowed down by `factor`, those that
-    pass more than `high_freq_factor` times are kept, and the ones between are interpolated.
-
-    Attributes:
-      factor: the ratio of the new context to the original one.
-      low_freq_factor, high_freq_factor: the numbers of periods.
-      original_length: the context in tokens for which the model was trained first.
-    """
-
-    factor: Positive
-    low_freq_factor: Positive
-    high_freq_factor: Positive
-    original_length: Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +179,8 @@ class TransformerLM(nn.Module):
       positions: 'rotary', or 'learned': an embedding of `max_length` positions is added to that of the tokens.
       max_length: the most tokens with learned positions.
       rotary_base: ratio of the longest to the shortest wavelength.
-      rotary_scaling: fields of `RotaryScaling`.
+      rotary_scaling: change of the wavelengths for a longer context: `dict(type='linear', factor=4)`, or the attributes
+        of `Llama3Scaling` or `YarnScaling` in `jengine.model.rotary` with the `type` 'llama3' or 'yarn'.
       norm: 'rms' for RMSNorm, 'layer' for LayerNorm.
       norm_epsilon: number added to the variance in norms.
       mlp: 'gated' for `down(act(gate(x)) * up(x))`, 'plain' for `down(act(up(x)))`.
@@ -231,7 +211,7 @@ class TransformerLM(nn.Module):
     positions: Literal["rotary", "learned"] = "rotary"
     max_length: Count | None = None
     rotary_base: Positive = ROTARY_BASE
-    rotary_scaling: Mapping[str, float] | None = None
+    rotary_scaling: Mapping[str, str | float] | None = None
     norm: Literal["rms", "layer"] = "rms"
     norm_epsilon: Positive = 1e-6
     mlp: Literal["gated", "plain"] = "gated"
@@ -309,7 +289,7 @@ class TransformerLM(nn.Module):
             head_size=self.head_size or self.width // self.heads,
             mlp_width=self.mlp_width,
             rotary_base=self.rotary_base if is_rotary else None,
-            rotary_scaling=None if self.rotary_scaling is None else RotaryScaling(**self.rotary_scaling),  # type: ignore[arg-type]
+            rotary_scaling=make_scaling(self.rotary_scaling),
             window=self.window,
             norm=self.norm,
             norm_epsilon=self.norm_epsilon,
@@ -340,31 +320,3 @@ def _look_up(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """
     x = constrain(table, None, _WIDTH)[constrain(tokens, "data")]
     return constrain(constrain(x, "data", None, _WIDTH), BATCH)
-
-
-def rotate(
-    x: jax.Array,
-    base: float = ROTARY_BASE,
-    scaling: RotaryScaling | None = None,
-    positions: jax.Array | None = None,
-) -> jax.Array:
-    """Return queries or keys, f[B, T, H, K], rotated by angles proportional to the positions, int[B, T] or 0, 1, ...
-
-    Channel i in the first half and channel i in the second half are the two coordinates of a plane. The result has the
-    dtype of `x`; angles are computed in float32.
-    """
-    half = x.shape[-1] // 2
-    frequencies = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    if scaling is not None:
-        # Angles are frequency * position, so this is how often a wave fits into the original context.
-        periods = frequencies * (scaling.original_length / (2 * math.pi))
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        kept = jnp.clip((periods - low) / (high - low), 0, 1)
-        frequencies = frequencies * (kept + (1 - kept) / scaling.factor)
-    # bfloat16 has 8 bits, so it cannot tell neighbouring positions above 256 apart.
-    steps = jnp.arange(x.shape[1], dtype=jnp.float32) if positions is None else positions.astype(jnp.float32)
-    angles = steps[..., None, None] * frequencies
-    # Halves as in Hugging Face's weights; the paper pairs neighbouring channels.
-    first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

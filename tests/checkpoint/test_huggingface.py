@@ -123,7 +123,11 @@ def test_loading_holds_one_tensor_beside_the_result(tmp_path):
     ("changes", "message"),
     [
         (dict(model_type="bert"), "`model_type` of a config.json must be one of .*got 'bert'"),
-        (dict(rope_parameters=dict(rope_type="yarn")), "`rope_type` .* must be 'default' or 'llama3', got 'yarn'"),
+        (
+            dict(rope_parameters=dict(rope_type="dynamic")),
+            "`rope_type` .* must be 'default', 'linear', .* got 'dynamic'",
+        ),
+        (dict(rope_parameters=dict(rope_type="yarn", factor=2.0, mscale=1.0)), r"no other settings, got \['mscale'\]"),
         (dict(mlp_bias=True), "`mlp_bias` of a config.json must be False for TransformerLM, got True"),
         (dict(hidden_act="quick_gelu"), "activation of a config.json must be one of .* got 'quick_gelu'"),
     ],
@@ -138,6 +142,24 @@ def test_the_settings_of_rotations_have_the_same_meaning_in_older_configs():
     rope = dict(config.pop("rope_parameters"))
     older = {**config, "rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
     assert transformer_arguments(older) == transformer_arguments(DATA / "llama")
+
+
+@pytest.mark.parametrize(
+    ("rope", "scaling"),
+    [
+        (dict(rope_type="default"), None),
+        (dict(type="linear", factor=2.0), dict(type="linear", factor=2.0)),
+        (
+            dict(rope_type="yarn", factor=4.0, beta_fast=16.0, original_max_position_embeddings=8),
+            dict(type="yarn", factor=4.0, beta_fast=16.0, original_length=8),
+        ),
+        (dict(rope_type="yarn", factor=4.0), dict(type="yarn", factor=4.0, original_length=64)),
+    ],
+)
+def test_the_scaling_of_rotations_is_read(rope, scaling):
+    config = {**read_config(DATA / "llama"), "max_position_embeddings": 64, "rope_scaling": rope}
+    del config["rope_parameters"]
+    assert transformer_arguments(config)["rotary_scaling"] == scaling
 
 
 # --- Export. ---

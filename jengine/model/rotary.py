@@ -1,0 +1,155 @@
+"""Rotary position embedding, and its scaling to contexts longer than those of the pretraining."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jengine.annotations import Count, Positive
+from jengine.errors import ConfigError, closest, config_path
+from jengine.registry import check_arguments
+
+ROTARY_BASE = 10_000.0  # ratio of the longest to the shortest wavelength of the rotary position embedding
+
+
+class RotaryScaling(Protocol):
+    """Change of the frequencies for a longer context."""
+
+    @property
+    def amplitude(self) -> float:
+        """The factor of queries and of keys."""
+
+    def scale(self, frequencies: jax.Array, base: float) -> jax.Array:
+        """Return the new frequencies, f32[K / 2], in radians per position."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearScaling:
+    """Positions divided by `factor`, the ratio of the new context to the original one (Chen et al. 2023)."""
+
+    factor: Positive
+    amplitude = 1.0
+
+    def scale(self, frequencies: jax.Array, base: float) -> jax.Array:
+        """Return the new frequencies, f32[K / 2]."""
+        return frequencies / self.factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3Scaling:
+    """Longer wavelengths, as in Llama 3.1.
+
+    Waves that pass fewer than `low_freq_factor` times over the original context are slowed down by `factor`, those that
+    pass more than `high_freq_factor` times are kept, and the ones between are interpolated.
+
+    Attributes:
+      factor: the ratio of the new context to the original one.
+      low_freq_factor, high_freq_factor: the numbers of periods.
+      original_length: the context in tokens for which the model was trained first.
+    """
+
+    factor: Positive
+    low_freq_factor: Positive
+    high_freq_factor: Positive
+    original_length: Count
+    amplitude = 1.0
+
+    def scale(self, frequencies: jax.Array, base: float) -> jax.Array:
+        """Return the new frequencies, f32[K / 2]."""
+        # Angles are frequency * position, so this is how often a wave fits into the original context.
+        periods = frequencies * (self.original_length / (2 * math.pi))
+        kept = jnp.clip((periods - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023): waves between the two limits are interpolated by channel, and logits grow.
+
+    Attributes:
+      factor: the ratio of the new context to the original one.
+      original_length: the context in tokens for which the model was trained first.
+      beta_fast, beta_slow: waves with more periods over the original context are kept, those with fewer slowed down.
+      attention_factor: factor of queries and of keys; None for `0.1 * log(factor) + 1`.
+      truncate: whether the limits are rounded to whole channels.
+    """
+
+    factor: Positive
+    original_length: Count
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    attention_factor: Positive | None = None
+    truncate: bool = True
+
+    @property
+    def amplitude(self) -> float:
+        """The factor of queries and of keys."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+
+    def scale(self, frequencies: jax.Array, base: float) -> jax.Array:
+        """Return the new frequencies, f32[K / 2]."""
+        half = frequencies.size
+
+        def find_channel(periods: float) -> float:
+            return half * math.log(self.original_length / (periods * 2 * math.pi)) / math.log(base)
+
+        first, last = find_channel(self.beta_fast), find_channel(self.beta_slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * half - 1)
+        slowed = jnp.clip((jnp.arange(half) - first) / max(last - first, 1e-3), 0, 1)
+        return frequencies * (slowed / self.factor + 1 - slowed)
+
+
+_SCALINGS = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScaling}
+
+
+def make_scaling(config: Mapping[str, object] | None) -> RotaryScaling | None:
+    """Return the scaling for a config with the `type` 'linear', 'llama3' or 'yarn', and its attributes.
+
+    >>> make_scaling(dict(type="linear", factor=2.0))
+    LinearScaling(factor=2.0)
+
+    Raises:
+      ConfigError: another type or attribute, or a missing one.
+    """
+    if config is None:
+        return None
+    kind = config.get("type")
+    if kind not in _SCALINGS:
+        hint = closest(str(kind), tuple(_SCALINGS))
+        raise ConfigError(f"`rotary_scaling.type` must be one of {', '.join(_SCALINGS)}, got {kind!r}{hint}")
+    arguments = {name: value for name, value in config.items() if name != "type"}
+    with config_path("rotary_scaling"):
+        check_arguments(_SCALINGS[str(kind)], arguments)
+        return _SCALINGS[str(kind)](**arguments)  # type: ignore[arg-type]
+
+
+def rotate(
+    x: jax.Array,
+    base: float = ROTARY_BASE,
+    scaling: RotaryScaling | None = None,
+    positions: jax.Array | None = None,
+) -> jax.Array:
+    """Return queries or keys, f[B, T, H, K], rotated by angles proportional to the positions, int[B, T] or 0, 1, ...
+
+    Channel i in the first half and channel i in the second half are the two coordinates of a plane. The result has the
+    dtype of `x`; angles are computed in float32.
+    """
+    half = x.shape[-1] // 2
+    frequencies = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    amplitude = 1.0
+    if scaling is not None:
+        frequencies, amplitude = scaling.scale(frequencies, base), scaling.amplitude
+    # bfloat16 has 8 bits, so it cannot tell neighbouring positions above 256 apart.
+    steps = jnp.arange(x.shape[1], dtype=jnp.float32) if positions is None else positions.astype(jnp.float32)
+    angles = steps[..., None, None] * frequencies
+    # Halves as in Hugging Face's weights; the paper pairs neighbouring channels.
+    first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    cos, sin = amplitude * jnp.cos(angles), amplitude * jnp.sin(angles)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
