@@ -127,7 +127,7 @@ def make_scaling(config: Mapping[str, object] | None) -> RotaryScaling | None:
     arguments = {name: value for name, value in config.items() if name != "type"}
     with config_path("rotary_scaling"):
         check_arguments(_SCALINGS[str(kind)], arguments)
-        return _SCALINGS[str(kind)](**arguments)  # type: ignore[arg-type]
+        return _SCALINGS[str(kind)](**arguments)
 
 
 def rotate(
