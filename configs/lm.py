@@ -13,8 +13,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-import jengine.contrib.language  # noqa: F401  registers StandardLibrary
-
 SIZES = {
     "tiny": dict(width=64, depth=2, heads=4, mlp_width=192, vocab_size=256),
     "python": dict(width=128, depth=3, heads=4, mlp_width=384, vocab_size=257, remat=False),
@@ -78,7 +76,12 @@ def get_config(size: str = "tiny") -> ConfigDict:
     )
     if has_experts:
         config.model.sown_losses = dict(balance=0.01)  # Switch Transformer's weight
-    if size != "python":  # for a CPU, which is slower in it
+    if size == "python":  # whose tokens are bytes: it can write
+        config.model = dict(
+            type="TextGenerator", model=config.model, tokenizer="bytes", max_new_tokens=200, temperature=0.7
+        )
+        config.custom_hooks = [dict(type="GenerationHook", prompts=["def ", "import "], interval=400)]
+    else:  # a CPU is slower in it
         config.precision = "bfloat16"  # of the computation; parameters and optimizer state are float32
     rules = RULES + (EXPERT_RULES if has_experts else MLP_RULES)
     config.parallel = dict(type="Pjit", mesh=dict(data=1, fsdp=-1, tensor=1), rules=rules, strict=True)

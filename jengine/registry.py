@@ -410,20 +410,22 @@ def _full_name(entry: Callable[..., Any]) -> str:
 
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_IMIX, _SELFSUP, _SEGMENTATION = (f"jengine.contrib.{name}" for name in ("imix", "selfsup", "segmentation"))
+_IMIX, _SELFSUP, _SEGMENTATION, _LANGUAGE = (
+    f"jengine.contrib.{name}" for name in ("imix", "selfsup", "segmentation", "language")
+)
 
-HOOKS = Registry("hook", "jengine.hooks", contrib=(_IMIX, _SELFSUP, _SEGMENTATION))
+HOOKS = Registry("hook", "jengine.hooks", contrib=(_IMIX, _SELFSUP, _SEGMENTATION, _LANGUAGE))
 OPTIMIZERS = Registry("optimizer", "jengine.optim", contrib=(_IMIX,))
 OPTIM_WRAPPERS = Registry("optimizer wrapper", "jengine.optim")
 OPTIM_WRAPPER_CONSTRUCTORS = Registry("optimizer wrapper constructor", "jengine.optim", contrib=(_IMIX,))
 PARAM_SCHEDULERS = Registry("parameter scheduler", "jengine.optim", contrib=(_IMIX,))
-MODELS = Registry("model", "jengine.model")
-DATASETS = Registry("dataset", "jengine.data", contrib=(_SELFSUP,))
+MODELS = Registry("model", "jengine.model", contrib=(_LANGUAGE,))
+DATASETS = Registry("dataset", "jengine.data", contrib=(_SELFSUP, _LANGUAGE))
 TRANSFORMS = Registry("transform", "jengine.data")
 DATA_SAMPLERS = Registry("data sampler", "jengine.data", contrib=(_SELFSUP,))
 FUNCTIONS = Registry("function", "jengine.data", checks_calls=False)  # they take arrays
 LOOPS = Registry("loop", "jengine.runner")
-METRICS = Registry("metric", "jengine.evaluation", contrib=(_SEGMENTATION,))
+METRICS = Registry("metric", "jengine.evaluation", contrib=(_SEGMENTATION, _LANGUAGE))
 EVALUATOR = Registry("evaluator", "jengine.evaluation")
 VISUALIZERS = Registry("visualizer", "jengine.visualization", contrib=(_SELFSUP,))
 VISBACKENDS = Registry("visualization backend", "jengine.visualization")

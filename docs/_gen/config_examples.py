@@ -63,6 +63,7 @@ _ARGUMENTS = {
         'clustering=dict(type="Kmeans", k=30, pca_dim=16), unif_sampling=True, reweight=False, reweight_pow=0.5',
         "DenseCLHook": "start_iters=1000",
         "EMAHook": "momentum=0.0002, begin_iter=500",
+        "GenerationHook": 'prompts=["def ", "import "], interval=500',
         "OptunaPruningHook": 'monitor="accuracy/top1"',
         "EarlyStoppingHook": 'monitor="accuracy/top1", min_delta=0.001, patience=5',
         "IterTimerHook": "block=True",
@@ -159,6 +160,9 @@ _ARGUMENTS = {
         "SmallCNN": "num_classes=10, widths=(32, 64), dropout=0.1",
         "SmallViT": "num_classes=10, patch=2, width=64, depth=4, heads=4",
         "SwitchedLoss": 'losses=[dict(type="CrossEntropy"), dict(type="CrossEntropy", label_smoothing=0.1)]',
+        "TextGenerator": 'tokenizer="bytes", max_new_tokens=64, temperature=0.7, model=dict(type="LinenModel", '
+        'module=dict(type="TransformerLM", vocab_size=257), inputs="tokens", '
+        'loss=dict(type="CrossEntropy", label="targets"))',
         "TransformerLM": "vocab_size=256, width=128, depth=4, heads=4",
     },
     "dataset": {
@@ -166,6 +170,7 @@ _ARGUMENTS = {
         "ConcatDataset": 'datasets=[dict(type="Digits", split="train"), dict(type="Digits", split="test")]',
         "Digits": 'split="train"',
         "MixedDataset": 'datasets=[dict(type="Digits"), dict(type="Digits", split="test")], weights=[0.8, 0.2]',
+        "Prompts": 'source=[dict(prompt="2 + 2 =", response="4")], tokenizer="bytes"',
         "PseudoLabelDataset": 'dataset=dict(type="Digits")',
         "RepeatDataset": 'dataset=dict(type="Digits"), times=5',
         "StandardLibrary": "length=64",

@@ -100,10 +100,12 @@ def _add_run_commands(commands: Commands, common: argparse.ArgumentParser) -> No
     test.add_argument("checkpoint", metavar="CHECKPOINT", help=_CHECKPOINT)
     predict = _add(commands, "predict", "predict.run", "write predictions of a checkpoint to a file", run)
     predict.add_argument("checkpoint", metavar="CHECKPOINT", help=_CHECKPOINT)
-    predict.add_argument("--out", required=True, metavar="FILE", help="the .npz file to write")
+    predict.add_argument(
+        "--out", required=True, metavar="FILE", help="the .npz file to write, or .jsonl for generated text"
+    )
     data = (
-        "test, val or train for the data of the config, in order (of several: val.NAME), or an .npz file of arrays "
-        "(default: test, or val without test data)"
+        "test, val or train for the data of the config, in order (of several: val.NAME), an .npz file of arrays, or a "
+        ".jsonl or .txt file of prompts (default: test, or val without test data)"
     )
     predict.add_argument("--data", metavar="DATA", help=data)
     predict.add_argument("--batch-size", type=int, metavar="N", help="examples per batch (default: that of the config)")

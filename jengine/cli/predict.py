@@ -1,4 +1,4 @@
-"""`jengine predict`: predictions from a checkpoint, written to an .npz file."""
+"""`jengine predict`: predictions from a checkpoint, written to an .npz file; or generated text, to a .jsonl file."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,35 @@ from jengine.downloads import local_copy
 from jengine.errors import ConfigError
 from jengine.evaluation.dump import write_arrays
 from jengine.evaluation.sections import list_dataloaders, loader_path
-from jengine.storage import storage_path
+from jengine.json_codec import encode
+from jengine.runner import Runner
+from jengine.storage import storage_path, write_bytes
 
 _MODES = ("test", "val", "train")
+_PROMPTS = (".jsonl", ".txt")
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Predict and write the file; nested prediction names are joined by dots."""
     # Checked before anything is built.
-    if not args.out.endswith(".npz"):
-        raise ConfigError(f"`--out` must be an .npz file, got {args.out!r}")
+    if not args.out.endswith((".npz", ".jsonl")):
+        raise ConfigError(f"`--out` must be an .npz file, or .jsonl for generated text, got {args.out!r}")
     storage_path("--out", args.out)
-    if args.data is not None and args.data.partition(".")[0] not in _MODES and not args.data.endswith(".npz"):
-        raise ConfigError(f"`--data` must be one of {', '.join(_MODES)}, or an .npz file, got {args.data!r}")
+    is_file = args.data is not None and args.data.endswith((".npz", *_PROMPTS))
+    if args.data is not None and args.data.partition(".")[0] not in _MODES and not is_file:
+        found = (
+            f"must be one of {', '.join(_MODES)}, an .npz file, or a .jsonl or .txt file of prompts, got {args.data!r}"
+        )
+        raise ConfigError(f"`--data` {found}")
+    if args.out.endswith(".jsonl") != (is_file and args.data.endswith(_PROMPTS)):
+        raise ConfigError(
+            "`--out` must be a .jsonl file for a .jsonl or .txt file of prompts in `--data`, and else an .npz file, "
+            f"got {args.out!r} for {args.data or 'the data of the config'}"
+        )
     runner = build_runner(args, overrides, load_from=args.checkpoint, resume=False)
+    if args.out.endswith(".jsonl"):
+        _write_texts(args, runner)
+        return
     data, batch_size = _load_data(args, runner.cfg)
     predictions = runner.predict(data, batch_size)
     if not runner.is_main_process:
@@ -32,6 +47,24 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     arrays = write_arrays(args.out, predictions)
     shapes = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in arrays.items())
     print(f"predictions of {args.checkpoint}: {shapes}, written to {args.out}")
+
+
+def _write_texts(args: argparse.Namespace, runner: Runner) -> None:
+    """Continue the prompts of a file, and write a line of JSON for each."""
+    from jengine.contrib.language.text_generator import find_generator
+
+    generator = find_generator(runner.model)
+    if generator is None:
+        raise ConfigError(
+            "`model` must be a TextGenerator, dict(type='TextGenerator', model=..., tokenizer=...), for --out .jsonl, "
+            f"got {type(runner.model).__name__}"
+        )
+    prompts = generator.make_prompts(args.data)
+    texts = generator.decode(runner.predict(prompts, args.batch_size))
+    if runner.is_main_process:
+        lines = [encode({"prompt": prompt, "text": text}) for prompt, text in zip(prompts.texts, texts, strict=True)]
+        write_bytes(storage_path("--out", args.out), "".join(f"{line}\n" for line in lines).encode())
+        print(f"{len(texts)} texts of {args.checkpoint}, written to {args.out}")
 
 
 def _load_data(args: argparse.Namespace, cfg: Mapping[str, Any]) -> tuple[Any, int | None]:

@@ -170,6 +170,9 @@ class RunnerProtocol(Progress, Protocol):
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Call each hook that defines `stage`, in priority order."""
 
+    def predict(self, data: Any, batch_size: int | None = None, seed: int | None = None) -> Any:
+        """Return the predictions for arrays, a dataset or batches, with the weights of a validation."""
+
     def save_checkpoint(
         self,
         out_dir: str | None = None,

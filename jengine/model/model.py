@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import optax
@@ -179,7 +179,12 @@ class ModelWrapper(Model):
 
     Args:
       model: the inner model.
+
+    Attributes:
+      keeps_variables: whether parameters and model state are those of the inner model, which `get_model` then returns.
     """
+
+    keeps_variables: ClassVar[bool] = False
 
     def __init__(self, model: Model) -> None:
         self.model = model

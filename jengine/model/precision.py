@@ -74,6 +74,8 @@ class CastModel(ModelWrapper):
       precision: the policy.
     """
 
+    keeps_variables = True
+
     def __init__(self, model: Model, precision: Precision) -> None:
         super().__init__(model)
         self.precision = precision

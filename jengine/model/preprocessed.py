@@ -30,6 +30,8 @@ class PreprocessedModel(ModelWrapper):
       steps: pure functions `batch -> batch`, or configs in TRANSFORMS: `dict(type="BatchNormalize", ...)`.
     """
 
+    keeps_variables = True
+
     def __init__(self, model: Annotated[Any, ConfigOf(MODELS)], steps: Sequence[Any]) -> None:
         with config_path("model"):
             model = as_config(model)

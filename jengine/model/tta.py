@@ -8,9 +8,7 @@ import jax
 from jengine.annotations import is_mapping
 from jengine.errors import config_path
 from jengine.model.model import Batch, Model, ModelState, ModelWrapper, Params, PyTree
-from jengine.model.precision import CastModel
 from jengine.model.prediction import predict_with_key
-from jengine.model.preprocessed import PreprocessedModel
 from jengine.registry import MODELS
 
 
@@ -29,6 +27,8 @@ class BaseTTAModel(ModelWrapper):
       module: the model, or a config for it; it receives all calls but `predict`, and computes losses without
         augmentation.
     """
+
+    keeps_variables = True
 
     def __init__(self, module: Any) -> None:
         if is_mapping(module):
@@ -58,8 +58,7 @@ class BaseTTAModel(ModelWrapper):
 
 
 def get_model(model: Model) -> Model:
-    """Return the model without the wrappers for precision, test-time augmentation and preprocessing."""
-    # Not other wrappers: LoRA's parameters are not those of the model in it.
-    while isinstance(model, CastModel | BaseTTAModel | PreprocessedModel):
+    """Return the model without the wrappers that keep its variables, such as those for precision and preprocessing."""
+    while isinstance(model, ModelWrapper) and model.keeps_variables:
         model = model.model
     return model

@@ -100,8 +100,13 @@ def test_predictions_of_the_arrays_of_a_file(trained, tmp_path):
     ("options", "message"),
     [
         (["--data", "test"], "the config must have test_dataloader, got data for: val, train; choose with --data"),
-        (["--data", "other"], "`--data` must be one of test, val, train, or an .npz file, got 'other'"),
-        (["--out", "out.txt"], "`--out` must be an .npz file, got 'out.txt'"),
+        (
+            ["--data", "other"],
+            "`--data` must be one of test, val, train, an .npz file, or a .jsonl or .txt file of prompts",
+        ),
+        (["--out", "out.txt"], "`--out` must be an .npz file, or .jsonl for generated text, got 'out.txt'"),
+        (["--out", "out.jsonl"], "`--out` must be a .jsonl file for a .jsonl or .txt file of prompts in `--data`"),
+        (["--out", "out.jsonl", "--data", "prompts.txt"], "`model` must be a TextGenerator"),
     ],
 )
 def test_bad_options_of_predict(trained, tmp_path, capsys, options, message):

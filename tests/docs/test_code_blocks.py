@@ -344,7 +344,10 @@ def test_language_page(run_page):
     )
     losses = names["runner"].message_hub.get_scalar("train/loss").data[0]
     assert losses[-1] < losses[0] / 2
-    # The shortest document is complete after each prompt that begins it.
+    _, iteration, metrics = names["runner"].validations[-1]
+    assert (iteration, metrics["questions/exact_match"]) == (60, 1.0)
+    assert names["texts"][1].startswith(" math")
+    assert names["tokens"].shape == (1, 8)
     assert isinstance(tokenizer.decode(names["tokens"][0]), str)
     assert names["sampled"].shape == (1, 16)
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.model.autocast import cast_floating, current_dtype
 from jengine.model.model import Params
 from jengine.model.transformer import TransformerLM
 
@@ -75,6 +76,8 @@ def generate(
     # What a cached call needs no gradient for: rematerialization only adds to its program.
     cached = model.clone(cache_length=total, remat=False)
     key = jax.random.key(0) if rng is None else rng
+    if (dtype := current_dtype()) is not None:  # of a precision policy; `autocast` would cast the cache back
+        params = cast_floating(params, dtype)
     return _generate(cached, max_new_tokens, temperature, top_k, top_p, stop_token, params, prompts, counts, key)
 
 

@@ -1,15 +1,21 @@
 """Tokenizers: bytes, and byte-pair encodings of the `tokenizers` library."""
 
+import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from jengine.annotations import Count
+from jengine.contrib.language.chat import ChatTemplate
+from jengine.downloads import local_copy
 from jengine.errors import require_extra
+from jengine.json_codec import decode
 
 END = "<|endoftext|>"
+_FILE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"  # in a directory of the Hub
 
 
 class Tokenizer(Protocol):
@@ -17,6 +23,7 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     end_token: int  # ends a document
+    chat_template: ChatTemplate | None  # of messages
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, int32[N]."""
@@ -38,6 +45,7 @@ class ByteTokenizer:
 
     vocab_size = 257
     end_token = 256
+    chat_template: ChatTemplate | None = None
 
     def encode(self, text: str) -> np.ndarray:
         """Return the bytes of a text, int32[N]."""
@@ -56,17 +64,34 @@ class FileTokenizer:
     """A tokenizer from a `tokenizer.json` file, as on the Hugging Face Hub, or one that was trained here.
 
     Args:
-      path: the file; None to train one with `FileTokenizer.train`.
-      end_token: text of the token that ends a document.
+      path: the file, or a directory of the Hub with `tokenizer.json`.
+      end_token: text of the token that ends a document; None for the `eos_token` in the directory's
+        `tokenizer_config.json`, or else `<|endoftext|>`.
+
+    Attributes:
+      chat_template: that of the directory; None if it has none.
 
     Raises:
+      FileNotFoundError: the directory has no `tokenizer.json`.
       ValueError: the file has no such token.
     """
 
-    def __init__(self, path: str | os.PathLike[str], end_token: str = END) -> None:
+    chat_template: ChatTemplate | None = None
+
+    def __init__(self, path: str | os.PathLike[str], end_token: str | None = None) -> None:
         with require_extra("text", "FileTokenizer requires tokenizers"):
             import tokenizers
-        self._set(tokenizers.Tokenizer.from_file(os.fspath(path)), end_token, os.fspath(path))
+        file = local_copy(path)
+        if file.is_dir():
+            settings = decode((file / _SETTINGS).read_text()) if (file / _SETTINGS).is_file() else {}
+            begin, end = (_content(settings.get(name)) for name in ("bos_token", "eos_token"))
+            self.chat_template, end_token = _read_template(file, settings, begin, end), end_token or end
+            file = file / _FILE
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"FileTokenizer: `path` must be a tokenizer.json or a directory with one, got {path}"
+            )
+        self._set(tokenizers.Tokenizer.from_file(os.fspath(file)), end_token or END, os.fspath(path))
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: Count) -> "FileTokenizer":
@@ -124,3 +149,48 @@ class FileTokenizer:
         for token, index in self.model.get_vocab().items():
             sizes[index] = 0 if token in special else len(token)  # a character of the alphabet is a byte
         return sizes
+
+
+def _content(token: Any) -> str:
+    """Return the text of a special token, which older files have with its settings."""
+    return str(token["content"] if isinstance(token, Mapping) else token or "")
+
+
+def _read_template(directory: Path, settings: Mapping[str, Any], begin: str, end: str) -> ChatTemplate | None:
+    file, text = directory / "chat_template.jinja", settings.get("chat_template")
+    if file.is_file():
+        text = file.read_text()
+    elif isinstance(text, list):  # several by name
+        text = next((each["template"] for each in text if each["name"] == "default"), None)
+    return None if text is None else ChatTemplate(text, begin, end)
+
+
+TokenizerLike = str | Tokenizer  # what a config may have
+
+
+def build_tokenizer(tokenizer: TokenizerLike) -> Tokenizer:
+    """Return a tokenizer from a config.
+
+    >>> build_tokenizer("bytes").vocab_size
+    257
+
+    Args:
+      tokenizer: 'bytes', the path of a `tokenizer.json` or of a directory of the Hub, or a tokenizer.
+    """
+    return _load(tokenizer) if isinstance(tokenizer, str) else tokenizer
+
+
+@functools.cache
+def _load(name: str) -> Tokenizer:
+    return ByteTokenizer() if name == "bytes" else FileTokenizer(name)
+
+
+def decode_text(tokenizer: Tokenizer, tokens: Sequence[int] | np.ndarray) -> str:
+    """Return the text of generated tokens, up to the end of the document.
+
+    >>> decode_text(ByteTokenizer(), [104, 105, 256, 256])
+    'hi'
+    """
+    tokens = np.asarray(tokens)
+    ends = np.flatnonzero(tokens == tokenizer.end_token)
+    return tokenizer.decode(tokens[: ends[0]] if ends.size else tokens)

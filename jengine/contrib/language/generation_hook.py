@@ -1,0 +1,66 @@
+"""Samples of the text that the current model writes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jengine.annotations import Count
+from jengine.contrib.language.records import Record
+from jengine.contrib.language.text_generator import find_generator
+from jengine.data.batch_check import Batch
+from jengine.errors import ConfigError
+from jengine.hooks import Hook
+from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.registry import HOOKS
+
+
+@HOOKS.register_module()
+class GenerationHook(Hook):
+    """Logs what the current model writes after given prompts, every `interval` iterations and at the end.
+
+    The model must be a `TextGenerator`, whose settings are used. The weights are those of a validation, such as the
+    averages of an `EMAHook`. The program is compiled once.
+
+    >>> hook = GenerationHook(prompts=["def ", "import "], interval=100)
+
+    Args:
+      prompts: a `.jsonl` file with records, a `.txt` file with one prompt in each line, or prompts.
+      interval: iterations between two samples.
+
+    Attributes:
+      samples: the newest texts, one for each prompt.
+    """
+
+    def __init__(self, prompts: str | Sequence[Any], interval: Count = 500) -> None:
+        self.interval = interval
+        self.samples: list[str] = []
+        self._prompts: str | Sequence[Record] = prompts
+
+    def before_train(self, runner: RunnerProtocol) -> None:
+        """Encode the prompts.
+
+        Raises:
+          ConfigError: the model is no `TextGenerator`, or a prompt has no tokens.
+        """
+        generator = find_generator(runner.model)
+        if generator is None:
+            raise ConfigError(
+                "GenerationHook: `model` of the run must be a TextGenerator, "
+                f"dict(type='TextGenerator', model=..., tokenizer=...), got {type(runner.model).__name__}"
+            )
+        self._generator, self._dataset = generator, generator.make_prompts(self._prompts)
+
+    def after_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
+    ) -> None:
+        """Log samples if they are due."""
+        if not (self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner)):
+            return
+        self.samples = self._generator.decode(np.asarray(runner.predict(self._dataset.arrays)))
+        for prompt, text in zip(self._dataset.texts, self.samples, strict=True):
+            runner.logger.info("Sample at iteration %d: %r -> %r", runner.iter + 1, prompt, text)
+
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
+        """Return the step of the next samples."""
+        return min(self.next_multiple(self.interval, step), max(step, runner.max_iters - 1))

@@ -1,0 +1,135 @@
+"""Records of text: documents, prompts with responses, and conversations; which parts of them a model learns."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jengine.contrib.language.chat import ChatTemplate
+from jengine.contrib.language.tokenizers import Tokenizer
+from jengine.downloads import local_copy
+from jengine.errors import ConfigError
+from jengine.json_codec import decode
+
+Record: TypeAlias = str | Mapping[str, Any]
+Part: TypeAlias = tuple[str, bool]  # text, and whether it is learned
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFormat:
+    r"""The text of a record, in parts that are learned (documents and responses) or only read (prompts).
+
+    A record is a document (a string, or a dict with `text`); a prompt, with a response in training; or a conversation,
+    `messages` with `role` and `content`, of which the assistant's are learned.
+
+    >>> style = TextFormat("Q: {prompt}\nA: ")
+    >>> style.split(dict(prompt="2 + 2?", response="4"))
+    [('Q: 2 + 2?\nA: ', False), ('4', True)]
+    >>> style.split("a document")
+    [('a document', True)]
+
+    Attributes:
+      template: text of a prompt, with entries of the record in braces.
+      response: the entry with the response.
+      chat_template: the template for messages; None if there are none.
+    """
+
+    template: str = "{prompt}"
+    response: str = "response"
+    chat_template: ChatTemplate | None = None
+
+    def split(self, record: Record) -> list[Part]:
+        """Return the parts of a record, in order.
+
+        Raises:
+          ValueError: an entry is missing, or what `ChatTemplate.split` raises.
+        """
+        if isinstance(record, str):
+            return [(record, True)]
+        if "messages" in record:
+            if self.chat_template is None:
+                raise ValueError("`chat_template` must be given for records with `messages`, got None")
+            return self.chat_template.split(record["messages"])
+        if "text" in record:
+            return [(record["text"], True)]
+        try:
+            prompt = self.template.format_map(record)
+        except KeyError as error:
+            raise ValueError(
+                f"a record must have `text`, `messages`, or what the template {self.template!r} names, got "
+                f"{', '.join(record)} without {error}"
+            ) from None
+        return [(prompt, False), *([(record[self.response], True)] if self.response in record else [])]
+
+    def find_response(self, record: Record) -> str | None:
+        """Return the text of the last response of a record; None if it has none."""
+        if isinstance(record, str):
+            return None
+        last = record["messages"][-1] if "messages" in record else None
+        if last is not None:
+            return last["content"] if last["role"] == "assistant" else None
+        return record.get(self.response)
+
+    def make_prompt(self, record: Record) -> str:
+        """Return the text before the last response; a string is the entry `prompt`."""
+        parts = self.split({"prompt": record} if isinstance(record, str) else record)
+        if self.find_response(record) is not None:
+            parts = parts[:-1]
+        return "".join(text for text, _ in parts)
+
+
+def make_format(
+    tokenizer: Tokenizer, template: str, response: str, chat_template: ChatTemplate | str | None
+) -> TextFormat:
+    """Return the format of records; a chat template may be a text, or None for that of the tokenizer."""
+    if isinstance(chat_template, str):
+        chat_template = ChatTemplate(chat_template)
+    return TextFormat(template, response, chat_template or tokenizer.chat_template)
+
+
+def encode_record(record: Record, tokenizer: Tokenizer, style: TextFormat) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of a record with its end, int32[N], and which of them are learned, bool[N].
+
+    >>> from jengine.contrib.language.tokenizers import ByteTokenizer
+    >>> tokens, is_learned = encode_record(dict(prompt="a", response="bc"), ByteTokenizer(), TextFormat())
+    >>> tokens.tolist(), is_learned.tolist()
+    ([97, 98, 99, 256], [False, True, True, True])
+    """
+    parts = style.split(record)
+    if not any(is_learned for _, is_learned in parts):
+        raise ValueError(
+            f"a record must have a response, `{style.response}` or an assistant's, to be learned, got {record}"
+        )
+    tokens = [tokenizer.encode(text) for text, _ in parts]
+    if not (tokens[-1].size and tokens[-1][-1] == tokenizer.end_token):  # a chat template may have it
+        tokens.append(np.array([tokenizer.end_token], np.int32))
+        parts = [*parts, ("", parts[-1][1])]
+    is_learned = [np.full(part.size, is_learned) for part, (_, is_learned) in zip(tokens, parts, strict=True)]
+    return np.concatenate(tokens), np.concatenate(is_learned)
+
+
+def read_records(source: str | Iterable[Record], *, lines: bool = False) -> Sequence[Record]:
+    """Return the records in a file, or those that are given.
+
+    Args:
+      source: a `.jsonl` file with one in each line; a `.txt` file, which is one document; or records.
+      lines: whether each line of a `.txt` file is one.
+
+    Raises:
+      ConfigError: another ending, or a line that is not JSON.
+    """
+    if not isinstance(source, str):
+        return list(source)
+    if not source.endswith((".jsonl", ".txt")):
+        raise ConfigError(f"a file of text must end with .jsonl or .txt, got {source!r}")
+    text = local_copy(source).read_text(encoding="utf-8")
+    if source.endswith(".txt"):
+        return [line for line in text.splitlines() if line] if lines else [text]
+    records: list[Record] = []
+    for number, line in enumerate(text.split("\n"), 1):  # a string in JSON may contain other line separators
+        try:
+            records += [decode(line)] if line.strip() else []
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"each line of {source} must be JSON, got in line {number}: {error}") from None
+    return records

@@ -1,0 +1,125 @@
+"""Model that generates text: in predictions, in evaluations, and for samples during training."""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+
+from jengine.annotations import ConfigOf, Count, Fraction, NonNegative
+from jengine.contrib.language.chat import ChatTemplate
+from jengine.contrib.language.generate import generate
+from jengine.contrib.language.prompts import Prompts
+from jengine.contrib.language.records import Record
+from jengine.contrib.language.tokenizers import TokenizerLike, build_tokenizer, decode_text
+from jengine.errors import config_path
+from jengine.model import Model, get_model, predict_with_key
+from jengine.model.model import Batch, ModelState, ModelWrapper, Params, PyTree
+from jengine.registry import MODELS, as_config
+
+
+@MODELS.register_module()
+class TextGenerator(ModelWrapper):
+    """Language model whose predictions for prompts are generated tokens; for other batches they are its logits.
+
+    Prompts are batches with the entries `prompt` and `prompt_length`, as those of the dataset `Prompts`. Losses and
+    checkpoints are those of the inner model.
+
+    >>> inner = dict(type="LinenModel", module=dict(type="TransformerLM", vocab_size=257), inputs="tokens",
+    ...              loss=dict(type="CrossEntropy", label="targets"))
+    >>> model = TextGenerator(inner, tokenizer="bytes", max_new_tokens=8)
+    >>> params, state = model.init(jax.random.key(0), {"tokens": np.zeros((1, 4), int)})
+    >>> model.predict(params, state, model.make_prompts(["hello", "a"]).arrays).shape
+    (2, 8)
+
+    Args:
+      model: a `LinenModel` with a `TransformerLM`, or a config; its inputs are `tokens`, also with `segment_ids` and
+        `positions`.
+      tokenizer: 'bytes', the path of a tokenizer file or of a directory of the Hub, or a tokenizer.
+      max_new_tokens: number of tokens to add to a prompt, fewer if the text ends.
+      temperature, top_k, top_p: see `generate`. With a temperature above 0, each batch of an evaluation has its own
+        key, which does not depend on the training.
+      template, response, chat_template: see `TextFormat`; None for the chat template of the tokenizer.
+    """
+
+    keeps_variables = True
+
+    def __init__(
+        self,
+        model: Annotated[Any, ConfigOf(MODELS)],
+        tokenizer: TokenizerLike,
+        max_new_tokens: Count = 64,
+        temperature: NonNegative = 0.0,
+        top_k: Count | None = None,
+        top_p: Fraction | None = None,
+        template: str = "{prompt}",
+        response: str = "response",
+        chat_template: ChatTemplate | str | None = None,
+    ) -> None:
+        with config_path("model"):
+            model = as_config(model)
+            super().__init__(MODELS.build(model) if hasattr(model, "items") else model)
+        self.tokenizer = build_tokenizer(tokenizer)
+        self.max_new_tokens = max_new_tokens
+        self._is_random = temperature > 0
+        self._generate = functools.partial(
+            generate, temperature=temperature, top_k=top_k, top_p=top_p, stop_token=self.tokenizer.end_token
+        )
+        self._make_prompts = functools.partial(
+            Prompts, tokenizer=self.tokenizer, template=template, response=response, chat_template=chat_template
+        )
+
+    @property
+    def predicts_with_rng(self) -> bool:
+        """Whether tokens are drawn, or the inner model's predictions are."""
+        return self._is_random or self.model.predicts_with_rng
+
+    def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
+        """Initialize the inner model, also for a batch of prompts."""
+        return self.model.init(rng, _as_rows(batch) if _is_prompts(batch) else batch)
+
+    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
+        """Return int32[B, max_new_tokens], the tokens after the prompts; or the inner model's predictions."""
+        if not _is_prompts(batch):
+            return predict_with_key(self.model, params, model_state, batch, rng)
+        module, variables = get_model(self.model).merge(params, model_state).unbind()
+        return self._generate(
+            module,
+            variables["params"],
+            batch["prompt"],
+            self.max_new_tokens,
+            lengths=batch["prompt_length"],
+            rng=rng if self._is_random else None,
+        )
+
+    def merge(self, params: Params, model_state: ModelState, *, train: bool = False) -> Any:
+        """Return the inner model's module."""
+        return self.model.merge(params, model_state, train=train)
+
+    def make_prompts(self, source: str | Sequence[Record], length: int | None = None) -> Prompts:
+        """Return the prompts of a file or of records; see `Prompts`."""
+        return self._make_prompts(source, length=length)
+
+    def decode(self, tokens: Iterable[Any]) -> list[str]:
+        """Return the texts of predictions, int[B, N], each up to its end."""
+        return [decode_text(self.tokenizer, row) for row in tokens]
+
+
+def find_generator(model: Model) -> TextGenerator | None:
+    """Return the `TextGenerator` among a model and those in it; None if there is none."""
+    while not isinstance(model, TextGenerator):
+        if not isinstance(model, ModelWrapper):
+            return None
+        model = model.model
+    return model
+
+
+def _is_prompts(batch: Batch) -> bool:
+    return isinstance(batch, Mapping) and "prompt" in batch
+
+
+def _as_rows(batch: Batch) -> dict[str, Any]:
+    """Return a batch of prompts as one of text, with the same shape of tokens."""
+    tokens = batch["prompt"]
+    return {"tokens": tokens, "segment_ids": tokens * 0 + 1, "positions": tokens * 0 + np.arange(tokens.shape[1])}
