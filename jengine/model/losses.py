@@ -13,6 +13,7 @@ from jengine.data.masking import get_mask
 from jengine.model.adapters import build_loss, call_loss
 from jengine.model.autocast import at_least_float32
 from jengine.model.labels import require_class_indices
+from jengine.model.logits import ChunkedLogits, map_tokens
 from jengine.model.model import ArrayTree, Batch, Losses
 from jengine.registry import MODELS
 from jengine.selection import Selector, describe_array, select_array
@@ -22,6 +23,8 @@ from jengine.selection import Selector, describe_array, select_array
 @dataclasses.dataclass(eq=False)
 class CrossEntropy:
     """Softmax cross-entropy with integer labels, or with soft labels: a probability for each class.
+
+    Logits may be `jengine.model.logits.ChunkedLogits` too, which are computed for a chunk of tokens at a time.
 
     A label outside [0, C) that is not `ignore_index` has the loss NaN, which ends a run with a message about the label.
 
@@ -57,12 +60,12 @@ class CrossEntropy:
           ValueError: the shape of integer labels is not the logits' without the last axis, that of soft labels is not
             the logits', or soft labels with `ignore_index`.
         """
-        logits = select_array(outputs, self.output, "CrossEntropy.output", "outputs")
+        is_chunked = isinstance(outputs, ChunkedLogits)
+        logits = outputs if is_chunked else select_array(outputs, self.output, "CrossEntropy.output", "outputs")
         labels = select_array(batch, self.label, "CrossEntropy.label", "batch")
         is_soft = jnp.issubdtype(labels.dtype, jnp.floating) and labels.shape == logits.shape
         if is_soft and self.ignore_index is None:
-            targets = optax.smooth_labels(labels.astype(jnp.float32), self.label_smoothing)
-            return {self.name: optax.softmax_cross_entropy(at_least_float32(logits), targets)}
+            return {self.name: map_tokens(self._compare, logits, labels)}
         if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.shape != logits.shape[:-1]:
             soft = "as ignore_index needs" if is_soft else "or probabilities of their shape"
             raise ValueError(
@@ -72,10 +75,7 @@ class CrossEntropy:
         num_classes = logits.shape[-1]
         require_class_indices(labels, num_classes, "CrossEntropy.label", self.ignore_index)
         labels = jnp.asarray(labels).astype(jnp.int32)
-        # Optax's loss for integer labels cannot smooth them.
-        targets = jax.nn.one_hot(labels, num_classes, dtype=jnp.float32)
-        targets = optax.smooth_labels(targets, self.label_smoothing)
-        losses = optax.softmax_cross_entropy(at_least_float32(logits), targets)
+        losses = map_tokens(self._compare, logits, labels)
         losses = jnp.where((labels >= 0) & (labels < num_classes), losses, jnp.nan)  # `one_hot` would give zeros
         if self.ignore_index is None:  # the step averages over the real examples
             return {self.name: losses}
@@ -83,6 +83,14 @@ class CrossEntropy:
         if (mask := get_mask(batch)) is not None:
             is_counted &= mask.reshape(-1, *(1,) * (labels.ndim - 1))
         return {self.name: (jnp.where(is_counted, losses, 0.0).sum(), is_counted.sum(dtype=jnp.float32))}
+
+    def _compare(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+        """Return the losses f32[...] for logits f[..., C] and class indices or probabilities."""
+        # Optax's loss for integer labels cannot smooth them.
+        is_index = labels.ndim < logits.ndim
+        targets = jax.nn.one_hot(labels, logits.shape[-1]) if is_index else labels
+        targets = optax.smooth_labels(targets.astype(jnp.float32), self.label_smoothing)
+        return optax.softmax_cross_entropy(at_least_float32(logits), targets)
 
 
 @MODELS.register_module()

@@ -11,6 +11,7 @@ from flax import linen as nn
 from jengine.annotations import Count, Positive
 from jengine.model.attention import BATCH, attend
 from jengine.model.constrain import constrain
+from jengine.model.logits import ChunkedLogits
 from jengine.model.mixture import MixtureOfExperts
 from jengine.model.rotary import ROTARY_BASE, RotaryScaling, make_scaling, rotate
 from jengine.registry import MODELS
@@ -192,6 +193,9 @@ class TransformerLM(nn.Module):
       experts_per_token: number of MLPs that a token uses.
       cache_length: number of tokens in the caches of keys and values, the collection `cache`, which each call writes at
         its positions and attends to; None for no caches. See `jengine.contrib.language.generate`.
+      logits_chunk: number of tokens of each example for which the loss computes logits at a time, in training: less
+        memory if the vocabulary is large, for a second computation of the logits. None for all. The loss must know
+        `jengine.model.logits.ChunkedLogits`, as `CrossEntropy` does.
 
     Sources: Vaswani et al. 2017 (transformer); Zhang and Sennrich 2019 (RMSNorm); Shazeer 2020 (gated MLP); Su et al.
     2021 (rotary position embedding); Ainslie et al. 2023 (shared keys and values); Radford et al. 2019 (GPT-2); Touvron
@@ -221,17 +225,23 @@ class TransformerLM(nn.Module):
     experts: Count | None = None
     experts_per_token: Count = 2
     cache_length: Count | None = None
+    logits_chunk: Count | None = None
 
     @nn.compact
     def __call__(
-        self, tokens: jax.Array, segment_ids: jax.Array | None = None, positions: jax.Array | None = None
-    ) -> jax.Array:
+        self,
+        tokens: jax.Array,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array | ChunkedLogits:
         """Return logits f[B, T, vocab_size] for the token after each.
 
         Args:
           tokens: int[B, T].
           segment_ids: int[B, T], the number of the packed sequence that a token is of; None for one in each row.
           positions: int[B, T], positions in the sequences; None for 0, 1, ... in each row.
+          train: whether the logits are for the loss, which computes them itself with `logits_chunk`.
 
         Raises:
           ValueError: sizes that do not divide each other, or more tokens than learned positions.
@@ -259,9 +269,19 @@ class TransformerLM(nn.Module):
             for i in range(self.depth):
                 x, _ = block(settings, name=f"layers_{i}")(x, context)
         x = settings.make_norm("norm")(constrain(x, BATCH))
-        logits = embed.attend(x) if self.tied else nn.Dense(self.vocab_size, use_bias=False, name="head")(x)
+        head = None if self.tied else nn.Dense(self.vocab_size, use_bias=False, name="head")
+        if self.logits_chunk is not None and train and not self.is_initializing():
+            kernel = embed.embedding.T if head is None else head.variables["params"]["kernel"]
+            return self._chunk_logits(x, kernel)
+        logits = embed.attend(x) if head is None else head(x)
         # Over the vocabulary too: with a large one the logits are the largest array of the step.
         return constrain(logits, BATCH, None, "tensor")
+
+    def _chunk_logits(self, x: jax.Array, kernel: jax.Array) -> ChunkedLogits:
+        size, length = self.logits_chunk or x.shape[1], x.shape[1]
+        if length % size:
+            raise ValueError(f"TransformerLM: `logits_chunk` must divide the number of tokens, {length}, got {size}")
+        return ChunkedLogits(x, kernel, size, jnp.result_type(x, kernel))
 
     def make_settings(self) -> BlockSettings:
         """Return the sizes and variants of the blocks.
