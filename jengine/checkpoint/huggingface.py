@@ -136,7 +136,7 @@ def _find_scaling(rope: Mapping[str, Any], max_length: int | None) -> dict[str, 
         return None
     scaling = {name: value for name in _ROPE_KEYS[kind] if (value := rope.get(name)) is not None}
     original = scaling.pop(_ORIGINAL, max_length if kind == "yarn" else None)  # as in transformers
-    return {"type": kind, **scaling, **({} if kind == "linear" else {"original_length": original})}
+    return {"kind": kind, **scaling, **({} if kind == "linear" else {"original_length": original})}
 
 
 def _require(config: Config, **settings: bool) -> None:

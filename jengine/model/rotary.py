@@ -110,21 +110,21 @@ _SCALINGS = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScali
 
 
 def make_scaling(config: Mapping[str, object] | None) -> RotaryScaling | None:
-    """Return the scaling for a config with the `type` 'linear', 'llama3' or 'yarn', and its attributes.
+    """Return the scaling for a config with the `kind` 'linear', 'llama3' or 'yarn', and its attributes.
 
-    >>> make_scaling(dict(type="linear", factor=2.0))
+    >>> make_scaling(dict(kind="linear", factor=2.0))
     LinearScaling(factor=2.0)
 
     Raises:
-      ConfigError: another type or attribute, or a missing one.
+      ConfigError: another kind or attribute, or a missing one.
     """
     if config is None:
         return None
-    kind = config.get("type")
+    kind = config.get("kind")
     if kind not in _SCALINGS:
         hint = closest(str(kind), tuple(_SCALINGS))
-        raise ConfigError(f"`rotary_scaling.type` must be one of {', '.join(_SCALINGS)}, got {kind!r}{hint}")
-    arguments = {name: value for name, value in config.items() if name != "type"}
+        raise ConfigError(f"`rotary_scaling.kind` must be one of {', '.join(_SCALINGS)}, got {kind!r}{hint}")
+    arguments = {name: value for name, value in config.items() if name != "kind"}
     with config_path("rotary_scaling"):
         check_arguments(_SCALINGS[str(kind)], arguments)
         return _SCALINGS[str(kind)](**arguments)

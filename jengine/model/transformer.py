@@ -180,8 +180,8 @@ class TransformerLM(nn.Module):
       positions: 'rotary', or 'learned': an embedding of `max_length` positions is added to that of the tokens.
       max_length: the most tokens with learned positions.
       rotary_base: ratio of the longest to the shortest wavelength.
-      rotary_scaling: change of the wavelengths for a longer context: `dict(type='linear', factor=4)`, or the attributes
-        of `Llama3Scaling` or `YarnScaling` in `jengine.model.rotary` with the `type` 'llama3' or 'yarn'.
+      rotary_scaling: change of the wavelengths for a longer context: `dict(kind='linear', factor=4)`, or the attributes
+        of `Llama3Scaling` or `YarnScaling` in `jengine.model.rotary` with the `kind` 'llama3' or 'yarn'.
       norm: 'rms' for RMSNorm, 'layer' for LayerNorm.
       norm_epsilon: number added to the variance in norms.
       mlp: 'gated' for `down(act(gate(x)) * up(x))`, 'plain' for `down(act(up(x)))`.

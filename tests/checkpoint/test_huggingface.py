@@ -148,12 +148,12 @@ def test_the_settings_of_rotations_have_the_same_meaning_in_older_configs():
     ("rope", "scaling"),
     [
         (dict(rope_type="default"), None),
-        (dict(type="linear", factor=2.0), dict(type="linear", factor=2.0)),
+        (dict(type="linear", factor=2.0), dict(kind="linear", factor=2.0)),
         (
             dict(rope_type="yarn", factor=4.0, beta_fast=16.0, original_max_position_embeddings=8),
-            dict(type="yarn", factor=4.0, beta_fast=16.0, original_length=8),
+            dict(kind="yarn", factor=4.0, beta_fast=16.0, original_length=8),
         ),
-        (dict(rope_type="yarn", factor=4.0), dict(type="yarn", factor=4.0, original_length=64)),
+        (dict(rope_type="yarn", factor=4.0), dict(kind="yarn", factor=4.0, original_length=64)),
     ],
 )
 def test_the_scaling_of_rotations_is_read(rope, scaling):

@@ -88,23 +88,23 @@ def test_scores_depend_on_the_distance_of_rotated_queries_and_keys():
     ("scaling", "frequencies", "amplitude"),
     [
         (None, [1, 0.1, 0.01, 0.001], 1),
-        (dict(type="linear", factor=4.0), [0.25, 0.025, 0.0025, 0.00025], 1),
+        (dict(kind="linear", factor=4.0), [0.25, 0.025, 0.0025, 0.00025], 1),
         # Periods in 8192 tokens are 1304, 130, 13.04, and 1.3038: of the last, (1.3038 - 1) / (4 - 1) = 0.10127 is kept.
         (
-            dict(type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192),
+            dict(kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192),
             [1, 0.1, 0.01, 0.001 * (0.10127 + 0.89873 / 8)],
             1,
         ),
         # 32 periods are at the channel 4 ln(4096 / 64 pi) / ln(10000) = 1.3, one is at 2.8: from 1 to 3, so half of the
         # third one is kept. The amplitude is 0.1 ln(4) + 1.
         (
-            dict(type="yarn", factor=4.0, original_length=4096),
+            dict(kind="yarn", factor=4.0, original_length=4096),
             [1, 0.1, 0.01 * (0.5 + 0.5 / 4), 0.00025],
             1.1386294,
         ),
         # Without rounding, (2 - 1.30901) / (2.81416 - 1.30901) = 0.45908 of the third one is slowed down.
         (
-            dict(type="yarn", factor=4.0, original_length=4096, truncate=False, attention_factor=2.0),
+            dict(kind="yarn", factor=4.0, original_length=4096, truncate=False, attention_factor=2.0),
             [1, 0.1, 0.01 * (0.54092 + 0.45908 / 4), 0.00025],
             2,
         ),
@@ -120,9 +120,9 @@ def test_scaled_rotations_have_the_frequencies_of_the_formulas(scaling, frequenc
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
-        (dict(factor=2.0), "`rotary_scaling.type` must be one of linear, llama3, yarn, got None"),
-        (dict(type="linear", factor=0.0), "factor"),
-        (dict(type="linear", factor=2.0, beta_fast=3.0), "beta_fast"),
+        (dict(factor=2.0), "`rotary_scaling.kind` must be one of linear, llama3, yarn, got None"),
+        (dict(kind="linear", factor=0.0), "factor"),
+        (dict(kind="linear", factor=2.0, beta_fast=3.0), "beta_fast"),
     ],
 )
 def test_a_scaling_with_other_settings_is_refused(scaling, message):
