@@ -1,5 +1,6 @@
 """Config files: loading, command-line overrides, merging, resolving and writing."""
 
+from jengine.config.config import Config as Config
 from jengine.config.diff import diff_configs as diff_configs
 from jengine.config.dump import dump_config as dump_config
 from jengine.config.dump import format_config as format_config

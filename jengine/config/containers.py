@@ -12,7 +12,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from jengine.errors import did_you_mean
 
-Config: TypeAlias = dict[Any, Any] | ConfigDict  # one level, with further ones in it
+ConfigLike: TypeAlias = dict[Any, Any] | ConfigDict  # one level, with further ones in it
 Key = str | int  # an int in a config that is not for jengine
 
 
@@ -32,19 +32,19 @@ class AttributeDict(dict[str, Any]):
     __delattr__ = dict.__delitem__
 
 
-def is_mapping(value: Any) -> TypeGuard[Config]:
+def is_mapping(value: Any) -> TypeGuard[ConfigLike]:
     """Return whether `value` is a config level. Other mappings (a parameter FrozenDict, say) are values."""
     return isinstance(value, dict | ConfigDict)
 
 
-def iter_items(mapping: Config) -> Iterable[tuple[Key, Any]]:
+def iter_items(mapping: ConfigLike) -> Iterable[tuple[Key, Any]]:
     """Iterate over keys and values, without resolving references."""
     if isinstance(mapping, ConfigDict):
         return mapping.iteritems(preserve_field_references=True)
     return mapping.items()
 
 
-def to_config_dict(mapping: Config, memo: dict[int, Any] | None = None) -> ConfigDict:
+def to_config_dict(mapping: ConfigLike, memo: dict[int, Any] | None = None) -> ConfigDict:
     """Convert a dict or a ConfigDict to a ConfigDict, at every level.
 
     Keys stay in order and may have dots, and a value may be replaced by one with another type. References keep
@@ -84,7 +84,7 @@ def copy_containers(value: Any, memo: dict[int, Any] | None = None) -> Any:
     return value
 
 
-def get_value(mapping: Config, key: Key) -> Any:
+def get_value(mapping: ConfigLike, key: Key) -> Any:
     """Return the value at `mapping[key]`, references resolved; None for a missing key and an empty placeholder."""
     if key not in mapping:
         return None
@@ -94,7 +94,7 @@ def get_value(mapping: Config, key: Key) -> Any:
     return value
 
 
-def assign(mapping: Config, key: Key, value: Any) -> None:
+def assign(mapping: ConfigLike, key: Key, value: Any) -> None:
     """Set `mapping[key]`, or the reference stored there; dicts in a ConfigDict become ConfigDicts."""
     if isinstance(mapping, ConfigDict):
         mapping[key] = to_config_dict(value) if isinstance(value, dict) else value

@@ -3,14 +3,14 @@
 import json
 from typing import Any
 
-from jengine.config.containers import Config
+from jengine.config.containers import ConfigLike
 from jengine.config.dump import format_config, parse_config
 from jengine.description import flatten_description
 
 ABSENT = ...  # in place of a value that one of two configs does not have
 
 
-def diff_configs(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
+def diff_configs(first: ConfigLike, second: ConfigLike) -> dict[str, tuple[Any, Any]]:
     """Return the values that differ between two configs, by path; `...` where one config has none.
 
     Classes and functions are compared by import path, and lists item by item.
@@ -24,6 +24,6 @@ def diff_configs(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
     return {path: pair for path, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}  # nan equals nan
 
 
-def _flatten(cfg: Config) -> dict[str, Any]:
+def _flatten(cfg: ConfigLike) -> dict[str, Any]:
     plain = json.loads(json.dumps(parse_config(format_config(cfg)[0]), default=repr))  # tuples become lists
     return flatten_description(plain)

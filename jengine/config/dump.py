@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from jengine.annotations import parameters_of, takes_functions
-from jengine.config.containers import Config
+from jengine.config.containers import ConfigLike
 from jengine.config.flat import DATA_SUFFIXES
 from jengine.config.load import MODULE_PREFIX
 from jengine.config.modules import find_directory, find_script_directory
@@ -35,7 +35,7 @@ _SCRIPTS = ("__main__", "__mp_main__")
 _NO_PATH = (MODULE_PREFIX, *_SCRIPTS)  # beginnings of module names that cannot be imported
 
 
-def dump_config(cfg: Config, path: str | os.PathLike[str] | None = None) -> str:
+def dump_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> str:
     """Return the text of a Python file whose `get_config()` returns the config; or of a JSON or YAML file.
 
     `load_config` reads an equal config from it, and imports the modules that define the user's classes. Classes and
@@ -70,7 +70,7 @@ def dump_config(cfg: Config, path: str | os.PathLike[str] | None = None) -> str:
     return yaml.safe_dump(plain, sort_keys=False)
 
 
-def format_config(cfg: Config, path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:
+def format_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:
     """Return the text for `dump_config`, and a sentence for each value that the file cannot reproduce."""
     writer = _Writer()
     literal = writer.literal(resolve(cfg), indent=4, path="")
@@ -85,7 +85,7 @@ def format_config(cfg: Config, path: str | os.PathLike[str] | None = None) -> tu
     return text, writer.problems
 
 
-def format_literal(cfg: Config, comments: Mapping[str, Sequence[str]], indent: int = 4) -> str:
+def format_literal(cfg: ConfigLike, comments: Mapping[str, Sequence[str]], indent: int = 4) -> str:
     """Return a config as a dict literal, with comment lines above keys, which are given by dotted path.
 
     `indent` is the number of columns before the closing brace.
@@ -138,7 +138,7 @@ class _ReplaceNames(ast.NodeTransformer):
         return ast.Constant(...) if node.id == "Ellipsis" else node
 
 
-def write_config(cfg: Config | str, path: str | os.PathLike[str]) -> None:
+def write_config(cfg: ConfigLike | str, path: str | os.PathLike[str]) -> None:
     """Write a config file, atomically: an existing file is either replaced or, if writing fails, left unchanged.
 
     Args:

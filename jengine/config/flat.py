@@ -12,7 +12,7 @@ import os
 import pathlib
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.config.containers import AttributeDict
@@ -108,15 +108,17 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
     _inherit(result, _pop_bases(tree, file), file, heirs)
     for base, names in _pop_read_base(tree, file):
         inherited = _load_base(base, [*heirs, file])
-        _add(result, inherited, list(inherited.values) if names == ["*"] else names)
-        # later lines of the file read them as variables
-        vars(module).update({name: result.values[name] for name in inherited.values if name in result.values})
+        names = {name: name for name in inherited.values} if "*" in names else names
+        _add(result, inherited, names)
+        vars(module).update({name: result.values[name] for name in names})  # later lines of the file read them
     # Quoted or not, `{{ _base_.a }}` is no Python that would run: it becomes an expression first.
     tree = ast.fix_missing_locations(_BaseVariables(result.values).visit(tree))
     read = set(_names_read(tree))
     imported = dict(vars(module))
     vars(module)["_base_"] = result.values  # expressions such as `_base_.train_cfg` read it
     exec(compile(tree, str(file), "exec"), module.__dict__)
+    if deprecation := vars(module).get("_deprecation_"):
+        _LOGGER.warning("%s is deprecated: %s", file, ", ".join(f"{key} {x}" for key, x in deprecation.items()))
     own = {
         key: value
         for key, value in vars(module).items()
@@ -171,7 +173,7 @@ def _inherit(
             raise ConfigError(
                 f"the files in `_base_` of {str(file)!r} must have different keys, got {duplicates} twice"
             )
-        _add(result, inherited, list(inherited.values))
+        _add(result, inherited, {name: name for name in inherited.values})
 
 
 def import_custom(cfg: dict[str, Any]) -> None:
@@ -197,11 +199,12 @@ def import_custom(cfg: dict[str, Any]) -> None:
             _LOGGER.warning("The module %s of `custom_imports` cannot be imported: %s", name, error)
 
 
-def _add(result: FlatConfig, inherited: FlatConfig, names: Sequence[str]) -> None:
-    for name in names:
-        if name not in inherited.values:
-            raise ConfigError(f"the base file has no variable {name!r}{did_you_mean(name, inherited.values)}")
-        result.values[name] = inherited.values[name]
+def _add(result: FlatConfig, inherited: FlatConfig, names: Mapping[str, str]) -> None:
+    """Add variables of a base file, by the name here the name there."""
+    for name, original in names.items():
+        if original not in inherited.values:
+            raise ConfigError(f"the base file has no variable {original!r}{did_you_mean(original, inherited.values)}")
+        result.values[name] = inherited.values[original]
     result.read |= inherited.read
     result.set_too_late |= inherited.set_too_late
 
@@ -292,21 +295,21 @@ def _find_base(name: str, file: pathlib.Path) -> pathlib.Path:
     return pathlib.Path(spec.origin).parent / ".mim" / "configs" / path
 
 
-def _pop_read_base(tree: ast.Module, file: pathlib.Path) -> list[tuple[pathlib.Path, list[str]]]:
-    """Remove the blocks `with read_base():`; return the files and names that they import."""
+def _pop_read_base(tree: ast.Module, file: pathlib.Path) -> list[tuple[pathlib.Path, dict[str, str]]]:
+    """Remove the blocks `with read_base():`; return the files and, by the name here, the names that they import."""
     imports = []
     for node in list(tree.body):
         match node:
             case ast.With(items=[ast.withitem(context_expr=ast.Call(func=ast.Name(id="read_base")))], body=body):
                 tree.body.remove(node)
                 for line in body:
-                    if not isinstance(line, ast.ImportFrom) or not line.level or any(a.asname for a in line.names):
+                    if not isinstance(line, ast.ImportFrom) or not line.level:
                         raise ConfigError(
-                            f"a block `with read_base():` must have only relative imports without `as`, got "
+                            f"a block `with read_base():` must have only relative imports, got "
                             f"{ast.unparse(line)!r} in {str(file)!r}"
                         )
                     path = file.parents[line.level - 1].joinpath(*(line.module or "").split(".")).with_suffix(".py")
-                    imports.append((path, [alias.name for alias in line.names]))
+                    imports.append((path, {alias.asname or alias.name: alias.name for alias in line.names}))
     return imports
 
 

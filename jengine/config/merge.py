@@ -2,13 +2,13 @@
 
 from typing import Any, TypeVar
 
-from jengine.config.containers import Config, assign, copy_containers, get_value, is_mapping, to_config_dict
+from jengine.config.containers import ConfigLike, assign, copy_containers, get_value, is_mapping, to_config_dict
 from jengine.config.resolve import resolve
 
 C = TypeVar("C")
 
 
-def merge(base: C, override: Config) -> C:
+def merge(base: C, override: ConfigLike) -> C:
     """Return a config that inherits from `base`.
 
     Dicts merge key by key at every level. A dict with `_delete_=True` replaces the dict of `base` instead of merging
@@ -40,7 +40,7 @@ def merge(base: C, override: Config) -> C:
     return result
 
 
-def merge_into(base: Config, changes: dict[str, Any]) -> None:
+def merge_into(base: ConfigLike, changes: dict[str, Any]) -> None:
     """Merge `changes`, a resolved config, into `base` in place."""
     for key, value in changes.items():
         if key == "_delete_":  # callers treat a True, see `replaces`

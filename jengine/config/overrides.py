@@ -10,7 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from jengine.config.containers import Config, assign, get_value, is_mapping, to_config_dict
+from jengine.config.containers import ConfigLike, assign, get_value, is_mapping, to_config_dict
 from jengine.config.merge import merge_into, remove_delete_keys, replaces
 from jengine.errors import ConfigError, closest
 
@@ -20,7 +20,7 @@ _PART = re.compile(
 _WORDS = {"true": True, "false": False, "inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
-def apply_overrides(cfg: Config, overrides: Iterable[str]) -> ConfigDict:
+def apply_overrides(cfg: ConfigLike, overrides: Iterable[str]) -> ConfigDict:
     """Return a config with single values changed, as a new ConfigDict.
 
     An override is `path=value`. A path has dots between keys, and brackets around list indices and around keys that
@@ -52,10 +52,21 @@ def apply_overrides(cfg: Config, overrides: Iterable[str]) -> ConfigDict:
         if not text.strip():
             raise ConfigError(f"override {override!r} has no value; write {path}='' for an empty string")
         try:
-            _set_value(result, _split_path(path), parse_value(text.strip()), "")
+            set_path(result, path, parse_value(text.strip()))
         except (ConfigError, TypeError) as error:
             raise ConfigError(f"override {override!r}: {error}") from None
     return result
+
+
+def set_path(cfg: ConfigLike, path: str, value: Any) -> None:
+    """Set the value at a path in `cfg`, in place; path and errors as in `apply_overrides`.
+
+    >>> cfg = {"hooks": [{"interval": 1}]}
+    >>> set_path(cfg, "hooks[0].interval", 5)
+    >>> cfg
+    {'hooks': [{'interval': 5}]}
+    """
+    _set_value(cfg, _split_path(path), value, "")
 
 
 def _split_path(path: str) -> list[str | int]:
@@ -127,7 +138,7 @@ def _set_value(node: Any, parts: list[str | int], value: Any, path: str) -> Any:
     raise ConfigError(f"{_quote(path)} must be a dict or a list, got {node!r}")
 
 
-def _match_key(node: Config, parts: list[str | int]) -> tuple[str | int, list[str | int]]:
+def _match_key(node: ConfigLike, parts: list[str | int]) -> tuple[str | int, list[str | int]]:
     """Split `parts` into a key in `node` and the remaining parts; existing keys with dots take precedence."""
     names = []
     for part in parts:

@@ -5,11 +5,11 @@ from typing import Any
 
 from ml_collections import FieldReference
 
-from jengine.config.containers import Config, is_mapping, iter_items
+from jengine.config.containers import ConfigLike, is_mapping, iter_items
 from jengine.errors import ConfigError, closest, config_path, current_config_path, list_unknown
 
 
-def resolve(cfg: Config) -> dict[str, Any]:
+def resolve(cfg: ConfigLike) -> dict[str, Any]:
     """Convert a config to one plain nested dict.
 
     References become values and ConfigDicts become dicts, in lists and tuples too. Classes, functions and other objects

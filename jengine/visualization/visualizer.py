@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jengine.config import dump_config
-from jengine.config.containers import Config
+from jengine.config.containers import ConfigLike
 from jengine.errors import ConfigError, UnknownNameError, closest, config_path
 from jengine.registry import VISBACKENDS, VISUALIZERS
 from jengine.visualization.backend import BaseVisBackend
 from jengine.visualization.canvas import Canvas
 from jengine.visualization.convert import Histogram, format_graph, histogram
+
+Backends = Sequence[Any] | Mapping[str, Any] | BaseVisBackend | None
 
 
 @VISUALIZERS.register_module()
@@ -28,8 +30,8 @@ class Visualizer(Canvas):
     something else, you can subclass it and implement `add_datasample`, with the methods of `Canvas`.
 
     Args:
-      vis_backends: list of backend configs or instances; a config may have a `name`, by default the type name. None:
-        one LocalVisBackend if `save_dir` is given, otherwise no backend.
+      vis_backends: backend configs or instances, a list or one of them; a config may have a `name`, by default the type
+        name. None: one LocalVisBackend if `save_dir` is given, otherwise no backend.
       save_dir: backends get `<save_dir>/vis_data` as `save_dir`, unless they set one.
       name: the name of the visualizer.
       image: an image to draw on, see `set_image`.
@@ -51,7 +53,7 @@ class Visualizer(Canvas):
 
     def __init__(
         self,
-        vis_backends: Sequence[Any] | None = None,
+        vis_backends: Backends = None,
         save_dir: str | os.PathLike[str] | None = None,
         name: str = "visualizer",
         image: ArrayLike | None = None,
@@ -66,6 +68,8 @@ class Visualizer(Canvas):
         self._lock = threading.RLock()  # log lines are written in a background thread
         if vis_backends is None:
             vis_backends = [] if save_dir is None else [{"type": "LocalVisBackend"}]
+        if hasattr(vis_backends, "items") or isinstance(vis_backends, BaseVisBackend):
+            vis_backends = [vis_backends]
         defaults = {} if save_dir is None else {"save_dir": str(pathlib.Path(save_dir) / "vis_data")}
         for index, backend in enumerate(vis_backends):
             with config_path("vis_backends", index):
@@ -103,7 +107,7 @@ class Visualizer(Canvas):
             raise UnknownNameError(f"no visualization backend is called {name!r}{closest(name, self.vis_backends)}")
         return self.vis_backends[name]
 
-    def add_config(self, config: Config | str) -> None:
+    def add_config(self, config: ConfigLike | str) -> None:
         """Write the config: a ConfigDict, a dict, or the text of a config file."""
         with self._lock:
             for backend in self._active_backends():

@@ -84,6 +84,23 @@ def test_a_new_style_file_reads_its_bases_by_imports(write):
     assert cfg["train_dataloader"]["batch_size"] == 4
 
 
+def test_bases_are_imported_under_other_names(write):
+    write("base/run.py", BASE)
+    lines = (
+        "from mmengine.config import read_base\nwith read_base():\n    from .base.run import optim_wrapper as base\n"
+    )
+    assert load(write("a.py", f"{lines}val_cfg = base.optimizer")) == dict(
+        val_cfg=dict(type="SGD", lr=0.1, momentum=0.9), vars=dict(base=load(write("b.py", BASE))["optim_wrapper"])
+    )
+
+
+def test_a_deprecated_file_is_named(write, caplog):
+    path = write("old.py", "_deprecation_ = dict(expected='new.py', reference='#5')\nwork_dir = 'w'")
+    with caplog.at_level(logging.WARNING, "jengine"):
+        assert load(path) == dict(work_dir="w")
+    assert caplog.messages == [f"{path} is deprecated: expected new.py, reference #5"]
+
+
 def test_custom_imports_register_classes(write):
     write("own_flat_hooks.py", "from jengine.hooks import Hook\nfrom jengine.registry import HOOKS\n@HOOKS.register_module()\nclass FlatHook(Hook): pass")  # fmt: skip
     cfg = load(write("a.py", "custom_imports = dict(imports=['own_flat_hooks'])\nwork_dir = 'w'"))
