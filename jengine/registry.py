@@ -36,7 +36,7 @@ _REGISTRIES: "weakref.WeakSet[Registry]" = weakref.WeakSet()
 class Registry:
     """Names for classes and functions of one kind, such as hooks or datasets.
 
-    >>> shapes = Registry("shape", "jengine.data")
+    >>> shapes = Registry("shape")
     >>> @shapes.register_module()
     ... class Square:
     ...     def __init__(self, side: float) -> None:
@@ -46,19 +46,24 @@ class Registry:
 
     Args:
       name: the entries' kind for error messages, in the singular: 'hook'.
-      location: package that registers the built-in entries, imported at the first look-up.
+      location: package that registers the built-in entries, imported at the first look-up; None if there is none.
       contrib: packages that register further entries, imported only if a name is not found otherwise.
       used_in: where a config names the entries, for the error in another registry that lacks one.
       checks_calls: whether calls of an entry check the arguments; else only `build` does.
     """
 
     def __init__(
-        self, name: str, location: str, contrib: Sequence[str] = (), used_in: str = "", checks_calls: bool = True
+        self,
+        name: str,
+        location: str | None = None,
+        contrib: Sequence[str] = (),
+        used_in: str = "",
+        checks_calls: bool = True,
     ) -> None:
         self.name = name
         self.used_in = used_in
         self._name_with_article = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-        self._locations = [location]
+        self._locations = [] if location is None else [location]
         self._contrib = list(contrib)
         self._checks_calls = checks_calls
         self._entries: dict[str, Callable[..., Any]] = {}
@@ -87,12 +92,14 @@ class Registry:
 
         Raises:
           KeyError: a name is taken by an entry with the same origin and `force` is False. TypeError: the decorator
-            without parentheses.
+            without parentheses, or `module` cannot be called.
         """
         if name is not None and not isinstance(name, str) and not isinstance(name, Sequence):
             raise TypeError(
                 f"`name` must be a string or a list of strings, got {name!r}; write @register_module() with parentheses"
             )
+        if not isinstance(force, bool) or not (module is None or callable(module)):
+            raise TypeError(f"`force` must be a bool and `module` a class or a function, got {force!r} and {module!r}")
 
         def register(entry: T) -> T:
             """Register `entry` and return it."""
@@ -129,6 +136,8 @@ class Registry:
         """
         from jengine.config.modules import find_directory
 
+        if not isinstance(key, str):
+            raise TypeError(f"{self.name} must be looked up by a name, got {key!r}")
         module, _, name = key.rpartition(".")
         if module and find_directory(module) is not None:
             return self._import(key, name)

@@ -220,6 +220,18 @@ def test_the_decorator_without_parentheses_is_an_error():
         Registry("tool", "math").register_module(Hammer)
 
 
+def test_a_registry_without_a_package_refuses_what_is_no_entry():
+    registry = Registry("tool")
+    assert registry.register_module(module=Hammer) is registry.get("Hammer") is Hammer
+    assert list(registry) == ["Hammer"]
+    with pytest.raises(TypeError, match="`module` a class or a function, got False and 'Hammer'"):
+        registry.register_module("Maul", module="Hammer")
+    with pytest.raises(TypeError, match="`force` must be a bool .* got 1 and"):
+        registry.register_module("Maul", force=1, module=Hammer)
+    with pytest.raises(TypeError, match="tool must be looked up by a name, got None"):
+        registry.get(None)
+
+
 def test_a_writer_in_the_place_of_a_hook_is_named_with_its_place():
     with pytest.raises(KeyError) as error:
         HOOKS.get("TensorboardLoggerHook")
