@@ -54,8 +54,8 @@ class BaseDataset:
 
     Args:
       ann_file: annotation file, below `data_root` unless it is an absolute path; '' for none.
-      metainfo: facts about the dataset, such as the class names; they replace those in the file and in `METAINFO`. The
-        name of a file stands for the list of its lines.
+      metainfo: facts about the dataset, such as the class names; they replace those in `METAINFO`, which replace those
+        in the file. The name of a file stands for the list of its lines.
       data_root: directory or URL of the files. Of files at URLs the annotations are copied, see `local_copy`, which a
         transform that reads other files should call too.
       data_prefix: directories by name, each below `data_root`: `dict(img_path='train')`. A record's entry of this name
@@ -81,9 +81,9 @@ class BaseDataset:
 
     def __init__(
         self,
-        ann_file: str = "",
+        ann_file: str | None = "",
         metainfo: Mapping[str, Any] | None = None,
-        data_root: str = "",
+        data_root: str | None = "",
         data_prefix: Mapping[str, str] | None = None,
         filter_cfg: Mapping[str, Any] | None = None,
         indices: Indices = None,
@@ -94,7 +94,7 @@ class BaseDataset:
         max_refetch: Count = 1000,
         seed: int = 0,
     ) -> None:
-        self.data_root = data_root
+        self.data_root = data_root = data_root or ""
         self.ann_file = os.path.join(data_root, ann_file) if ann_file else ""
         prefixes = {"img_path": ""} if data_prefix is None else dict(data_prefix)
         self.data_prefix = {name: os.path.join(data_root, part) for name, part in prefixes.items()}
@@ -106,7 +106,6 @@ class BaseDataset:
         with config_path("pipeline"):
             self.pipeline = Pipeline(pipeline)
         self._metainfo = {name: _read_lines(x) for name, x in {**self.METAINFO, **(metainfo or {})}.items()}
-        self._given = set(metainfo or {})  # these replace what the file says
         self._indices = indices
         self._epoch = 0
         self._fully_initialized = False
@@ -137,13 +136,14 @@ class BaseDataset:
                 f"`ann_file` must have the keys 'metainfo' and 'data_list', got {_describe(annotations)} in "
                 f"{self.ann_file}; another format needs a subclass with `load_data_list`"
             )
-        for name, value in annotations["metainfo"].items():
-            if name not in self._given:
-                self._metainfo[name] = value
+        self._metainfo = {**annotations["metainfo"], **self._metainfo}
         records: list[Record] = []
         for raw in annotations["data_list"]:
             parsed = self.parse_data_info(raw)
-            records += parsed if isinstance(parsed, list) else [parsed]
+            new = parsed if isinstance(parsed, list) else [parsed]
+            if not all(map(is_mapping, new)):
+                raise TypeError(f"parse_data_info of {type(self).__name__} must return a dict or dicts, got {parsed!r}")
+            records += new
         return records
 
     def parse_data_info(self, raw_data_info: Record) -> Record | list[Record]:

@@ -300,6 +300,8 @@ def _build_all(datasets: Sequence[Any], name: str = "datasets") -> list[Any]:
     for i, dataset in enumerate(datasets):
         with config_path(*([name, i] if name == "datasets" else [name])):
             built.append(DATASETS.build(dataset) if isinstance(dataset, str) or is_mapping(dataset) else dataset)
+            if not hasattr(built[-1], "__getitem__"):
+                raise TypeError(f"`{name}` must have datasets or their configs, got {built[-1]!r}")
     return built
 
 

@@ -58,12 +58,12 @@ def test_records_have_full_paths_and_an_index(annotations, tmp_path, serialize_d
         dataset.get_data_info(6)
 
 
-def test_metainfo_of_the_argument_replaces_that_of_the_file_and_the_class(annotations, tmp_path):
+def test_metainfo_of_the_argument_replaces_that_of_the_class_which_replaces_that_of_the_file(annotations, tmp_path):
     (tmp_path / "classes.txt").write_text("bird\nfish\n")
     dataset = Pictures(**annotations, metainfo=dict(source="own", classes=str(tmp_path / "classes.txt")))
-    assert dataset.metainfo == dict(classes=["bird", "fish"], task="detection", source="own")
+    assert dataset.metainfo == dict(classes=["bird", "fish"], task="none", source="own")
     dataset.metainfo["task"] = "changed"
-    assert dataset.metainfo["task"] == "detection"
+    assert dataset.metainfo["task"] == "none"
     assert Pictures.METAINFO["task"] == "none"
 
 
@@ -99,9 +99,9 @@ def test_subsets(annotations, serialize_data):
 
 def test_annotations_are_read_late_with_lazy_init(annotations):
     dataset = Pictures(**annotations, lazy_init=True)
-    assert dataset.metainfo["task"] == "none"
+    assert "source" not in dataset.metainfo
     assert len(dataset) == 6
-    assert dataset.metainfo["task"] == "detection"
+    assert dataset.metainfo["source"] == "web"
     with pytest.raises(FileNotFoundError):
         Pictures(ann_file="missing.json")
 
@@ -110,6 +110,17 @@ def test_wrong_annotation_files_are_refused(tmp_path):
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(ValueError, match="must have the keys 'metainfo' and 'data_list', got a list in .*list.json"):
         BaseDataset(ann_file=str(tmp_path / "list.json"))
+    assert BaseDataset(ann_file=None, data_root=None, lazy_init=True).ann_file == ""
+
+
+@pytest.mark.parametrize("parsed", ["text", [dict(x=1), "text"]])
+def test_records_must_be_dicts(annotations, parsed):
+    class Wrong(BaseDataset):
+        def parse_data_info(self, raw_data_info):
+            return parsed
+
+    with pytest.raises(TypeError, match="parse_data_info of Wrong must return a dict or dicts, got .*text"):
+        Wrong(**annotations)
     with pytest.raises(ValueError, match="`ann_file` must end in .json, .pkl or .pickle, got ''"):
         BaseDataset()
 
@@ -143,6 +154,11 @@ def test_concatenated_datasets_need_equal_metainfo():
     assert len(ConcatDataset([part(2), part(3, source="web")], ignore_keys="source")) == 5
     with pytest.raises(ValueError, match="at least one dataset"):
         ConcatDataset([])
+
+
+def test_a_number_is_no_dataset():
+    with pytest.raises(TypeError, match="`datasets` must have datasets or their configs, got 0"):
+        ConcatDataset([0])
 
 
 def test_wrappers_pass_on_records_and_the_epoch(annotations):
