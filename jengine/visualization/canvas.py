@@ -1,6 +1,7 @@
 """Drawing on an image with matplotlib, with the methods that users of MMEngine know."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
@@ -92,6 +93,7 @@ class Canvas:
         points, count = _check("positions", positions, 2), len(texts)
         if len(points) != count:
             raise ValueError(f"`positions` must have one entry per text, {count}, got {len(points)}")
+        self._warn_outside("positions", points)
         axes, size = self._require_image(), max(math.sqrt(math.prod(self._size)) // 90, 10)
         for i, (text, (x, y)) in enumerate(zip(texts, points.tolist(), strict=True)):
             axes.text(
@@ -116,6 +118,7 @@ class Canvas:
         x, y = _check("x_datas", x_datas, 2), _check("y_datas", y_datas, 2)
         if x.shape != y.shape:
             raise ValueError(f"`y_datas` must have the shape of x_datas, {x.shape}, got {y.shape}")
+        self._warn_outside("x_datas, y_datas", np.stack([x, y], -1))
         return self._add("LineCollection", np.stack([x, y], -1), colors, line_styles, line_widths)
 
     def draw_circles(
@@ -134,6 +137,7 @@ class Canvas:
         centers, radii = _check("center", center, 2), np.atleast_1d(np.asarray(radius, float))
         if radii.shape != (len(centers),):
             raise ValueError(f"`radius` must have one entry per circle, {len(centers)}, got shape {radii.shape}")
+        self._warn_outside("center", np.stack([centers - radii[:, None], centers + radii[:, None]]))
         circles = [Circle(xy, r) for xy, r in zip(centers.tolist(), radii.tolist(), strict=True)]
         return self._add("PatchCollection", circles, edge_colors, line_styles, line_widths, face_colors, alpha)
 
@@ -167,6 +171,7 @@ class Canvas:
         """Draw polygons: a list of float[M, 2] with the corners of each, or one of them."""
         several: list[Any] = list(polygons) if isinstance(polygons, list | tuple) else [polygons]
         corners = [_check("polygons", polygon, 2) for polygon in several]
+        self._warn_outside("polygons", np.concatenate(corners))
         return self._add("PolyCollection", corners, edge_colors, line_styles, line_widths, face_colors, alpha)
 
     def draw_binary_masks(
@@ -267,6 +272,13 @@ class Canvas:
         )  # fmt: skip
         return self
 
+    def _warn_outside(self, name: str, points: np.ndarray) -> None:
+        """Warn of points, real[..., 2], that are not on the image."""
+        height, width = self._require_size()
+        if ((points < 0) | (points > (width, height))).any():
+            text = f"`{name}` reaches beyond the image of {width} x {height} pixels: that part is not drawn"
+            warnings.warn(text, stacklevel=3)
+
     def _require_image(self) -> Any:
         if self._axes is None:
             raise RuntimeError("there is no image to draw on: call `set_image` first")
@@ -292,6 +304,8 @@ def _to_colors(colors: Any) -> Any:
         return colors
     if len(colors) == 3 and all(isinstance(x, int | np.integer) for x in colors):
         return tuple(int(x) / 255 for x in colors)
+    if np.ndim(colors[0]) == 0 and not isinstance(colors[0], str):
+        raise ValueError(f"a color must be a name or three integers from 0 to 255, got {colors!r}")
     return [_to_colors(color) for color in colors]
 
 

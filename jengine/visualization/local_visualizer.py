@@ -17,7 +17,7 @@ from jengine.visualization import draw
 from jengine.visualization.convert import encode_png, import_pillow
 from jengine.visualization.display import show_image
 from jengine.visualization.draw import Color
-from jengine.visualization.visualizer import Visualizer
+from jengine.visualization.visualizer import Backends, Visualizer
 
 _SIDES = ("gt", "pred")
 _INSTANCE_KEYS = ("boxes", "labels", "scores", "masks")
@@ -54,7 +54,7 @@ class LocalVisualizer(Visualizer):
 
     def __init__(
         self,
-        vis_backends: Sequence[Any] | None = None,
+        vis_backends: Backends = None,
         save_dir: str | os.PathLike[str] | None = None,
         name: str = "visualizer",
         classes: Sequence[str] | None = None,

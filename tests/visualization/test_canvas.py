@@ -110,6 +110,7 @@ def test_feature_maps_lie_over_an_image_of_another_size():
         (lambda c: Canvas().get_image(), "call `set_image` first"),
         (lambda c: c.draw_bboxes([1, 2, 3]), r"`bboxes` must have the shape \(N, 4\) or \(4,\), got \(3,\)"),
         (lambda c: c.draw_bboxes([9, 2, 3, 4]), "left <= right"),
+        (lambda c: c.draw_bboxes([1, 2, 3, 4], edge_colors=np.arange(4)), "a color must be a name or three integers"),
         (lambda c: c.draw_texts(["a", "b"], [[1, 2]]), "one entry per text, 2, got 1"),
         (
             lambda c: c.draw_texts(["a", "b"], [[1, 2]] * 2, font_sizes=[1]),
@@ -133,6 +134,20 @@ def test_wrong_arguments_are_refused(canvas, call, message):
         call(canvas)
         return
     with pytest.raises((ValueError, RuntimeError), match=message):
+        call(canvas)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: c.draw_bboxes([50, 5, 61, 10]),
+        lambda c: c.draw_texts("a", [5, 41]),
+        lambda c: c.draw_lines([-1, 5], [2, 6]),
+        lambda c: c.draw_circles([5, 20], [6]),
+    ],
+)
+def test_shapes_beyond_the_image_are_a_warning(canvas, call):
+    with pytest.warns(UserWarning, match="reaches beyond the image of 60 x 40 pixels"):
         call(canvas)
 
 

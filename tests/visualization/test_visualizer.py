@@ -111,9 +111,10 @@ def test_errors_for_unknown_names_suggest_the_closest(tmp_path):
         Visualizer(save_dir=tmp_path).get_backend("LocalBackend")
 
 
-def test_single_backend_instead_of_a_list_is_rejected(tmp_path):
-    with pytest.raises(TypeError, match="vis_backends` must be a list or None, got"):
-        Visualizer({"type": "LocalVisBackend"}, save_dir=tmp_path)
+@pytest.mark.parametrize("as_config", [dict, ConfigDict])
+def test_a_single_backend_needs_no_list(as_config, tmp_path):
+    built = Visualizer(as_config({"type": "LocalVisBackend"}), save_dir=tmp_path).get_backend("LocalVisBackend")
+    assert Visualizer(built).vis_backends == {"LocalVisBackend": built}
 
 
 def test_config_is_written_as_a_config_file(tmp_path):

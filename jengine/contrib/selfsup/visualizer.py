@@ -10,6 +10,7 @@ from jengine.annotations import Count, Fraction
 from jengine.registry import VISUALIZERS
 from jengine.visualization import LocalVisualizer
 from jengine.visualization.draw import Color, draw_boxes, draw_sem_seg, enlarge, resize_nearest, to_rgb
+from jengine.visualization.visualizer import Backends
 
 _RED, _BLACK = (255, 0, 0), (0, 0, 0)
 
@@ -38,7 +39,7 @@ class SelfSupVisualizer(LocalVisualizer):
 
     def __init__(
         self,
-        vis_backends: Sequence[Any] | None = None,
+        vis_backends: Backends = None,
         save_dir: str | os.PathLike[str] | None = None,
         name: str = "visualizer",
         line_width: Count = 3,
