@@ -9,11 +9,13 @@ import jax
 
 from jengine.annotations import Count
 from jengine.config import load_config, resolve
+from jengine.config.containers import is_mapping
 from jengine.data import Pipeline, default_collate
-from jengine.errors import closest
+from jengine.errors import ArgumentError, closest
 from jengine.inference.loaded_model import LoadedModel, load_model
 
 PyTree = Any
+_STEPS = ("preprocess", "forward", "visualize", "postprocess")
 
 
 class BaseInferencer:
@@ -32,7 +34,7 @@ class BaseInferencer:
     {'predictions': [2.0, 4.0, 6.0], 'visualization': None}
 
     Args:
-      model: a `Model`, a config for it, or the path of a config file with `model`; None for that of the checkpoint.
+      model: a `Model`, a config for it, or a config with `model` or the path of one; None for that of the checkpoint.
       weights: a checkpoint, or a work dir for the newest one.
       show_progress: whether to show a progress bar.
 
@@ -49,9 +51,19 @@ class BaseInferencer:
     visualize_kwargs: ClassVar[set[str]] = set()
     postprocess_kwargs: ClassVar[set[str]] = set()
 
+    def __init_subclass__(cls) -> None:
+        """Check that no argument of a call belongs to two steps."""
+        names = [name for step in _STEPS for name in getattr(cls, f"{step}_kwargs")]
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise ArgumentError(
+                f"{cls.__name__}: an argument must belong to one step, got {', '.join(duplicates)} twice"
+            )
+
     def __init__(self, model: Any = None, weights: str | os.PathLike[str] = "", show_progress: bool = True) -> None:
         if isinstance(model, str):
-            model = resolve(load_config(model))["model"]
+            model = load_config(model)
+        if is_mapping(model) and "type" not in model and "model" in model:
+            model = resolve(model)["model"]
         self.model: LoadedModel = load_model(weights, model=model)
         self.cfg = self.model.cfg
         self.pipeline = self._init_pipeline(self.cfg)
@@ -118,9 +130,7 @@ class BaseInferencer:
 
     def _dispatch_kwargs(self, kwargs: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Return the arguments by step."""
-        names = {
-            step: getattr(self, f"{step}_kwargs") for step in ("preprocess", "forward", "visualize", "postprocess")
-        }
+        names = {step: getattr(self, f"{step}_kwargs") for step in _STEPS}
         known = set().union(*names.values())
         for name in kwargs:
             if name not in known:

@@ -2,6 +2,7 @@ import flax.linen as nn
 import numpy as np
 import pytest
 
+from jengine.config import Config
 from jengine.data import ArrayDataset, Pipeline
 from jengine.inference import BaseInferencer
 from jengine.model import BaseTTAModel, CrossEntropy, LinenModel
@@ -72,6 +73,22 @@ def test_a_directory_stands_for_its_files(tmp_path, trained):
     inferencer.preprocess = lambda inputs, batch_size: [] if inputs else None
     inferencer.visualize = lambda inputs, preds: inputs
     assert inferencer(str(tmp_path))["visualization"] == [str(tmp_path / "a.png"), str(tmp_path / "b.png")]
+
+
+def test_the_model_may_be_a_whole_config(trained):
+    runner, _ = trained
+    model = dict(type="LinenModel", module=dict(type=nn.Dense, features=2), loss=dict(type="CrossEntropy"), inputs="x")
+    for cfg in (dict(model=model), Config(dict(model=model))):
+        inferencer = Classifier(cfg, weights=runner.work_dir, show_progress=False)
+        np.testing.assert_allclose(inferencer(X[0])["predictions"][0], runner.predict({"x": X / 2})[0], rtol=1e-5)
+
+
+def test_an_argument_belongs_to_one_step():
+    with pytest.raises(AssertionError, match="Both: an argument must belong to one step, got scale twice"):
+
+        class Both(BaseInferencer):
+            preprocess_kwargs = frozenset({"scale"})
+            forward_kwargs = frozenset({"scale", "other"})
 
 
 def test_the_model_of_a_tta_model_may_be_a_config():
