@@ -42,7 +42,7 @@ def test_each_name_has_one_hub():
     second = MessageHub.get_instance("second")
     assert MessageHub.get_instance("first") is first
     assert second is not first
-    assert first.name == "first"
+    assert first.name == first.instance_name == "first"
     assert MessageHub.get_current_instance() is second
 
 

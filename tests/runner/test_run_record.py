@@ -1,8 +1,13 @@
 import json
 import pathlib
+import platform
+import sys
 
+import jax
+import numpy as np
 import pytest
 
+from jengine.checkpoint import read_meta
 from jengine.cli.report.page import collect_data
 from jengine.hooks import Hook
 
@@ -20,6 +25,16 @@ class StopAt(Hook):
 
 def read_record(runner):
     return json.loads(pathlib.Path(runner.log_dir, "run.json").read_text())
+
+
+def test_a_checkpoint_names_the_versions_of_python_jax_and_the_platform(make_runner):
+    runner = make_runner(default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=2), logger=None))
+    runner.train()
+    versions = read_meta(pathlib.Path(runner.work_dir, "epoch_2"))["meta"]["versions"]
+    assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert (versions["jax"], versions["numpy"]) == (jax.__version__, np.__version__)
+    assert versions["platform"] == platform.platform()
+    assert "flax" in versions
 
 
 def test_a_finished_run_records_its_groups_times_versions_and_progress(make_runner):
