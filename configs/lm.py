@@ -34,14 +34,16 @@ RECIPES = {
 SENTENCES = {"tiny": 2000, "124m": 50_000, "1b": 50_000, "7b": 100_000, "moe": 50_000}
 
 # The first axis of `layers` is the layer. `fsdp` divides the parameters of each matrix product, which are gathered when
-# they are used; `tensor` divides heads, hidden channels and words, and with them the computation.
+# they are used; `tensor` divides heads, hidden channels and words, and with them the computation. `expert` divides the
+# experts, and for all else does what `fsdp` does; a mesh without experts has none.
+FSDP = ("fsdp", "expert")
 RULES = [
-    ("attn.query.kernel", (None, "fsdp", "tensor")),
-    ("attn.key.kernel", (None, "fsdp", "tensor")),
-    ("attn.value.kernel", (None, "fsdp", "tensor")),
-    ("attn.out.kernel", (None, "tensor", None, "fsdp")),
-    ("embed.embedding", (None, ("fsdp", "tensor"))),
-    ("head.kernel", ("fsdp", "tensor")),
+    ("attn.query.kernel", (None, FSDP, "tensor")),
+    ("attn.key.kernel", (None, FSDP, "tensor")),
+    ("attn.value.kernel", (None, FSDP, "tensor")),
+    ("attn.out.kernel", (None, "tensor", None, FSDP)),
+    ("embed.embedding", (None, (*FSDP, "tensor"))),
+    ("head.kernel", (FSDP, "tensor")),
 ]
 
 MLP_RULES = [
@@ -50,9 +52,9 @@ MLP_RULES = [
     ("mlp.down.kernel", (None, "tensor", "fsdp")),
 ]
 EXPERT_RULES = [
-    ("experts.gate", (None, None, ("fsdp", "tensor"), None)),
-    ("experts.up", (None, None, ("fsdp", "tensor"), None)),
-    ("experts.down", (None, None, ("fsdp", "tensor"), None)),
+    ("experts.gate", (None, "expert", "fsdp", "tensor")),
+    ("experts.up", (None, "expert", "fsdp", "tensor")),
+    ("experts.down", (None, "expert", "tensor", "fsdp")),
 ]
 
 

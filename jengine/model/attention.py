@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jengine.model.constrain import axes_of_type
 
-BATCH = ("data", "fsdp")  # axes of the mesh over which examples are sharded
+BATCH = ("data", "fsdp", "expert")  # axes of the mesh over which examples are sharded
 HEADS = "tensor"  # axis of the mesh over which heads are sharded
 Implementation = Literal["auto", "splash", "cudnn", "blocks", "plain"]
 

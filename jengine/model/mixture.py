@@ -12,12 +12,17 @@ from jax.sharding import PartitionSpec as P
 from jengine.model.attention import BATCH
 from jengine.model.constrain import axes_of_type
 
+EXPERT = "expert"  # axis of the mesh over which experts are sharded
+HIDDEN = "tensor"  # axis of the mesh over which their hidden channels are sharded
+
 
 class MixtureOfExperts(nn.Module):
     """Gated MLPs, `down(silu(gate(x)) * up(x))`, of which each token uses the `top_k` with the largest router weights.
 
     No token is dropped: tokens are sorted by expert, and each expert multiplies its own part (`jax.lax.ragged_dot`). On
-    a mesh, each device sorts its own tokens; the parameters are gathered, as those of other layers with `fsdp`.
+    a mesh, each device sorts its own tokens, and gathers the parameters of all experts. With the axis `expert`, devices
+    hold and gather the parameters of some experts only: they gather the tokens along it, and exchange the sums. The
+    axis `tensor` divides hidden channels.
 
     The balance loss, 1 if all experts get equally many tokens and `experts` if one gets all, is sown as `balance` into
     the collection `losses`: `LinenModel(..., sown_losses={"balance": 0.01})`.
@@ -57,27 +62,128 @@ def _on_each_device(x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernel
     mapped_axes = axes_of_type(mesh, AxisType.Auto)
     if not mapped_axes:
         return _apply_experts(x, chosen, weights, *kernels)
+    count, _, width = kernels[0].shape
     batch = tuple(name for name in BATCH if name in mapped_axes)
     batch = batch if x.shape[0] % math.prod(mesh.shape[name] for name in batch) == 0 else ()
+    expert = EXPERT if EXPERT in mapped_axes else None
+    if expert and count % mesh.shape[EXPERT]:
+        found = f"{count} experts on {mesh.shape[EXPERT]} devices"
+        raise ValueError(f"MixtureOfExperts: `experts` must be a multiple of the mesh axis {EXPERT!r}, got {found}")
+    hidden = HIDDEN if HIDDEN in mapped_axes and width % mesh.shape[HIDDEN] == 0 else None
+    axes = {*batch, expert, hidden} - {None}
+    parts = mesh.shape[expert] if expert in batch else 1
+
+    def apply(x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernels: jax.Array) -> jax.Array:
+        # Gradients are summed over the axes along which only some arguments vary.
+        x, chosen, weights = (
+            jax.lax.pcast(y, tuple(sorted(axes - set(batch))), to="varying") for y in (x, chosen, weights)
+        )
+        kernels = tuple(jax.lax.pcast(y, tuple(sorted(axes - {expert, hidden})), to="varying") for y in kernels)
+        if expert is not None:
+            if expert in batch:
+                x, chosen, weights = (jax.lax.all_gather(y, expert, tiled=True) for y in (x, chosen, weights))
+            chosen = chosen - jax.lax.axis_index(expert) * kernels[0].shape[0]
+        y = _apply_experts(x, chosen, weights, *kernels, parts=parts)
+        # A token's sum over its experts, in parts on their devices.
+        if expert is not None:
+            y = jax.lax.psum_scatter(y, expert, tiled=True) if expert in batch else jax.lax.psum(y, expert)
+        return y if hidden is None else jax.lax.psum(y, hidden)
+
+    tokens, inner, outer = P(batch), P(expert, None, hidden), P(expert, hidden)
     mapped = jax.shard_map(
-        _apply_experts,
-        in_specs=(P(batch), P(batch), P(batch), P(), P(), P()),
-        out_specs=P(batch),
-        axis_names=mapped_axes,
+        apply, in_specs=(tokens, tokens, tokens, inner, inner, outer), out_specs=tokens, axis_names=mapped_axes
     )
     return mapped(x, chosen, weights, *kernels)
 
 
 def _apply_experts(
-    x: jax.Array, chosen: jax.Array, weights: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array
+    x: jax.Array,
+    chosen: jax.Array,
+    weights: jax.Array,
+    *kernels: jax.Array,
+    parts: int = 1,
 ) -> jax.Array:
-    top_k, size = chosen.shape[-1], x.shape[-1]
-    experts = chosen.reshape(-1)
+    """Return the weighted sums over these experts; numbers in `chosen` below 0 or too large are of other experts.
+
+    Rows are computed in `parts`, as many as the devices whose tokens these are: most of the rows are of other experts,
+    and parts without a row of these are left out.
+    """
+    top_k, count = chosen.shape[-1], kernels[0].shape[0]
+    # Rows of other experts come last.
+    experts = jnp.where((chosen >= 0) & (chosen < count), chosen, count).reshape(-1)
     order = jnp.argsort(experts)
-    counts = jnp.zeros(gate.shape[0], jnp.int32).at[experts].add(1)
-    multiply = functools.partial(jax.lax.ragged_dot, group_sizes=counts)
-    tokens = x.reshape(-1, size)[order // top_k]
-    hidden = nn.silu(multiply(tokens, gate)) * multiply(tokens, up)
-    results = multiply(hidden, down) * weights.reshape(-1)[order, None]
+    ends = jnp.zeros(count, jnp.int32).at[experts].add(1, mode="drop").cumsum()
+    rows = order.reshape(parts, -1)
+    if parts == 1:
+        results = _compute_part(0, rows, ends, x, weights, *kernels)
+    else:
+        results = _compute_parts(rows, ends, x, weights, *kernels)
     # Back in the order of the tokens, so that a sum over the experts of each token needs no atomic additions.
-    return results[jnp.argsort(order)].reshape(*x.shape[:-1], top_k, size).sum(axis=-2)
+    # The axis of these experts comes first: TPUs pad the last two, which would be `top_k` and the width.
+    places = jnp.argsort(order).reshape(-1, top_k).T
+    return results.reshape(-1, x.shape[-1])[places].sum(axis=0).reshape(x.shape)
+
+
+def _compute_part(
+    i: jax.typing.ArrayLike,
+    rows: jax.Array,
+    ends: jax.Array,
+    x: jax.Array,
+    weights: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    down: jax.Array,
+) -> jax.Array:
+    """Return f[R, D], the results for part `i` of `rows` i32[parts, R], of which experts have those up to `ends`."""
+    size = rows.shape[1]
+    counts = jnp.diff(jnp.clip(ends - i * size, 0, size), prepend=0)
+    tokens = x.reshape(-1, x.shape[-1])[rows[i] // weights.shape[-1]]
+    multiply = functools.partial(_multiply, counts=counts)
+    hidden = nn.silu(multiply(tokens, gate)) * multiply(tokens, up)
+    return multiply(hidden, down) * weights.reshape(-1)[rows[i], None]
+
+
+def _multiply(tokens: jax.Array, kernels: jax.Array, counts: jax.Array) -> jax.Array:
+    """Return the products of each expert's rows, and zeros for rows of none."""
+    if kernels.shape[0] > 1:
+        return jax.lax.ragged_dot(tokens, kernels, counts)
+    # With one group, the kernel of TPUs does not compile in a loop.
+    return jnp.where(jnp.arange(len(tokens))[:, None] < counts, tokens @ kernels[0], 0)
+
+
+@jax.custom_vjp
+def _compute_parts(rows: jax.Array, ends: jax.Array, *arrays: jax.Array) -> jax.Array:
+    """Return f[parts, R, D], the results for all parts with rows of the experts, and zeros for the others.
+
+    The number of these parts is known in the step only, and JAX cannot differentiate such a loop. The gradients compute
+    the results again, so that the memory is that of one part.
+    """
+    x = arrays[0]
+    zeros = jnp.zeros_like(x, shape=(*rows.shape, x.shape[-1]))
+
+    def add(i: jax.Array, results: jax.Array) -> jax.Array:
+        return results.at[i].set(_compute_part(i, rows, ends, *arrays))
+
+    return jax.lax.fori_loop(0, _used_parts(rows, ends), add, zeros)
+
+
+def _used_parts(rows: jax.Array, ends: jax.Array) -> jax.Array:
+    return -(-ends[-1] // rows.shape[1])
+
+
+def _forward(rows: jax.Array, ends: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return _compute_parts(rows, ends, *arrays), (rows, ends, *arrays)
+
+
+def _backward(residuals: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+    rows, ends, *arrays = residuals
+
+    def add(i: jax.Array, gradients: list[jax.Array]) -> list[jax.Array]:
+        _, backward = jax.vjp(lambda *arrays: _compute_part(i, rows, ends, *arrays), *arrays)
+        return [total + new for total, new in zip(gradients, backward(gradient[i]), strict=True)]
+
+    zeros = [jnp.zeros_like(array) for array in arrays]
+    return None, None, *jax.lax.fori_loop(0, _used_parts(rows, ends), add, zeros)
+
+
+_compute_parts.defvjp(_forward, _backward)

@@ -16,7 +16,7 @@ from jengine.model.mixture import MixtureOfExperts
 from jengine.model.rotary import ROTARY_BASE, RotaryScaling, make_scaling, rotate
 from jengine.registry import MODELS
 
-_WIDTH = ("fsdp", "tensor")  # axes of the mesh over which the width of the embedding is sharded
+_WIDTH = ("fsdp", "expert", "tensor")  # axes of the mesh over which the width of the embedding is sharded
 
 RematPolicy = Literal[
     "dots_saveable", "dots_with_no_batch_dims_saveable", "everything_saveable", "nothing_saveable"

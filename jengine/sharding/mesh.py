@@ -14,8 +14,9 @@ from jengine.errors import ConfigError, closest
 from jengine.model.model import Batch
 from jengine.sharding.slices import arrange_devices
 
-AXES = ("data", "fsdp", "tensor")
-BATCH_AXES = ("data", "fsdp")  # the default of `batch_axes`
+AXES = ("data", "fsdp", "expert", "tensor")
+OPTIONAL_AXES = ("expert",)  # only in meshes that name them; elsewhere rules may name them, for an axis of size 1
+BATCH_AXES = ("data", "fsdp", "expert")  # the default of `batch_axes`
 MeshSizes = Mapping[str, int | Mapping[str, int]]  # the total size of each axis, and `slices`: see `build_mesh`
 
 
@@ -48,7 +49,8 @@ def build_mesh(
         `arrange_devices`. None for the mesh set with `jax.set_mesh`, or all devices along one axis.
       devices: the devices, or how many; None for all. They replace those in a Mesh, one by one.
       batch_axes: the axes over which the batch is sharded, with any names. With None, a new mesh has the axes `data`,
-        `fsdp` and `tensor`; `data` is -1 by default and the others 1.
+        `fsdp` and `tensor`; `data` is -1 by default and the others 1. It may have `expert` too, which divides the
+        batch and `MixtureOfExperts`.
 
     Raises:
       ConfigError: an unknown axis, a product of the sizes that is not the number of devices, slices that do not fit, or
@@ -69,7 +71,7 @@ def build_mesh(
     sizes: dict[str, Any] = dict(mesh or {})
     slices = sizes.pop("slices", None)
     if batch_axes is None or not sizes:
-        first, *others = batch_axes or AXES
+        first, *others = batch_axes or [name for name in AXES if name in sizes or name not in OPTIONAL_AXES]
         # The given sizes come last, so they replace the defaults but keep the order of the axes.
         sizes = {first: -1, **dict.fromkeys(others, 1), **sizes}
     else:
@@ -137,7 +139,7 @@ def check_context(devices: Sequence[jax.Device]) -> None:
 
 
 def choose_batch_axes(names: Sequence[str], batch_axes: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the axes over which the batch is sharded: those given, or `data` and `fsdp`, if they are in `names`.
+    """Return the axes over which the batch is sharded: those given, or those in `names` of BATCH_AXES.
 
     Raises:
       ConfigError: axes that the mesh does not have, or no axis.

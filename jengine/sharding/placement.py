@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jengine import paths
 from jengine.errors import ConfigError, closest, config_path
 from jengine.model.model import Params
+from jengine.sharding.mesh import OPTIONAL_AXES
 
 logger = logging.getLogger("jengine")
 
@@ -36,7 +37,8 @@ class Placement:
       mesh: the mesh.
       rules: `(key, axes)` pairs: `('mlp.up.kernel', (None, 'tensor'))`, or with a `PartitionSpec`,
         `('mlp.up.kernel', P(None, 'tensor'))`; missing axes are None.
-      logical_axes: mesh axis by logical axis; mesh axes themselves need no entry.
+      logical_axes: mesh axis by logical axis; mesh axes themselves need no entry. Here and in rules, `expert` may be
+        missing in the mesh.
       fsdp_min_size: minimum number of elements for sharding a parameter over `fsdp` without a rule.
       strict: whether a rule that matches nothing is an error instead of a warning.
       axes: the axes over which parameters may be sharded; None for all.
@@ -133,6 +135,7 @@ class Placement:
             raise ConfigError(
                 f"{source} must have at most {len(shape)} axes for the {self._kind} {path!r} {shape}, got {len(axes)}"
             )
+        axes = [_select(axis, self.mesh) for axis in axes]
         counts = [math.prod(self.mesh.shape[name] for name in axis_names(axis)) for axis in axes]
         for size, axis, count in zip(shape, axes, counts, strict=False):
             if size % count:
@@ -167,6 +170,8 @@ class Placement:
 
     def _check_axis(self, axis: Axis) -> None:
         for name in axis_names(axis):
+            if name in OPTIONAL_AXES and name not in self.mesh.axis_names:
+                continue
             if name not in self.mesh.axis_names:
                 raise ConfigError(
                     f"an axis must be in the mesh {self.mesh.axis_names}, got {name!r}"
@@ -193,6 +198,12 @@ def placement_table(placed: Mapping[str, Placed], params: Params, mesh: Mesh) ->
     if num_replicated := len(placed) - len(rows):
         rows.append([f"{num_replicated} replicated", "", "", "", f"{replicated_size / 2**20:.2f}"])
     return rows
+
+
+def _select(axis: Axis, mesh: Mesh) -> Axis:
+    """Return an entry in a spec with the axes that the mesh has."""
+    names = tuple(name for name in axis_names(axis) if name in mesh.axis_names)
+    return axis if names == axis_names(axis) else names or None
 
 
 def _matches(key: str, path: str) -> bool:

@@ -157,6 +157,24 @@ def test_embedded_tokens_are_exchanged_and_not_the_embedding():
 
 
 @pytest.mark.parametrize("chips", CHIPS)
+def test_an_axis_of_experts_exchanges_tokens_in_the_place_of_the_parameters_of_all_experts(chips):
+    width, hidden, experts, examples, length = 256, 512, 4, 4, 128
+    sizes = dict(width=width, mlp_width=hidden, experts=experts, vocab_size=512, heads=4, depth=2)
+    data = f"train_dataloader.batch_size={examples}", f"train_dataloader.dataset.length={length}"
+    overrides = [*(f"model.module.{name}={value}" for name, value in sizes.items()), *data]
+    config, size = f"{CONFIGS / 'lm.py'}:moe", parse_topology(chips).size
+    meshes = dict(data=1, fsdp=size), dict(data=1, fsdp=1, expert=size)
+    without, divided = (
+        _plan(config, chips, *overrides, mesh=mesh, training_only=True)["programs"]["update"] for mesh in meshes
+    )
+    parameters = 2 * experts * 3 * width * hidden * 2  # in bfloat16, in two layers
+    gathered, kept = (_collectives(program)["all-gather"]["size"] for program in (without, divided))
+    assert gathered - kept > parameters
+    assert divided["flops"] == without["flops"]
+    assert divided["memory"]["parameters"] == without["memory"]["parameters"]
+
+
+@pytest.mark.parametrize("chips", CHIPS)
 def test_replicas_exchange_nothing_while_they_accumulate_and_each_gradient_once_in_the_update(network, chips):
     plan = _plan(network, chips, "optim_wrapper.accumulative_counts=2")
     assert list(plan["programs"]) == ["init", "update", "accumulate", "chunk"]

@@ -62,7 +62,7 @@ def test_experts_learn_and_are_used_alike(tmp_path):
     cfg["optim_wrapper"]["optimizer"]["lr"] = 1e-2
     cfg.update(train_cfg=dict(by_epoch=False, max_iters=30), param_scheduler=None, work_dir=tmp_path)
     cfg.update(default_hooks=dict(checkpoint=None), custom_hooks=[hook := LossHook()])
-    cfg["parallel"].update(devices=2)
+    cfg["parallel"].update(mesh=dict(expert=2), devices=2)
     for name in ("val_dataloader", "val_evaluator", "val_cfg"):
         del cfg[name]
     runner = Runner.from_cfg(cfg)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType
 
 from jengine.model.mixture import MixtureOfExperts
 
@@ -41,19 +41,38 @@ def test_tokens_and_gradients_are_those_of_a_sum_over_every_expert(variables):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
 
 
-def test_a_mesh_divides_the_tokens_and_keeps_the_gradients(variables):
+MESHES = [
+    dict(data=2, fsdp=2, tensor=2),
+    dict(data=4, expert=2),
+    dict(expert=4, data=2),
+    dict(fsdp=2, expert=2, tensor=2),
+]
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=["no axis of experts", "two experts each", "one each", "all axes"])
+@pytest.mark.parametrize("examples", [8, 3], ids=["divided", "indivisible"])
+def test_a_mesh_divides_tokens_and_experts_and_keeps_values_and_gradients(variables, axes, examples):
     params, x = variables
 
     def total(params, x):
-        return jnp.sin(MIXTURE.apply({"params": params}, x)).sum()
+        y, sown = MIXTURE.apply({"params": params}, x, mutable=["losses"])
+        return jnp.sin(y).sum() + sown["losses"]["balance"][0], y
 
-    expected = jax.grad(total)(params, x)
-    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    # The router likes the first expert, so one device has most rows and some have none.
+    params = {**params, "router": {"kernel": params["router"]["kernel"].at[:, 0].set(x[0, 0])}}
+    x = x[:examples]
+    expected = jax.value_and_grad(total, (0, 1), has_aux=True)(params, x)
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
     with jax.set_mesh(mesh):
-        sharded = jax.device_put(x, jax.NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
-        placed = jax.device_put(params, jax.NamedSharding(mesh, PartitionSpec()))
-        got = jax.jit(jax.grad(total))(placed, sharded)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
+        got = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(params, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, expected)
+
+
+def test_experts_that_the_axis_does_not_divide_are_refused(variables):
+    mesh = jax.make_mesh((3,), ("expert",), axis_types=(AxisType.Auto,), devices=jax.devices()[:3])
+    message = "must be a multiple of the mesh axis 'expert', got 4 experts on 3 devices"
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda x: MIXTURE.apply({"params": variables[0]}, x), variables[1])
 
 
 def test_the_balance_loss_is_1_for_equal_shares_and_the_number_of_experts_for_one(variables):

@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from jengine.errors import ConfigError
 from jengine.sharding import Placement, build_mesh
+from jengine.sharding.mesh import choose_batch_axes
 
 SHAPES = {
     "embed": {"embedding": (64, 8)},
@@ -123,6 +124,17 @@ def test_a_mesh_uses_all_devices_or_the_given_number():
     assert dict(build_mesh().shape) == dict(data=8, fsdp=1, tensor=1)
     assert dict(build_mesh(dict(fsdp=2, tensor=2)).shape) == dict(data=2, fsdp=2, tensor=2)
     assert dict(build_mesh(dict(data=1, fsdp=-1), devices=4).shape) == dict(data=1, fsdp=4, tensor=1)
+
+
+def test_a_mesh_has_an_axis_of_experts_if_it_is_named_and_rules_may_name_it_always():
+    rules = [("embedding", ("expert",)), ("kernel", (("fsdp", "expert"), "tensor"))]
+    mesh = build_mesh(dict(data=1, expert=2, fsdp=2, tensor=2))
+    assert choose_batch_axes(mesh.axis_names) == ("data", "fsdp", "expert")
+    divided, without = specs(Placement(mesh, rules).place(PARAMS)), specs(Placement(MESH, rules).place(PARAMS))
+    assert divided["embed.embedding"] == P("expert")
+    assert divided["layers_0.mlp.kernel"] == P(("fsdp", "expert"), "tensor")
+    assert without["embed.embedding"] == P(None)
+    assert without["layers_0.mlp.kernel"] == P("fsdp", "tensor")
 
 
 def test_the_error_of_a_mesh_has_its_config_path(make_run):
