@@ -170,6 +170,7 @@ _ARGUMENTS = {
         "ConcatDataset": 'datasets=[dict(type="Digits", split="train"), dict(type="Digits", split="test")]',
         "Digits": 'split="train"',
         "MixedDataset": 'datasets=[dict(type="Digits"), dict(type="Digits", split="test")], weights=[0.8, 0.2]',
+        "PackedText": 'sources=[dict(prompt="2 + 2 =", response="4")], tokenizer="bytes", length=64',
         "Prompts": 'source=[dict(prompt="2 + 2 =", response="4")], tokenizer="bytes"',
         "PseudoLabelDataset": 'dataset=dict(type="Digits")',
         "RepeatDataset": 'dataset=dict(type="Digits"), times=5',

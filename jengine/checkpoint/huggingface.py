@@ -19,6 +19,7 @@ from jengine.checkpoint.array_rules import RuleLike
 from jengine.errors import ConfigError
 from jengine.json_codec import decode
 from jengine.model import LinenModel, TransformerLM
+from jengine.model.model import ModelWrapper
 
 Config = Mapping[str, Any]  # the content of a `config.json`
 Shapes = dict[str, tuple[int, ...]]
@@ -158,6 +159,8 @@ def find_differences(config: Config, model: object) -> list[str]:
     >>> find_differences(config, TransformerLM(**{**transformer_arguments(config), "activation": "gelu"}))
     ["activation is 'gelu', that of the weights is 'gelu_tanh'"]
     """
+    while isinstance(model, ModelWrapper):  # such as LoRA
+        model = model.model
     module = model.module if isinstance(model, LinenModel) else model
     if config.get("model_type") not in MODEL_TYPES or not isinstance(module, TransformerLM):
         return []

@@ -328,7 +328,7 @@ class TransformerLM(nn.Module):
             raise ValueError(f"TransformerLM: tokens must be at most max_length = {self.max_length}, got {length}")
         init = nn.initializers.normal(0.02)
         embed = nn.Embed(self.max_length, self.width, embedding_init=init, name="positions")
-        table = constrain(embed.embedding)
+        table = constrain(jnp.asarray(embed.embedding))
         return table[:length] if positions is None else table[positions]
 
 
@@ -338,5 +338,6 @@ def _look_up(table: jax.Array, tokens: jax.Array) -> jax.Array:
     On a mesh each device looks up a part of the width for the tokens of all, and then the parts are exchanged: as many
     bytes as its own tokens have, where gathering the table would take as many as the table, on any number of devices.
     """
+    table = jnp.asarray(table)  # an export has NumPy arrays, which traced tokens cannot index
     x = constrain(table, None, _WIDTH)[constrain(tokens, "data")]
     return constrain(constrain(x, "data", None, _WIDTH), BATCH)

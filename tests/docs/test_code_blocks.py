@@ -348,6 +348,12 @@ def test_language_page(run_page):
     assert (iteration, metrics["questions/exact_match"]) == (60, 1.0)
     assert names["texts"][1].startswith(" math")
     assert names["tokens"].shape == (1, 8)
+    assert {path.rpartition(".")[2] for path in paths.flatten(names["state"].params)} == {"lora_a", "lora_b"}
+    with pytest.raises(FileNotFoundError, match=r"code\.jsonl"):
+        build_dataloader(
+            names["train_dataloader"] | {"dataset": names["train_dataloader"]["dataset"] | {"tokenizer": "bytes"}},
+            train=True,
+        )
     assert isinstance(tokenizer.decode(names["tokens"][0]), str)
     assert names["sampled"].shape == (1, 16)
 

@@ -1,10 +1,12 @@
 """Support language models: generation, tokenizers and packed text."""
 
 from jengine.contrib.language.chat import ChatTemplate as ChatTemplate
+from jengine.contrib.language.datasets import Additions as Additions
 from jengine.contrib.language.datasets import StandardLibrary as StandardLibrary
 from jengine.contrib.language.generate import generate as generate
 from jengine.contrib.language.generate import sample as sample
 from jengine.contrib.language.generation_hook import GenerationHook as GenerationHook
+from jengine.contrib.language.packed_text import packed_text as packed_text
 from jengine.contrib.language.packing import encode_all as encode_all
 from jengine.contrib.language.packing import pack as pack
 from jengine.contrib.language.prompts import Prompts as Prompts

@@ -43,6 +43,30 @@ class StandardLibrary(TokenWindows):
         return {**super().__getitem__(index), "num_bytes": self.num_bytes[start : start + self.length]}
 
 
+@DATASETS.register_module()
+class Additions:
+    """Records with sums of two numbers, as tiny data for fine-tuning and its evaluation.
+
+    >>> Additions(limit=10)[13]
+    {'prompt': '1 + 4 =', 'response': ' 5'}
+
+    Args:
+      limit: the numbers are less than it.
+      split: 'train', or 'test' for every tenth sum.
+    """
+
+    def __init__(self, limit: Count = 100, split: Literal["train", "test"] = "train") -> None:
+        self.limit = limit
+        self.indices = [i for i in range(limit**2) if (i % 10 == 9) == (split == "test")]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> dict[str, str]:
+        first, second = divmod(self.indices[index], self.limit)
+        return {"prompt": f"{first} + {second} =", "response": f" {first + second}"}
+
+
 @functools.cache
 def read_standard_library(split: Literal["train", "test"]) -> tuple[str, ...]:
     """Return the text of each file, in the order of their paths."""

@@ -1,12 +1,11 @@
 """Samples of the text that the current model writes."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jengine.annotations import Count
-from jengine.contrib.language.records import Record
+from jengine.contrib.language.records import Source
 from jengine.contrib.language.text_generator import find_generator
 from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
@@ -32,10 +31,10 @@ class GenerationHook(Hook):
       samples: the newest texts, one for each prompt.
     """
 
-    def __init__(self, prompts: str | Sequence[Any], interval: Count = 500) -> None:
+    def __init__(self, prompts: Source, interval: Count = 500) -> None:
         self.interval = interval
         self.samples: list[str] = []
-        self._prompts: str | Sequence[Record] = prompts
+        self._prompts = prompts
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Encode the prompts.

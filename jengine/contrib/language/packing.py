@@ -1,6 +1,7 @@
 """Documents packed into rows of one length, by grain."""
 
 import functools
+import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -8,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jengine.annotations import Count
+from jengine.contrib.language.records import TextFormat, encode_record
 from jengine.contrib.language.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     import grain
 
+_LOGGER = logging.getLogger("jengine")
 IGNORED = -1  # the target of padding
 
 
@@ -25,6 +28,8 @@ def pack(
     shuffle: bool = True,
     seed: int = 0,
     open_rows: Count = 16,
+    style: TextFormat | None = None,
+    repeat: bool = True,
 ) -> "grain.IterDataset":
     """Return an endless dataset of rows that several documents share.
 
@@ -38,7 +43,8 @@ def pack(
     several sources with `grain.MapDataset.mix([...], weights=[...])`, repeated ones with `.repeat()`.
 
     Args:
-      documents: int[N] arrays of tokens, or texts for the tokenizer, each with at least two tokens.
+      documents: int[N] arrays of tokens, or texts or records (see `TextFormat`) for the tokenizer, each of two or more
+        tokens. The target of what is not learned, such as a prompt, is -1.
       length: number of tokens in a row.
       packing: 'concat' fills every row and divides documents; 'first_fit' keeps those of at most `length` whole, each
         in the first of `open_rows` rows with enough room, cuts longer ones off, and pads, with the target -1
@@ -47,6 +53,8 @@ def pack(
       shuffle: whether each pass has another random order.
       seed: of the order.
       open_rows: number of rows that are filled at a time, with 'first_fit'.
+      style: the format of records; None for prompts as they are.
+      repeat: False for one pass over the documents, for an evaluation.
     """
     import grain
     from grain import experimental
@@ -56,14 +64,17 @@ def pack(
     if shuffle:
         data = data.shuffle()
     sizes = None if tokenizer is None else tokenizer.token_bytes()
-    endless = data if len(data) >= sys.maxsize else data.repeat()  # grain repeats a dataset once
-    pairs = endless.map(functools.partial(_to_pairs, tokenizer)).to_iter_dataset()
+    if repeat and len(data) < sys.maxsize:  # grain repeats a dataset once
+        data = data.repeat()
+    # Grain looks at each element of its buffer for each document: the default of 500 takes longer than the tokenizer.
+    read = grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)
+    pairs = data.map(functools.partial(_to_pairs, tokenizer, style or TextFormat())).to_iter_dataset(read)
     lengths = {"tokens": length, "targets": length}
     if packing == "concat":
         rows = experimental.ConcatThenSplitIterDataset(pairs, length_struct=lengths)
     else:
         rows = experimental.FirstFitPackIterDataset(
-            pairs.map(lambda pair: {name: x[:length] for name, x in pair.items()}),
+            pairs.map(functools.partial(_cut, length)),
             length_struct=lengths,
             num_packing_bins=open_rows,
             shuffle_bins=shuffle,
@@ -74,15 +85,29 @@ def pack(
     return rows.map(functools.partial(_to_row, sizes))
 
 
-def _to_pairs(tokenizer: Tokenizer | None, document: Any) -> dict[str, np.ndarray]:
-    if isinstance(document, str):
+def _to_pairs(tokenizer: Tokenizer | None, style: TextFormat, document: Any) -> dict[str, np.ndarray]:
+    """Return the tokens of a document and their targets, int32[N - 1] each."""
+    is_learned: np.ndarray | None = None
+    if isinstance(document, str | Mapping):
         if tokenizer is None:
             raise ValueError("pack: `tokenizer` must be given for texts, got None")
-        document = np.append(tokenizer.encode(document), tokenizer.end_token)
+        document, is_learned = encode_record(document, tokenizer, style)
     tokens = np.asarray(document, np.int32)
     if tokens.ndim != 1 or tokens.size < 2:
         raise ValueError(f"pack: documents must be int[N] with at least 2 tokens, got {tokens.dtype}{tokens.shape}")
-    return {"tokens": tokens[:-1], "targets": tokens[1:]}
+    targets = tokens[1:] if is_learned is None else np.where(is_learned[1:], tokens[1:], IGNORED)
+    return {"tokens": tokens[:-1], "targets": targets}
+
+
+def _cut(length: int, pair: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    if (pair["targets"][:length] == IGNORED).all():
+        _warn_of_cut(length)
+    return {name: x[:length] for name, x in pair.items()}
+
+
+@functools.cache
+def _warn_of_cut(length: int) -> None:
+    _LOGGER.warning("pack: a prompt fills a row of %d tokens, so nothing of its response is learned", length)
 
 
 def _to_row(sizes: np.ndarray | None, row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,13 +1,12 @@
 """Prompts for generation, in rows of one length."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jengine.annotations import Count
 from jengine.contrib.language.chat import ChatTemplate
-from jengine.contrib.language.records import Record, make_format, read_records
+from jengine.contrib.language.records import Source, make_format, read_records
 from jengine.contrib.language.tokenizers import TokenizerLike, build_tokenizer
 from jengine.errors import ConfigError
 from jengine.registry import DATASETS
@@ -23,8 +22,8 @@ class Prompts:
     ([54, 32, 42, 32, 55, 32, 61], 7, '42')
 
     Args:
-      source: a `.jsonl` file with one record in each line, a `.txt` file with one prompt in each line, or records: see
-        `TextFormat`.
+      source: a `.jsonl` file with one record in each line, a `.txt` file with one prompt in each line, a dataset with
+        records or its config, or records: see `TextFormat`.
       tokenizer: 'bytes', the path of a tokenizer file or of a directory of the Hub, or a tokenizer.
       length: number of tokens in a row, which shorter prompts are padded to; None for those of the longest prompt.
       template, response, chat_template: see `TextFormat`; None for the chat template of the tokenizer.
@@ -40,7 +39,7 @@ class Prompts:
 
     def __init__(
         self,
-        source: str | Sequence[Any],
+        source: Source,
         tokenizer: TokenizerLike = "bytes",
         length: Count | None = None,
         template: str = "{prompt}",
@@ -49,7 +48,8 @@ class Prompts:
     ) -> None:
         self.tokenizer = build_tokenizer(tokenizer)
         style = make_format(self.tokenizer, template, response, chat_template)
-        records: Sequence[Record] = read_records(source, lines=True)
+        found_records = read_records(source, lines=True)
+        records = [found_records[i] for i in range(len(found_records))]
         self.texts = [style.make_prompt(record) for record in records]
         found = [style.find_response(record) for record in records]
         self.responses = [text for text in found if text is not None]

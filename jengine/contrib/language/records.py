@@ -1,8 +1,8 @@
 """Records of text: documents, prompts with responses, and conversations; which parts of them a model learns."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -11,9 +11,20 @@ from jengine.contrib.language.tokenizers import Tokenizer
 from jengine.downloads import local_copy
 from jengine.errors import ConfigError
 from jengine.json_codec import decode
+from jengine.registry import DATASETS
 
 Record: TypeAlias = str | Mapping[str, Any]
 Part: TypeAlias = tuple[str, bool]  # text, and whether it is learned
+
+
+class Records(Protocol):
+    """A dataset with a record at each index."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+Source: TypeAlias = str | Mapping[str, Any] | Sequence[Any] | Records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,18 +120,21 @@ def encode_record(record: Record, tokenizer: Tokenizer, style: TextFormat) -> tu
     return np.concatenate(tokens), np.concatenate(is_learned)
 
 
-def read_records(source: str | Iterable[Record], *, lines: bool = False) -> Sequence[Record]:
-    """Return the records in a file, or those that are given.
+def read_records(source: Source, *, lines: bool = False) -> Records:
+    """Return the records in a file, of a dataset, or those that are given.
 
     Args:
-      source: a `.jsonl` file with one in each line; a `.txt` file, which is one document; or records.
+      source: a `.jsonl` file with one in each line; a `.txt` file, which is one document; a dataset with records or its
+        config; or records.
       lines: whether each line of a `.txt` file is one.
 
     Raises:
       ConfigError: another ending, or a line that is not JSON.
     """
+    if isinstance(source, Mapping):
+        return DATASETS.build(source)
     if not isinstance(source, str):
-        return list(source)
+        return source
     if not source.endswith((".jsonl", ".txt")):
         raise ConfigError(f"a file of text must end with .jsonl or .txt, got {source!r}")
     text = local_copy(source).read_text(encoding="utf-8")

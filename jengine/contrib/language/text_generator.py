@@ -1,7 +1,7 @@
 """Model that generates text: in predictions, in evaluations, and for samples during training."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import jax
@@ -11,7 +11,7 @@ from jengine.annotations import ConfigOf, Count, Fraction, NonNegative
 from jengine.contrib.language.chat import ChatTemplate
 from jengine.contrib.language.generate import generate
 from jengine.contrib.language.prompts import Prompts
-from jengine.contrib.language.records import Record
+from jengine.contrib.language.records import Source
 from jengine.contrib.language.tokenizers import TokenizerLike, build_tokenizer, decode_text
 from jengine.errors import config_path
 from jengine.model import Model, get_model, predict_with_key
@@ -97,7 +97,7 @@ class TextGenerator(ModelWrapper):
         """Return the inner model's module."""
         return self.model.merge(params, model_state, train=train)
 
-    def make_prompts(self, source: str | Sequence[Record], length: int | None = None) -> Prompts:
+    def make_prompts(self, source: Source, length: int | None = None) -> Prompts:
         """Return the prompts of a file or of records; see `Prompts`."""
         return self._make_prompts(source, length=length)
 
