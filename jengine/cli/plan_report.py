@@ -86,6 +86,11 @@ def _format_program(name: str, program: Mapping[str, Any], devices: int, chip_me
         )
         used = "unknown" if program["utilisation"] is None else f"at most {program['utilisation']:.1%}"
         lines.append(f"estimated time: {least}; utilisation {used}")
+    if cycles := program["cycles"]:
+        kernels = sum(program["kernels"].values())
+        lines.append(
+            f"cycles by the compiler: {cycles / 1e6:.4g} million" + f" outside of {kernels} kernels" * bool(kernels)
+        )
     options = "".join(f", with {name}={value}" for name, value in program["compiler_options"].items())
     lines.append(f"compiled in {program['compile_seconds']:.1f} s{options}")
     if program["has_float64"]:

@@ -200,6 +200,8 @@ def measure_program(compiled: jax.stages.Compiled, arguments: Mapping[str, PyTre
         "compiler_flops": None if program.repeats else _positive(costs.get("flops")),
         "compiler_seconds": None if program.repeats else _positive(costs.get("optimal_seconds")),
         "bytes_accessed": _positive(costs.get("bytes accessed"), compute_loop_factor(program)),
+        "cycles": program.estimate_cycles(),
+        "kernels": program.count_kernels(),
         "collectives": _sum_collectives(find_collectives(program)),
         "unknown_loops": program.unknown_loops,
         "donated_bytes": memory_stats.alias_size_in_bytes,

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,6 +19,10 @@ _CALLED = re.compile(
 )
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _DIRECTION = re.compile(r"direction=(\w+)")
+_TARGET = re.compile(r'custom_call_target="([^"]+)"')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_KERNELS = ("tpu_custom_call", "__cudnn")  # Pallas and cuDNN
+_UNKNOWN_CYCLES = 10**12  # and above: XLA has no estimate, which is so for kernels
 _NUMBERS = {
     "get-tuple-element": re.compile(r"index=(\d+)"),
     "while": re.compile(r'"known_trip_count":\{"n":"(\d+)"'),
@@ -39,13 +43,14 @@ class Operation(NamedTuple):
 
     name: str
     result: tuple[int, ...]  # bytes of each array
-    code: str  # the opcode: 'dot', 'all-reduce-start'
+    code: str  # the opcode: 'dot', 'all-reduce-start'; for a custom call its target: 'tpu_custom_call'
     operands: tuple[str, ...]
     called: tuple[str, ...]  # computations: that of a fusion, the condition and the body of a loop, branches
     number: int | None  # of a parameter or a tuple element; the value of an integer constant; the iterations of a loop
     channel: str  # identifies a collective, or ''
     direction: str  # of a comparison, such as 'LT', or ''
     computation: str  # that contains the operation, or ''
+    cycles: int  # estimate of XLA's compiler for TPUs; 0 for none
 
 
 class Program:
@@ -110,6 +115,19 @@ class Program:
             # A computation without a caller is the entry.
             self._executions[computation] = sum(counts) if callers else 1
         return self._executions[computation]
+
+    def estimate_cycles(self) -> int | None:
+        """Return the cycles on a TPU by XLA's estimate, without kernels (Pallas); None where it has no estimate."""
+        cycles = (each.cycles * self.count_executions(each.computation) for each in self.operations.values())
+        return sum(cycles) or None
+
+    def count_kernels(self) -> dict[str, int]:
+        """Return how often each kind of kernel runs: 'tpu_custom_call' are those of Pallas, '__cudnn$...' cuDNN's."""
+        counts: Counter[str] = Counter()
+        for each in self.operations.values():
+            if each.code.startswith(_KERNELS):
+                counts[each.code] += self.count_executions(each.computation)
+        return dict(counts)
 
     def _count_iterations(self, loop: Operation) -> int | None:
         """Return the number of iterations; None if it is not constant.
@@ -178,4 +196,8 @@ def _parse_operation(computation: str, name: str, result: str, code: str, operan
     called = tuple(name for names in _CALLED.findall(rest) for name in _NAME.findall(names))
     number = _NUMBERS[code].search(rest) if code in _NUMBERS else _INTEGER.fullmatch(operands)
     names, value = tuple(_NAME.findall(operands)), int(number[1]) if number else None
-    return Operation(name, sizes, code, names, called, value, channel, direction, computation)
+    if code == "custom-call" and (target := _TARGET.search(rest)):
+        code = target[1]
+    cycles = int(found[1]) if (found := _CYCLES.search(rest)) else 0
+    cycles = 0 if cycles >= _UNKNOWN_CYCLES else cycles
+    return Operation(name, sizes, code, names, called, value, channel, direction, computation, cycles)

@@ -220,6 +220,20 @@ def test_the_iterations_of_a_loop_are_read_from_its_counter(start, limit, step, 
     assert program.unknown_loops == unknown
 
 
+def test_estimated_cycles_and_kernels_count_in_each_iteration_of_a_loop():
+    lines = (
+        '  %kernel = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call"',
+        '  %fused = f32[8]{0} fusion(%x), kind=kLoop, backend_config={"estimated_cycles":"250"}',
+        '  %slow = f32[8]{0} fusion(%x), kind=kLoop, backend_config={"estimated_cycles":"9223372036854775807"}',
+    )
+    text = COUNTED.replace("START", "0").replace("LIMIT", "16").replace("STEP", "1").replace("DIRECTION", "LT")
+    header = next(line for line in text.splitlines() if line.startswith("%body"))
+    program = Program(text.replace(header, "\n".join((header, *lines))))
+    assert program.estimate_cycles() == 16 * 250
+    assert program.count_kernels() == {"tpu_custom_call": 16}
+    assert Program(text).estimate_cycles() is None
+
+
 # as written by XLA for TPUs: an all-gather that runs while two fusions compute, and a fused reduce-scatter
 FUSED = """
 %start (p: bf16[4,8]) -> bf16[16,8] {
