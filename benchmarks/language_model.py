@@ -33,6 +33,16 @@ MAXTEXT = {
         "all-to-all": 32.0,
         "sent": 5520.5,
     },
+    "1x8192": {
+        "mcycles": 1118.4,
+        "kernels": 64,
+        "arguments": 721.0,
+        "temporary": 3263.2,
+        "all-gather": 1408.5,
+        "collective-permute": 4080.0,
+        "all-to-all": 64.0,
+        "sent": 5552.8,
+    },
 }
 
 
@@ -85,7 +95,7 @@ def compile_by_hand(batch: int, length: int) -> dict[str, Any]:
         )
         start = time.monotonic()
         compiled = traced.lower().compile()
-    return {**measure_program(compiled, {"state": state}), "compile_seconds": time.monotonic() - start}
+    return {**measure_program(compiled, {}), "compile_seconds": time.monotonic() - start}
 
 
 def compile_by_engine(batch: int, length: int) -> dict[str, Any]:

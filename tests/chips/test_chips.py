@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from benchmarks.language_model import MAXTEXT, compile_by_engine, summarize
 from jengine import load_config
 from jengine.cli.plan_process import compile_candidates
 from jengine.cli.plan_search import iterate_meshes
@@ -19,6 +20,7 @@ from tests.cli.test_scale_page import memory_per_chip as memory_per_chip
 pytestmark = pytest.mark.chips
 pytest.importorskip("libtpu")
 _HAS_GPU_COMPILER = importlib.util.find_spec("jax_cuda12_plugin") is not None
+_HAS_CUDNN = _HAS_GPU_COMPILER and all(importlib.util.find_spec(name) for name in ("nvidia", "nvidia.cudnn"))
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -142,6 +144,26 @@ def test_attention_is_the_kernel_of_tpus_with_no_more_scores_than_its_tiles():
     program = json.loads(result.stdout)
     assert program["kernels"] == 3  # forward, and the gradients for queries and for keys and values
     assert program["temporary"] < 8 * 2048 * 2048 * 2  # all scores of a chip
+
+
+@pytest.mark.parametrize("tokens", list(MAXTEXT))
+def test_the_transformer_takes_no_more_than_that_of_maxtext(tokens):
+    costs, limits = summarize(compile_by_engine(*map(int, tokens.split("x")))), MAXTEXT[tokens]
+    assert costs["kernels"] == limits["kernels"]
+    for name in ("mcycles", "arguments", "temporary"):
+        assert costs[name] <= 1.02 * limits[name], name
+    for name in ("all-gather", "collective-permute", "all-to-all", "sent"):
+        assert costs.get(name, 0) <= 1.001 * limits[name], name
+    assert costs.keys() - {"seconds", "all-reduce"} <= limits.keys()  # no other kind of exchange
+
+
+@pytest.mark.skipif(not _HAS_CUDNN, reason="requires jengine[gpu-compiler] and nvidia-cudnn-cu12")
+def test_attention_is_cudnns_on_gpus():
+    sizes = "model.module.vocab_size=512", "model.module.width=256", "train_dataloader.dataset.length=256"
+    mesh = dict(data=1, fsdp=8, tensor=1)
+    plan = _plan(f"{CONFIGS / 'lm.py'}:tiny", "h100:8", *sizes, mesh=mesh, training_only=True)
+    kernels = plan["programs"]["update"]["kernels"]
+    assert sum(count for name, count in kernels.items() if name.startswith("__cudnn")) == 2 * 3  # each block, see above
 
 
 def test_embedded_tokens_are_exchanged_and_not_the_embedding():
