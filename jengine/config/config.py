@@ -8,15 +8,62 @@ from typing import Any, Self
 
 from ml_collections import ConfigDict
 
-from jengine.config.containers import ConfigLike, Key, is_mapping, iter_items, to_config_dict
+from jengine.config.containers import ConfigLike, Key, add_attributes, is_mapping, iter_items, to_config_dict
 from jengine.config.diff import ABSENT, diff_configs
 from jengine.config.dump import dump_config, write_config
 from jengine.config.load import load_config
+from jengine.config.merge import merge_into
 from jengine.config.overrides import set_path
 from jengine.config.resolve import resolve
 
 
-class Config(ConfigDict):
+class ConfigLevel(ConfigDict):
+    """One level of a `Config`, which also has methods of a dict that ml_collections leaves out.
+
+    >>> level = Config({"optimizer": {"lr": 0.1}}).optimizer
+    >>> level.setdefault("momentum", 0.9), level.pop("lr"), level == {"momentum": 0.9}
+    (0.9, 0.1, True)
+    """
+
+    def pop(self, key: Key, default: Any = None) -> Any:
+        """Remove a key and return the value, or `default` if there is none."""
+        value = self.get(key, default)
+        if key in self:
+            del self[key]
+        return value
+
+    def setdefault(self, key: Key, default: Any = None) -> Any:
+        """Return the value of a key, which is set to `default` if there is none."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def merge(self, other: ConfigLike) -> None:
+        """Merge a config into this one, by the rules of `jengine.config.merge`."""
+        merge_into(self, resolve(other))
+
+    def copy(self) -> "ConfigLevel":
+        """Return a copy, in which references refer to each other, but not to this config."""
+        return to_config_dict(self, kind=ConfigLevel)
+
+    def __setitem__(self, key: Key, value: Any) -> None:
+        """Set a value; the keys of dicts, also of those in lists, become attributes."""
+        if is_mapping(value) and not isinstance(value, ConfigLevel):
+            value = to_config_dict(value, kind=ConfigLevel)
+        super().__setitem__(key, add_attributes(value))
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether `other` is a dict or a ConfigDict with equal values."""
+        return is_mapping(other) and resolve(self) == resolve(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the values: ml_collections would lose keys with dots, and the order."""
+        return _make_level, (resolve(self),)
+
+
+class Config(ConfigLevel):
     """ConfigDict with the methods of MMEngine's Config; every function that takes a config takes it too.
 
     >>> cfg = Config({"train_cfg": {"max_epochs": 3}, "custom_hooks": [{"type": "EMAHook"}]})
@@ -38,7 +85,7 @@ class Config(ConfigDict):
         cfg = {} if cfg is None else cfg
         if not is_mapping(cfg):
             raise TypeError(f"a config must be a ConfigDict or a dict, got {type(cfg).__name__}: {cfg!r}")
-        for key, value in iter_items(to_config_dict(cfg)):
+        for key, value in iter_items(to_config_dict(cfg, kind=ConfigLevel)):
             self[key] = value
 
     @classmethod
@@ -106,23 +153,10 @@ class Config(ConfigDict):
         """Return a copy, in which references refer to each other, but not to this config."""
         return type(self)(self, self.filename)
 
-    def __setitem__(self, key: Key, value: Any) -> None:
-        """Set a value; the keys of dicts, also of those in lists, become attributes."""
-        (converted,) = (
-            to_config_dict({key: value}).values(preserve_field_references=True) if _nests(value) else (value,)
-        )
-        super().__setitem__(key, converted)
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether `other` is a dict or a ConfigDict with equal values."""
-        return isinstance(other, dict | ConfigDict) and resolve(self) == resolve(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the values: ml_collections would lose keys with dots, and the order."""
+        """Pickle the values and the file name."""
         return type(self), (resolve(self), self.filename)
 
 
-def _nests(value: Any) -> bool:
-    return type(value) in (dict, list, tuple)
+def _make_level(values: dict[str, Any]) -> ConfigLevel:
+    return to_config_dict(values, kind=ConfigLevel)

@@ -6,7 +6,7 @@ the keys, and do not convert dicts in lists.
 
 import copy
 from collections.abc import Iterable
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard, TypeVar, overload
 
 from ml_collections import ConfigDict, FieldReference
 
@@ -14,6 +14,7 @@ from jengine.errors import did_you_mean
 
 ConfigLike: TypeAlias = dict[Any, Any] | ConfigDict  # one level, with further ones in it
 Key = str | int  # an int in a config that is not for jengine
+Level = TypeVar("Level", bound=ConfigDict)
 
 
 class AttributeDict(dict[str, Any]):
@@ -44,8 +45,16 @@ def iter_items(mapping: ConfigLike) -> Iterable[tuple[Key, Any]]:
     return mapping.items()
 
 
-def to_config_dict(mapping: ConfigLike, memo: dict[int, Any] | None = None) -> ConfigDict:
-    """Convert a dict or a ConfigDict to a ConfigDict, at every level.
+@overload
+def to_config_dict(mapping: ConfigLike, memo: dict[int, Any] | None = None) -> ConfigDict: ...
+
+
+@overload
+def to_config_dict(mapping: ConfigLike, memo: dict[int, Any] | None = None, *, kind: type[Level]) -> Level: ...
+
+
+def to_config_dict(mapping: ConfigLike, memo: dict[int, Any] | None = None, *, kind: Any = ConfigDict) -> Any:
+    """Convert a dict or a ConfigDict to a ConfigDict, or another `kind` of it, at every level.
 
     Keys stay in order and may have dots, and a value may be replaced by one with another type. References keep
     referring to each other. Containers are copied; all other values are shared. `memo` is as in `copy.deepcopy`.
@@ -53,21 +62,23 @@ def to_config_dict(mapping: ConfigLike, memo: dict[int, Any] | None = None) -> C
     memo = {} if memo is None else memo
     if id(mapping) in memo:
         return memo[id(mapping)]
-    result = ConfigDict(type_safe=False, allow_dotted_keys=True, sort_keys=False)
+    result = kind(type_safe=False, allow_dotted_keys=True, sort_keys=False)
     if isinstance(mapping, ConfigDict):  # a ConfigDict that is used twice stays one object; a plain dict becomes two
         memo[id(mapping)] = result
     for key, value in iter_items(mapping):
         result[key] = (
-            to_config_dict(value, memo) if is_mapping(value) else _add_attributes(copy_containers(value, memo))
+            to_config_dict(value, memo, kind=kind)
+            if is_mapping(value)
+            else add_attributes(copy_containers(value, memo))
         )
     return result
 
 
-def _add_attributes(value: Any) -> Any:
+def add_attributes(value: Any) -> Any:
     """Return `value` with the keys of dicts in lists also as attributes."""
     if isinstance(value, dict):
-        return AttributeDict({key: _add_attributes(item) for key, item in value.items()})
-    return type(value)(map(_add_attributes, value)) if type(value) in (list, tuple) else value
+        return AttributeDict({key: add_attributes(item) for key, item in value.items()})
+    return type(value)(map(add_attributes, value)) if type(value) in (list, tuple) else value
 
 
 def copy_containers(value: Any, memo: dict[int, Any] | None = None) -> Any:

@@ -61,10 +61,11 @@ def test_copies_are_equal_and_separate(make):
 def test_a_config_is_taken_wherever_a_config_dict_is():
     reference = ConfigDict({"a": 1})
     reference.b = reference.get_ref("a")
+    reference.c = [reference.get_ref("a")]
     cfg = Config({"vars": reference})
     cfg.vars.a = 7
     assert apply_overrides(cfg, ["vars.a=8"]).vars.b == 8
-    assert cfg == {"vars": {"a": 7, "b": 7}}
+    assert cfg == {"vars": {"a": 7, "b": 7, "c": [7]}}
 
 
 def test_the_difference_has_a_line_for_each_value(write):
