@@ -47,6 +47,14 @@ class BaseMetric:
     default_prefix: str | None = None
     on_host = False  # whether the examples are collected on the host, see `HostMetric`
 
+    def __init_subclass__(cls) -> None:
+        """Check that a metric on the host, as MMEngine's are, derives from `HostMetric`."""
+        if not cls.on_host and {"process", "compute_metrics"} <= set(vars(cls)):
+            raise TypeError(
+                f"{cls.__name__} must derive from HostMetric, since it has `process` and `compute_metrics`; one in the "
+                "compiled step has `init`, `update` and `compute`"
+            )
+
     def __init__(self, prefix: str | None = None) -> None:
         self.prefix = self.default_prefix if prefix is None else prefix
         self.dataset_meta: Mapping[str, Any] = {}

@@ -215,3 +215,14 @@ def test_prefixes_are_added_to_names():
     assert Accuracy(prefix="val_set").add_prefix("top1") == "val_set/top1"
     assert MeanLoss(abs).add_prefix("loss") == "loss"
     assert isinstance(HostMetric(), BaseMetric)
+
+
+def test_a_metric_of_the_host_derives_from_host_metric():
+    with pytest.raises(TypeError, match="Wrong must derive from HostMetric, since it has `process` and `compute_"):
+
+        class Wrong(BaseMetric):
+            def process(self, data_batch, data_samples):
+                pass
+
+            def compute_metrics(self, results):
+                return {}
