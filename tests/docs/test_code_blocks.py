@@ -237,7 +237,7 @@ def test_coming_from_page(run_page):
 
 
 def test_config_page(run_page, tmp_path, monkeypatch):
-    first, _, _, inherited, in_mmengines_style = blocks_of("config.md", "python")
+    first, _, _, inherited, in_mmengines_style, _ = blocks_of("config.md", "python")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "mnist.py").write_text(first)
     (tmp_path / "configs" / "mnist_lion.py").write_text(inherited)
@@ -255,6 +255,7 @@ def test_config_page(run_page, tmp_path, monkeypatch):
     assert FUNCTIONS.build_function(names["param_scheduler"])(0) == 0.1
     assert names["cfg"].optim_wrapper.optimizer.lr == 3e-4
     assert names["cfg"].custom_hooks[0]["momentum"] == 1e-3
+    assert names["small"].custom_hooks[0].momentum == 1e-3
     lion = config.load_config("configs/mnist_lion.py")
     assert config.resolve(lion)["optim_wrapper"]["optimizer"] == dict(type="Lion", lr=1e-4)
     adamw = config.resolve(config.load_config("configs/mnist_adamw.py"))
