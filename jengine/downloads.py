@@ -61,8 +61,13 @@ def temporary_copies() -> pathlib.Path:
     return directory
 
 
-def apply_backend_args(name: str, path: str | None, backend_args: Mapping[str, Any] | None) -> str | None:
-    """Return the path or URL that MMEngine's `backend_args` or `file_client_args` mean for a path.
+def apply_backend_args(
+    name: str,
+    path: str | None,
+    backend_args: Mapping[str, Any] | None,
+    file_client_args: Mapping[str, Any] | None = None,
+) -> str | None:
+    """Return the path or URL that MMEngine's `backend_args`, or `file_client_args`, mean for a path.
 
     Here a URL alone selects the storage. `path_mapping` replaces the start of a path.
 
@@ -75,12 +80,17 @@ def apply_backend_args(name: str, path: str | None, backend_args: Mapping[str, A
     Args:
       name: the argument with the path, for messages.
       path: file or directory; None if the argument is not set.
-      backend_args: None, or a dict with `backend` and perhaps `path_mapping`.
+      backend_args, file_client_args: None, or one of them is a dict with `backend` and perhaps `path_mapping`.
 
     Raises:
-      ConfigError: the backend has no equivalent, or the path is none of its URLs.
+      ConfigError: the backend has no equivalent, the path is none of its URLs, or both dicts are given.
     """
-    settings = dict(backend_args or {})
+    if backend_args is not None and file_client_args is not None:
+        raise ConfigError(
+            f"`backend_args` must be left out with file_client_args, its old name, got {backend_args} and "
+            f"{file_client_args}"
+        )
+    settings = dict(backend_args or file_client_args or {})
     backend = settings.pop("backend", None)
     mapping = settings.pop("path_mapping", None) or {}
     if settings:

@@ -45,7 +45,7 @@ def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
     """
     text = os.fspath(path)
     if not (match := _SCHEME.match(text)):
-        return epath.Path(os.path.abspath(text))
+        return epath.Path(os.path.abspath(os.path.expanduser(text)))
     if match[1] not in _PACKAGES:
         schemes = " or ".join(f"{scheme}://" for scheme in _PACKAGES)
         raise ConfigError(

@@ -131,3 +131,9 @@ def test_backend_args_become_a_url(path, settings, expected):
 def test_backend_args_without_an_equivalent_are_refused(path, settings, message):
     with pytest.raises(ConfigError, match=message):
         apply_backend_args("ann_file", path, settings)
+
+
+def test_backend_args_and_their_old_name_are_not_given_together():
+    assert apply_backend_args("out_dir", "logs", None, dict(backend="disk")) == "logs"
+    with pytest.raises(ConfigError, match="`backend_args` must be left out with file_client_args, its old name"):
+        apply_backend_args("out_dir", "logs", dict(backend="local"), dict(backend="disk"))

@@ -43,6 +43,11 @@ def test_a_listing_has_the_files_that_others_have_written(bucket):
     assert [info.size for info in list_files(directory).values()] == [2, 2]
 
 
+def test_a_tilde_is_the_home_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert storage_path("work_dir", "~/runs/a") == tmp_path / "runs" / "a"
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [

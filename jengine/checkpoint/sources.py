@@ -31,6 +31,7 @@ from jengine.checkpoint.huggingface import CONFIG, read_config
 from jengine.checkpoint.layout import ALONE, STATE, ProcessGroup, find_checkpoint, read_meta
 from jengine.checkpoint.manifest import MANIFEST, META
 from jengine.checkpoint.restore import list_arrays
+from jengine.downloads import local_copy
 from jengine.json_codec import decode
 from jengine.paths import dotted, flatten
 from jengine.storage import download_file, is_url, list_directory, storage_path
@@ -47,6 +48,7 @@ HUB_FILES = ("model.safetensors.index.json", "model.safetensors")  # as on the H
 _METADATA = "_METADATA"  # the file that Orbax writes next to the arrays of a pytree
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _FLAX = re.compile(r".*\.msgpack|checkpoint_\d+")  # files of `flax.serialization` and of `flax.training.checkpoints`
+_WEB = re.compile("https?://")
 _STEP = re.compile(r"(?:.*\D)?(\d+)")  # names of the steps of a CheckpointManager
 
 
@@ -74,14 +76,14 @@ def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, pro
     """Return the absolute path to weights.
 
     Args:
-      path: see the table above.
+      path: see the table above; a file may be at an `https://` URL, from which it is fetched once, see `local_copy`.
       checksums, processes: see `find_checkpoint`, for jengine checkpoints.
 
     Raises:
       FileNotFoundError: nothing is there. ValueError: another file format. CorruptCheckpointError: the checkpoint is
         incomplete or damaged.
     """
-    absolute = storage_path("path", path)
+    absolute = storage_path("path", local_copy(path) if _WEB.match(os.fspath(path)) else path)
     if absolute.is_file():
         known = (".safetensors", ".npz", ".eqx", _INDEX)
         if not absolute.name.endswith(known) and not _FLAX.fullmatch(absolute.name):

@@ -60,7 +60,8 @@ class FlatConfig:
         A variable that no file reads is an error in the Runner if it resembles a section. Otherwise the log, with the
         file `name`, warns of it, and of a base file's variable that is set too late to change anything.
         """
-        known = [*SECTIONS, "data_preprocessor", *(key for key in WITHOUT_EFFECT if "." not in key)]
+        moved = ("data_preprocessor", "activation_checkpointing")
+        known = [*SECTIONS, *moved, *(key for key in WITHOUT_EFFECT if "." not in key)]
         cfg, own, unread = {}, {}, []
         for key, value in self.values.items():
             if key in known or (key not in self.read and did_you_mean(key, known, _MISSPELLED)):

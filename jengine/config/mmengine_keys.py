@@ -76,8 +76,9 @@ class Change(NamedTuple):
 def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[Change]]:
     """Return a resolved config without those parts of MMEngine's that mean nothing here, and what has changed.
 
-    Keys without effect are dropped; visualizers that draw for one task become a LocalVisualizer; hooks that only draw,
-    arguments of PyTorch's loader, and places where metrics are collected are dropped.
+    Keys without effect are dropped; `activation_checkpointing` moves to the model; visualizers that draw for one task
+    become a LocalVisualizer; hooks that only draw, arguments of PyTorch's loader, and places where metrics are
+    collected are dropped.
 
     >>> drop_without_effect({"work_dir": "runs", "launcher": "none"})[0]
     {'work_dir': 'runs'}
@@ -99,6 +100,7 @@ def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[Chang
             else:
                 continue
             changes.append(Change(path, reason))
+    _move_checkpointing(result, changes)
     sections: dict[str, Callable[[str, Any, list[Change]], Any]] = {
         "visualizer": _change_visualizer, "default_hooks": _change_hooks, "custom_hooks": _change_hooks,
         "log_processor": _change_log_processor, "optim_wrapper": _change_optim_wrapper,
@@ -133,6 +135,27 @@ def describe_changes(changes: Sequence[Change]) -> str:
     """Return one line for each change, for the log; "" if there are none."""
     lines = [f"  {change}" for change in changes]
     return "\n".join(["Parts of MMEngine's config that are changed or have no effect here:", *lines]) if lines else ""
+
+
+def _move_checkpointing(cfg: dict[str, Any], changes: list[Change]) -> None:
+    """Move the key `activation_checkpointing` to the model, which has an argument of this name."""
+    modules = cfg.pop("activation_checkpointing", None)
+    if modules is None:
+        return
+
+    def add(model: Any) -> dict[str, Any]:
+        if isinstance(model, dict) and isinstance(model.get("model"), dict):  # a model around another one
+            return {**model, "model": add(model["model"])}
+        if not isinstance(model, dict) or "activation_checkpointing" in model:
+            got = "another list in it" if isinstance(model, dict) else f"{model!r}"
+            raise ConfigError(
+                f"`activation_checkpointing` must be given once, and `model` be a config, got {modules!r} at the top "
+                f"level and {got}; write `LinenModel(..., activation_checkpointing=[...])`"
+            )
+        return {**model, "activation_checkpointing": modules}
+
+    cfg["model"] = add(cfg.get("model"))
+    changes.append(Change("activation_checkpointing", "an argument of the model", replaced=True))
 
 
 def _change_visualizer(path: str, cfg: Any, changes: list[Change]) -> Any:

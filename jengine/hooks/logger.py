@@ -65,7 +65,7 @@ class LoggerHook(Hook):
         backend_args: Mapping[str, Any] | None = None,
     ) -> None:
         out_dir = None if out_dir is None else os.fspath(out_dir)
-        out_dir = apply_backend_args("LoggerHook.out_dir", out_dir, backend_args or file_client_args)
+        out_dir = apply_backend_args("LoggerHook.out_dir", out_dir, backend_args, file_client_args)
         if out_dir is not None:
             storage_path("LoggerHook.out_dir", out_dir)  # refuses what cannot be written
         if out_dir is None and not keep_local:

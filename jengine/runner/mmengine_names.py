@@ -56,8 +56,12 @@ class MMEngineNames:
         self._load_from, self._resume_from = None, path
 
     def load_checkpoint(self, filename: Any, strict: bool = False, revise_keys: Sequence[tuple[str, str]] = ()) -> None:
-        """Load weights, now or when the run begins; the arguments are `path`, `strict` and `rename` of `load_from`."""
-        cfg = {"path": filename, "strict": strict, "rename": list(revise_keys)}
+        """Load weights, now or when the run begins; the arguments are `path`, `strict` and `rename` of `load_from`.
+
+        `revise_keys` may be those of MMEngine, `(r"^backbone\\.", "")`.
+        """
+        rename = [(_as_prefix(old), new.rstrip(".")) for old, new in revise_keys]
+        cfg = {"path": filename, "strict": strict, "rename": rename}
         self._load_from, self._resume_from, self._is_loaded = parse_load_from(cfg, self.processes), None, False
         if self.state is not None:
             self.load_or_resume()
@@ -94,3 +98,8 @@ class MMEngineNames:
     def launcher(self) -> str:
         """'jax' for several processes, which `jax.distributed` connects, or 'none'."""
         return "jax" if self.distributed else "none"
+
+
+def _as_prefix(pattern: str) -> str:
+    """Return the prefix that a regular expression such as `^backbone\\.` matches."""
+    return pattern.removeprefix("^").removesuffix(".").removesuffix("\\").replace(r"\.", ".")

@@ -34,9 +34,14 @@ def total_loss(losses: Mapping[str, Any], batch: Batch = None) -> tuple[jax.Arra
       first. A float64 loss is reduced in float64. JAX keeps the order of an OrderedDict, but sorts dict keys.
 
     Raises:
-      ValueError: see `loss_names`.
+      ValueError: see `loss_names`. TypeError: a loss that is a dict.
     """
     mask = get_mask(batch)
+    for name, value in losses.items():
+        if isinstance(value, Mapping):
+            raise TypeError(
+                f"the loss {name!r} must be an array, (sum, weight) or a list of these, got the dict {value}"
+            )
     reduced = {name: _reduce(value, mask) for name, value in losses.items()}
     first, *others = (reduced[name] for name in loss_names(losses))
     total = sum(others, start=first)

@@ -1,7 +1,10 @@
 """Load weights recorded from PyTorch (see tests/data/pretrained/record.py), and those of other formats."""
 
+import functools
+import http.server
 import json
 import pathlib
+import threading
 
 import flax.serialization
 import jax
@@ -472,3 +475,15 @@ def test_msgpack_files_of_flax_are_read(tmp_path, name):
         tmp_path / name, small_params(), {"batch_stats": {"bn": {"mean": np.zeros(2, np.float32)}}}
     )
     jax.tree.map(np.testing.assert_array_equal, {"params": params, **state}, variables)
+
+
+def test_weights_at_a_web_address_are_fetched_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("JENGINE_LOCAL_DIR", str(tmp_path / "cache"))
+    save_file({"dense.kernel": np.ones((3, 2), np.float32)}, tmp_path / "model.safetensors")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        path = locate_weights(f"http://127.0.0.1:{server.server_port}/model.safetensors")
+        server.shutdown()
+    assert path.startswith(str(tmp_path / "cache"))
+    np.testing.assert_array_equal(load_file(path)["dense.kernel"], np.ones((3, 2)))

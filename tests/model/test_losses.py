@@ -103,3 +103,8 @@ def test_pixels_are_ignored_and_padding_does_not_count():
     total, weight = loss(logits, MaskedTuple((None, labels), np.array([True, False])))["loss"]
     assert weight == 1.0
     np.testing.assert_allclose(total, -np.log(0.5), rtol=1e-6)
+
+
+def test_a_loss_that_is_a_dict_is_refused_by_name():
+    with pytest.raises(TypeError, match="the loss 'loss_box' must be an array, .* got the dict"):
+        total_loss({"loss_cls": 1.0, "loss_box": {"x": 1.0}})

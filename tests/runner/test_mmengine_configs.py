@@ -145,3 +145,14 @@ def test_a_data_preprocessor_is_an_error_that_says_where_images_are_normalized(t
         ConfigError, match=r"`data_preprocessor` must be left out: .*type='PreprocessedModel'.*'Normalize'"
     ):
         Runner.from_cfg(load_config(tmp_path / "mean.py"))
+
+
+def test_activation_checkpointing_at_the_top_level_is_an_argument_of_the_innermost_model():
+    model = dict(type="LinenModel", module=dict(type="SmallCNN"))
+    nested = dict(type="PreprocessedModel", steps=[], model=model)
+    expected = {**nested, "model": {**model, "activation_checkpointing": ["layers.*"]}}
+    cfg, changes = drop_without_effect(dict(model=nested, activation_checkpointing=["layers.*"]))
+    assert (cfg, [change.path for change in changes]) == (dict(model=expected), ["activation_checkpointing"])
+    assert drop_without_effect(dict(model=model, activation_checkpointing=None))[0] == dict(model=model)
+    with pytest.raises(ConfigError, match="`activation_checkpointing` must be given once, .* and another list in it"):
+        drop_without_effect(dict(model=expected, activation_checkpointing=["conv*"]))

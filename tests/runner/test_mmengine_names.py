@@ -35,6 +35,8 @@ def test_resume_and_load_checkpoint_of_a_runner(make_runner, tmp_path):
     renamed.load_checkpoint({"v": np.ones(2, np.float32)}, revise_keys=[("v", "w")])  # `b` is missing: a warning
     renamed.val()
     assert renamed.state.params["w"].tolist() == [1, 1]
+    renamed.load_checkpoint({"model": {"head": {"w": np.zeros(2, np.float32)}}}, revise_keys=[(r"^model\.head\.", "")])
+    assert renamed.state.params["w"].tolist() == [0, 0]
 
 
 def test_what_the_loops_and_processes_know_is_on_the_runner(make_runner):
