@@ -155,7 +155,7 @@ def match_optimizer_state(
       ConfigError: the state does not fit, and the policy requires the checkpoint's.
     """
     differences = _compare_optimizers(runner, saved)
-    if not differences:
+    if not differences and runner.resume_policy.optimizer != "config":  # else a loss scale may have been added
         return opt_state, []
     ignore = [
         f"opt_state.{name}.hyperparams" if name else "opt_state.hyperparams" for name in runner.optimizer_settings

@@ -484,3 +484,9 @@ def test_groups_are_in_the_order_of_the_modules_although_jit_sorts_parameters():
     cfg = dict(optimizer=dict(type="SGD", lr=1.0), paramwise_cfg=dict(custom_keys=keys))
     wrapper = build_optim_wrapper(params, cfg, module_types=types)
     assert wrapper.get_lr()["lr"] == [1.0, 3.0, 4.0, 2.0]
+
+
+def test_rules_that_freeze_everything_are_refused():
+    cfg = dict(optimizer=dict(type="SGD"), paramwise_cfg=dict(custom_keys=dict(head=dict(requires_grad=False))))
+    with pytest.raises(ConfigError, match="`paramwise_cfg` must leave a parameter to train"):
+        build_optim_wrapper({"head": dense()}, cfg)

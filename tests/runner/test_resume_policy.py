@@ -506,3 +506,11 @@ def test_multipliers_of_the_groups_are_compared(run):
     _, runner = run(2, optim_wrapper=groups(3.0), resume=True)
     assert sorted(group["lr"] for group in runner.optim_wrapper.param_groups) == pytest.approx([0.1, 0.2])
     assert ".lr: 0.30000000000000004 in the config, 0.2 in the checkpoint" in read_log(runner)
+
+
+def test_a_loss_scale_is_added_in_a_resumed_run_with_a_new_optimizer_state(run):
+    run(1, optim_wrapper=adam())
+    amp = dict(type="AmpOptimWrapper", dtype="float32", loss_scale=8.0, **adam())
+    _, runner = run(2, optim_wrapper=amp, resume=True, resume_policy=dict(optimizer="config"))
+    assert runner.iter == 8
+    assert "The state of the optimizer in" in read_log(runner)

@@ -101,6 +101,10 @@ class DefaultOptimWrapperConstructor:
         self.read_optimizer()
         groups: list[dict[str, Any]] = []
         self.add_params(groups, module_tree(params, types))
+        if not groups:
+            raise ConfigError(
+                "`paramwise_cfg` must leave a parameter to train, got requires_grad=False for all of them"
+            )
         self.report_unmatched(params, types, () if self._overrides_rules() else _RULES)
         return self.wrap(params, merge_equal(groups))
 
