@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError, config_path, did_you_mean
@@ -18,6 +18,14 @@ _ITERATION_STAGES = ("before_train_iter", "after_train_iter")
 # A hook that defines a stage, its method, and whether it is called only at the steps that `Hook.next_step` returns. A
 # plain tuple, because each call of a stage unpacks one for each hook.
 _Listener = tuple[Hook, Callable[..., Any], bool]
+
+
+class _Stage(NamedTuple):
+    """Hooks of a stage, in order."""
+
+    listeners: list[_Listener]
+    ahead: list[_Listener]  # those that are called for each step of a chunk, before the chunk runs
+    limiting: list[Hook]  # those whose calls require a chunk to start or end there
 
 
 DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
@@ -45,8 +53,7 @@ class HookList:
         self._check = check
         self._named: dict[str, Hook | None] = {}  # None for a hook that was removed
         self._hooks: list[tuple[int, Hook]] = []
-        self._listeners: dict[str, list[_Listener]] = {}
-        self._ahead: dict[str, list[_Listener]] = {}
+        self._stages: dict[str, _Stage] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,8 +94,7 @@ class HookList:
             self._named[name] = hook
         index = sum(other <= value for other, _ in self._hooks)  # after those of equal priority
         self._hooks.insert(index, (value, hook))
-        self._listeners.clear()  # found again at the next call
-        self._ahead.clear()
+        self._stages.clear()  # found again at the next call
         return hook
 
     def register_defaults(self, hooks: Mapping[str, Any] | None = None) -> None:
@@ -132,8 +138,7 @@ class HookList:
         removed = self._named.get(name)
         self._named[name] = None  # remembered, so that no default takes its place
         self._hooks = [(value, hook) for value, hook in self._hooks if hook is not removed]
-        self._listeners.clear()
-        self._ahead.clear()
+        self._stages.clear()
 
     def call(self, runner: RunnerProtocol, stage: str, arguments: Mapping[str, Any]) -> None:
         """Call the method `stage` of every hook that defines it, in order, with the keyword arguments of the stage.
@@ -141,9 +146,7 @@ class HookList:
         An exception keeps its type and traceback; a note names the hook, the stage and the iteration.
         """
         # Looked up here first: a Python call less for each stage of each iteration
-        listeners = self._listeners.get(stage)
-        if listeners is None:
-            listeners = self._get_listeners(stage)
+        listeners, _, _ = self._stages.get(stage) or self._find_stage(stage)
         for hook, method, scheduled in listeners:
             try:
                 if not scheduled or hook.next_step(runner, step := runner.iter) <= step:
@@ -154,7 +157,8 @@ class HookList:
 
     def call_ahead(self, runner: RunnerProtocol, stage: str, **arguments: Any) -> None:
         """Call an iteration stage within a chunk, of the hooks with `runs_ahead`."""
-        for hook, method, _ in self._get_ahead_listeners(stage):
+        _, listeners, _ = self._stages.get(stage) or self._find_stage(stage)
+        for hook, method, _ in listeners:
             try:
                 method(runner, **arguments)
             except Exception as error:
@@ -166,7 +170,8 @@ class HookList:
     ) -> None:
         """Call `after_train_chunk` of the hooks that define it, and `after_train_iter` of the others that are due."""
         step, last = runner.iter, None
-        for hook, method, scheduled in self._get_listeners("after_train_iter"):
+        listeners, _, _ = self._stages.get("after_train_iter") or self._find_stage("after_train_iter")
+        for hook, method, scheduled in listeners:
             try:
                 if hook.is_per_chunk:
                     hook.after_train_chunk(runner, batch_idx=batch_idx, data_batch=data_batch, metrics=metrics)
@@ -183,14 +188,16 @@ class HookList:
         """Return whether no hook acts within a chunk of `size` steps that starts at `runner.iter`."""
         first, last = runner.iter, runner.iter + size - 1
         # At the ends of a chunk hooks are called as usual: before the first step, after the last
-        before = all(hook.next_step(runner, first + 1) > last for hook in self._get_limiting_hooks("before_train_iter"))
-        return before and all(
-            hook.next_step(runner, first) >= last for hook in self._get_limiting_hooks("after_train_iter")
-        )
+        for stage, start, end in (("before_train_iter", first + 1, last + 1), ("after_train_iter", first, last)):
+            _, _, limiting = self._stages.get(stage) or self._find_stage(stage)
+            for hook in limiting:  # no generator, which calls itself for each hook
+                if hook.next_step(runner, start) < end:
+                    return False
+        return True
 
     def list_chunk_blockers(self, runner: RunnerProtocol) -> list[Hook]:
         """Return the hooks that act at this step and at the next, which limits chunks to one step."""
-        hooks = dict.fromkeys(hook for stage in _ITERATION_STAGES for hook in self._get_limiting_hooks(stage))
+        hooks = dict.fromkeys(hook for stage in _ITERATION_STAGES for hook in self._find_stage(stage).limiting)
         return [h for h in hooks if all(h.next_step(runner, i) == i for i in (runner.iter, runner.iter + 1))]
 
     def describe(self) -> str:
@@ -235,29 +242,23 @@ class HookList:
     def __len__(self) -> int:
         return len(self._hooks)
 
-    def _get_limiting_hooks(self, stage: str) -> list[Hook]:
-        """Return the hooks whose calls of an iteration stage require a chunk to start or end there."""
-        hooks = [hook for hook, _, _ in self._get_listeners(stage)]
-        return [hook for hook in hooks if hook.is_scheduled or not (hook.runs_ahead or hook.is_per_chunk)]
-
-    def _get_ahead_listeners(self, stage: str) -> list[_Listener]:
-        """Return the hooks whose iteration stage is called for each step of a chunk, before the chunk runs."""
-        if stage not in self._ahead:
-            per_chunk = stage == "after_train_iter"
-            listeners = self._get_listeners(stage)
-            self._ahead[stage] = [x for x in listeners if x[0].runs_ahead and not (per_chunk and x[0].is_per_chunk)]
-        return self._ahead[stage]
-
-    def _get_listeners(self, stage: str) -> list[_Listener]:
-        """Return the hooks that define a stage, and their methods, in order."""
-        listeners = self._listeners.get(stage)
-        if listeners is None:
-            is_known = stage in Hook.stages  # a custom loop may call others
-            hooks = [h for h in self if (stage in h.get_triggered_stages() if is_known else hasattr(h, stage))]
-            is_iteration = stage in _ITERATION_STAGES
-            listeners = [(h, getattr(h, stage), is_iteration and _is_called_when_due(h)) for h in hooks]
-            self._listeners[stage] = listeners
-        return listeners
+    def _find_stage(self, name: str) -> _Stage:
+        """Return the hooks that define a stage, in order, and keep them for the next call."""
+        is_known = name in Hook.stages  # a custom loop may call others
+        hooks = [h for h in self if (name in h.get_triggered_stages() if is_known else hasattr(h, name))]
+        # These act on a chunk by other means: ahead of it, or after it with the metrics of all steps
+        in_chunks = [h.runs_ahead or h.is_per_chunk for h in hooks]
+        is_iteration, per_chunk = name in _ITERATION_STAGES, name == "after_train_iter"
+        listeners = [
+            (h, getattr(h, name), is_iteration and h.is_scheduled and not in_chunk)
+            for h, in_chunk in zip(hooks, in_chunks, strict=True)
+        ]
+        self._stages[name] = _Stage(
+            listeners,
+            ahead=[x for x in listeners if x[0].runs_ahead and not (per_chunk and x[0].is_per_chunk)],
+            limiting=[h for h, in_chunk in zip(hooks, in_chunks, strict=True) if h.is_scheduled or not in_chunk],
+        )
+        return self._stages[name]
 
 
 def _check_hook_name(name: str, known: Sequence[str]) -> None:
@@ -277,11 +278,6 @@ def _check_stages(hook: Hook) -> None:
         if match and callable(getattr(type(hook), method)):
             owner = type(hook).__name__
             raise ConfigError(f"`{owner}.{method}` must be the name of a stage; did you mean {match[0]!r}?")
-
-
-def _is_called_when_due(hook: Hook) -> bool:
-    """Return whether the iteration stages are called only at the steps that `next_step` returns."""
-    return hook.is_scheduled and not (hook.runs_ahead or hook.is_per_chunk)
 
 
 def _add_note(error: Exception, hook: Hook, stage: str, runner: RunnerProtocol) -> None:

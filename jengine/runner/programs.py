@@ -155,8 +155,9 @@ class TrainPrograms:
         return new_state, ChunkMetrics(metrics.values, updates, reports)
 
     def _put_chunk(self, batches: Sequence[PyTree]) -> PyTree:
-        stacked = stack_batches([select_arrays(batch) for batch in batches])
-        return self._strategy.put_batch(stacked, chunked=True, rules=self._batch_rules)
+        if select_arrays(batches[0]) is not batches[0]:  # as in all batches of a chunk, which have one form
+            batches = list(map(select_arrays, batches))
+        return self._strategy.put_batch(stack_batches(batches), chunked=True, rules=self._batch_rules)
 
     def _call(self, step: RecompilationGuard, state: TrainState, batch: PyTree, inputs: PyTree) -> Any:
         """Call a program; the timer runs for 'step' from now on."""

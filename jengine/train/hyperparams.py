@@ -106,12 +106,13 @@ class HyperparamsRaveler:
         Raises:
           ValueError: a name was added or removed between two steps.
         """
-        vectors = [self.ravel(hyperparams) for hyperparams in steps]
-        spec = vectors[0].spec
-        if any(vector.spec is not spec for vector in vectors):
+        spec = self.ravel(steps[0]).spec
+        leaves, treedef = jax.tree.flatten(list(steps))  # all at once, as a chunk may have hundreds of steps
+        if set(treedef.children()) != {spec.treedef}:
             names = sorted({tuple(sorted(hyperparams)) for hyperparams in steps})
             raise ValueError(
                 f"the steps of a chunk must have the same hyperparams, got {names}; set new ones before training, or "
                 "in a hook that acts at each step"
             )
-        return HyperparamsVector(np.stack([vector.vector for vector in vectors]), spec)
+        vectors = np.concatenate(leaves or [_NO_VALUES], axis=None)
+        return HyperparamsVector(vectors.reshape(len(steps), self._last.vector.size), spec)
