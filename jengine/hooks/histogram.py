@@ -1,5 +1,6 @@
 """Histograms of gradients and weights, computed in the step."""
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ class BinnedArray(NamedTuple):
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class HistogramHook(Hook):
     """Histograms of the gradients and the weights of each parameter, every `interval` iterations.
 
@@ -58,21 +60,15 @@ class HistogramHook(Hook):
 
     is_single = True
 
-    def __init__(
-        self,
-        interval: Count = 500,
-        bins: Count = 64,
-        gradients: bool = True,
-        weights: bool = True,
-        patterns: Sequence[str] | None = None,
-    ) -> None:
-        if not gradients and not weights:
+    interval: Count = 500
+    bins: Count = 64
+    gradients: bool = True
+    weights: bool = True
+    patterns: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.gradients and not self.weights:
             raise ConfigError("HistogramHook: one of gradients and weights must be True, got False and False")
-        self.interval = interval
-        self.bins = bins
-        self.gradients = gradients
-        self.weights = weights
-        self.patterns = patterns
 
     # --- In the step. ---
 

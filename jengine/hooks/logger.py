@@ -196,7 +196,7 @@ class _RunnerView:
         self._runner = runner
         self.message_hub = runner.message_hub.snapshot()  # training goes on while the thread reads
         self.train_loop, self.iter, self.epoch = runner.train_loop, runner.iter, runner.epoch
-        self.max_iters = runner.max_iters
+        self.max_iters, self.max_epochs = runner.max_iters, runner.max_epochs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)

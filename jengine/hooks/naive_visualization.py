@@ -1,5 +1,6 @@
 """Pictures of test samples, and the model graph."""
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from jengine.visualization.samples import to_entry
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class NaiveVisualizationHook(Hook):
     """Pictures of every sample in every `interval`-th test batch, with label and prediction.
 
@@ -47,23 +49,15 @@ class NaiveVisualizationHook(Hook):
     priority = "LOWEST"
     draws_samples = True
 
-    def __init__(
-        self,
-        interval: Count = 1,
-        draw_gt: bool = True,
-        draw_pred: bool = True,
-        img_norm_cfg: Mapping[str, Any] | None = None,
-        image: Selector = "image",
-        label: Selector = "label",
-        prediction: Selector | None = None,
-    ) -> None:
-        self.interval = interval
-        self.draw_gt = draw_gt
-        self.draw_pred = draw_pred
-        self.img_norm_cfg = None if img_norm_cfg is None else dict(img_norm_cfg)
-        self.image = image
-        self.label = label
-        self.prediction = prediction
+    interval: Count = 1
+    draw_gt: bool = True
+    draw_pred: bool = True
+    img_norm_cfg: Mapping[str, Any] | None = None
+    image: Selector = "image"
+    label: Selector = "label"
+    prediction: Selector | None = None
+
+    def __post_init__(self) -> None:
         self._num_examples = 0  # examples of the test so far
 
     def before_train(self, runner: RunnerProtocol) -> None:

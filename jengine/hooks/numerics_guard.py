@@ -1,5 +1,6 @@
 """Guard against training steps with non-finite or extreme values, inside the compiled step."""
 
+import dataclasses
 import math
 import os
 from collections.abc import Mapping
@@ -41,6 +42,7 @@ class NumericsGuardState(NamedTuple):
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class NumericsGuardHook(Hook):
     """Guard that drops steps with a non-finite or spiking loss or gradient, and ends training after too many in a row.
 
@@ -68,17 +70,12 @@ class NumericsGuardHook(Hook):
     runs_ahead = True
     update_on_skipped_steps = True
 
-    def __init__(
-        self,
-        max_in_row: Count | None = 3,
-        spike_factor: Annotated[float, Range(gt=1)] | None = None,
-        window: Count = 50,
-        interval: Count = 10,
-    ) -> None:
-        self.max_in_row = max_in_row
-        self.spike_factor = spike_factor
-        self.window = window
-        self.interval = interval
+    max_in_row: Count | None = 3
+    spike_factor: Annotated[float, Range(gt=1)] | None = None
+    window: Count = 50
+    interval: Count = 10
+
+    def __post_init__(self) -> None:
         self._recent: list[tuple[int, Any, Mapping[str, Any], bool]] = []  # iteration, batch, hyperparams, is_update
         self._num_reported = 0  # dropped steps that were logged
 

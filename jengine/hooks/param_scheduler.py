@@ -1,5 +1,6 @@
 """Hyperparameters set ahead of each step, by the parameter schedulers or by a linear warm-up."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,7 @@ class ParamSchedulerHook(Hook):
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class WarmupParamHook(Hook):
     """Linear warm-up of a step input: the model loss reads `hyperparams[param_name]`, f32[].
 
@@ -74,10 +76,9 @@ class WarmupParamHook(Hook):
 
     runs_ahead = True
 
-    def __init__(self, param_name: str, value: Finite, warmup_epochs: Positive) -> None:
-        self.param_name = param_name
-        self.value = value
-        self.warmup_epochs = warmup_epochs
+    param_name: str
+    value: Finite
+    warmup_epochs: Positive
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Add the hyperparameter before the step is traced."""

@@ -6,21 +6,29 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jengine.annotations import Count, Index
 from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError, closest
-from jengine.hooks.arguments import check_integer
+from jengine.errors import ConfigError, closest, config_path
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.run_watch import TRACES, view_command
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.registry import HOOKS
+from jengine.registry import HOOKS, check_arguments
 
 _LOG_TRACE = ": PyTorch's table of operators does not exist in JAX; xprof shows the operations of a tb_trace by time"
-_SCHEDULE = {"skip_first": 0, "wait": 0, "warmup": 0, "active": 1, "repeat": 1}
+
+
+class Schedule(NamedTuple):
+    """Iterations to skip and to trace."""
+
+    skip_first: Index = 0
+    wait: Index = 0
+    warmup: Index = 0
+    active: Count = 1
+    repeat: Index = 1  # 0: to the end
 
 
 @HOOKS.register_module()
@@ -53,7 +61,7 @@ class ProfilerHook(Hook):
         *,
         by_epoch: bool = True,
         profile_times: Count = 1,
-        schedule: Mapping[str, Index] | None = None,
+        schedule: Mapping[str, Any] | None = None,
         on_trace_ready: Callable[[str], Any] | Mapping[str, Any] | None = None,
         json_trace_path: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -62,12 +70,14 @@ class ProfilerHook(Hook):
             raise ConfigError(f"ProfilerHook: profile_times must be 1 with by_epoch=True, got {profile_times}")
         self.by_epoch = by_epoch
         self.profile_times = profile_times
-        self.schedule = None if schedule is None else _check_schedule(schedule)
+        with config_path("schedule"):
+            check_arguments(Schedule, dict(schedule or {}))
+        self.schedule = None if schedule is None else Schedule(**schedule)._asdict()
         self.json_trace_path = json_trace_path
         self._dir_name, self._on_ready = _parse_on_trace_ready(on_trace_ready)
         self._path: str | None = None  # of the current trace
         self._start = 0  # the first iteration in this session
-        self._cycle: dict[str, float] = dict(self.schedule or {**_SCHEDULE, "active": profile_times})
+        self._cycle: dict[str, float] = dict(self.schedule or Schedule(active=profile_times)._asdict())
 
     def before_run(self, runner: RunnerProtocol) -> None:
         """Check that the run is long enough."""
@@ -142,14 +152,6 @@ def _write_json_trace(directory: str, target: str | os.PathLike[str]) -> None:
     os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
     with gzip.open(newest) as source, open(target, "wb") as file:
         shutil.copyfileobj(source, file)
-
-
-def _check_schedule(schedule: Mapping[str, int]) -> dict[str, int]:
-    for name, value in schedule.items():
-        if name not in _SCHEDULE:
-            raise ConfigError(f"ProfilerHook: schedule has no entry {name!r}{closest(name, _SCHEDULE)}")
-        check_integer(f"ProfilerHook: schedule[{name!r}]", value, minimum=1 if name == "active" else 0)
-    return {**_SCHEDULE, **schedule}
 
 
 def _parse_on_trace_ready(on_trace_ready: Any) -> tuple[str, Callable[[str], Any] | None]:

@@ -6,11 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine.annotations import Index
+from jengine.annotations import Count, Index, check_values
 from jengine.data import Pipeline
 from jengine.data.batch_augments import BatchAugment, build_batch_augment, identity
 from jengine.errors import ConfigError, closest, config_path
-from jengine.hooks.arguments import check_integer
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
@@ -98,8 +97,8 @@ class SwitchRecipeHook(Hook):
         for name in item:
             if name not in _KEYS:
                 raise ConfigError(f"SwitchRecipeHook: a change has no entry {name!r}{closest(name, _KEYS)}")
-        check_integer("SwitchRecipeHook: action_epoch", item.get("action_epoch"))
         built = dict(item.items())
+        check_values("", _read_epoch, {"action_epoch": None, **built})
         if "train_pipeline" in built:
             with config_path("train_pipeline"):
                 built["train_pipeline"] = Pipeline(built["train_pipeline"])
@@ -145,6 +144,10 @@ class PipelineSwitchHook(Hook):
             set_pipeline(runner.train_loop.dataloader, self.switch_pipeline)
             self._is_switched = True
             runner.logger.info(f"PipelineSwitchHook: changed the pipeline from epoch {runner.epoch} on, counted from 0")
+
+
+def _read_epoch(action_epoch: Count) -> None:
+    """Annotate the entry of a change that `SwitchRecipeHook` checks."""
 
 
 def set_pipeline(loader: Any, pipeline: Pipeline) -> None:

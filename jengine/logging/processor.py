@@ -257,8 +257,7 @@ def _current_epoch(runner: _Run, mode: Mode) -> int:
 
 
 def _epoch_length(runner: _Run, mode: Mode) -> int | None:
-    loop = {"train": runner.train_loop, "val": runner.val_loop, "test": runner.test_loop}[mode]
-    assert loop is not None
+    loop: _Loop = getattr(runner, f"{mode}_loop")
     return loop.epoch_length
 
 

@@ -108,7 +108,8 @@ class HyperparamsRaveler:
         """
         spec = self.ravel(steps[0]).spec
         leaves, treedef = jax.tree.flatten(list(steps))  # all at once, as a chunk may have hundreds of steps
-        if set(treedef.children()) != {spec.treedef}:
+        structures: Any = treedef
+        if set(structures.children()) != {spec.treedef}:
             names = sorted({tuple(sorted(hyperparams)) for hyperparams in steps})
             raise ValueError(
                 f"the steps of a chunk must have the same hyperparams, got {names}; set new ones before training, or "

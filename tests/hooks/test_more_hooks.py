@@ -335,11 +335,11 @@ def test_the_newest_trace_is_also_written_as_json(run_profiled, tmp_path):
     ("arguments", "error", "message"),
     [
         (dict(profile_times=2), ValueError, "profile_times must be 1 with by_epoch=True, got 2"),
-        (dict(by_epoch=False, schedule=dict(activ=1)), ValueError, "no entry 'activ'; did you mean 'active'"),
+        (dict(by_epoch=False, schedule=dict(activ=1)), TypeError, "has no argument 'activ'; did you mean 'active'"),
         (
             dict(by_epoch=False, schedule=dict(active=0)),
             ValueError,
-            r"schedule\['active'\] must be an integer of at least 1",
+            "`schedule.active` must be an integer of at least 1",
         ),
         (dict(on_trace_ready=dict(type="log_trace")), ValueError, "got the type 'log_trace': PyTorch's table"),
         (dict(on_trace_ready=dict(type="tb_trace", dirname="x")), ValueError, "did you mean 'dir_name'"),
@@ -362,7 +362,7 @@ def test_a_profile_longer_than_the_run_is_refused(run_profiled):
     [
         (dict(type="WarmupParamHook", param_name="a", value=1.0, warmup_epochs=0), ValueError, "warmup_epochs` must be a number above 0, got 0"),
         (dict(type="PreciseBNHook", num_samples=0), ValueError, "num_samples` must be an integer of at least 1"),
-        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=0)]), ValueError, "action_epoch must be an integer of at least 1"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=0)]), ValueError, r"`schedule\[0\].action_epoch` must be an integer of at least 1, got 0"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, los=1)]), ValueError, "did you mean 'loss'"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, loss=1)] * 2), ValueError, "each action_epoch must occur once, got 2 twice"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, hyperparams=dict(mixup=0))]), ValueError, "a first value in a change with action_epoch=1, got 'mixup' first in epoch 2"),

@@ -1,5 +1,6 @@
 """Constant learning rate for SimSiam's predictor, while the other parameters follow a schedule."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from jengine.registry import HOOKS
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class SimSiamHook(Hook):
     """Hook that sets the learning rate of each parameter group with `fix_lr` (Chen and He, 2021, arXiv:2011.10566).
 
@@ -32,10 +34,9 @@ class SimSiamHook(Hook):
 
     runs_ahead = True
 
-    def __init__(self, fix_pred_lr: bool, lr: NonNegative, adjust_by_epoch: bool = True) -> None:
-        self.fix_pred_lr = fix_pred_lr
-        self.lr = lr
-        self.adjust_by_epoch = adjust_by_epoch
+    fix_pred_lr: bool
+    lr: NonNegative
+    adjust_by_epoch: bool = True
 
     def before_run(self, runner: RunnerProtocol) -> None:
         """Check that a group is marked; without `fix_pred_lr`, return the marked groups to the schedules."""
