@@ -1,15 +1,14 @@
 """Mixed precision: the network computes in low precision; parameters, targets, loss and optimizer in float32."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 from optax import OptState, Params
 
-from jengine.annotations import check_values
-from jengine.errors import closest, config_path
+from jengine.errors import closest
 from jengine.model.autocast import at_least_float32, autocast, compute_in
 from jengine.optim.transforms import (
     AccumulateState,
@@ -19,6 +18,7 @@ from jengine.optim.transforms import (
     get_field,
     set_fields,
 )
+from jengine.optim.transforms.loss_scale import LossScale
 from jengine.optim.wrapper import OptimWrapper
 from jengine.registry import OPTIM_WRAPPERS
 
@@ -65,7 +65,7 @@ class AmpOptimWrapper(OptimWrapper):
         self.loss_scale = None if loss_scale is None else parse_loss_scale(loss_scale)
 
     @property
-    def loss_scaler(self) -> "LossScale | None":
+    def loss_scaler(self) -> LossScale | None:
         """MMEngine's name for `loss_scale`; the current scale is `optax.tree.get(opt_state, 'loss_scale')`."""
         return self.loss_scale
 
@@ -131,17 +131,6 @@ class AmpOptimWrapper(OptimWrapper):
         return compute_in(self.dtype, lambda params: loss_fn(params, *args, **kwargs), params)
 
 
-class LossScale(NamedTuple):
-    """Settings for `dynamic_loss_scale`."""
-
-    init_scale: float = 65536.0
-    growth_factor: float = 2.0
-    backoff_factor: float = 0.5
-    growth_interval: int = 2000
-    min_scale: float = 2.0**-126
-    max_scale: float = 2.0**127
-
-
 def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
     """Parse the `loss_scale` of an AmpOptimWrapper that has one.
 
@@ -158,12 +147,10 @@ def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
         for key in arguments:
             if key not in LossScale._fields:
                 raise TypeError(f"`loss_scale` has no {key!r}{closest(str(key), LossScale._fields)}")
-        with config_path("loss_scale"):
-            check_values("", LossScale, arguments)
         settings = LossScale(**arguments)
     else:
         raise TypeError(f"`loss_scale` must be 'dynamic', a float or a dict, got {loss_scale!r}")
-    dynamic_loss_scale(optax.identity(), *settings)  # checks the ranges, before any step is traced
+    settings.check()  # before any step is traced
     return settings
 
 

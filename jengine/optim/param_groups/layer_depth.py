@@ -121,24 +121,14 @@ def vit_layer_id(name: str, layers: int) -> int:
 
 def swin_layer_id(name: str, depths: Sequence[int]) -> int:
     """Return the Swin transformer layer: 0 for the stem, then the blocks; a downsampling is in the last block."""
-    if "mask_token" in name or "patch_embed" in name:
-        return 0
-    stage = _parse_number(name, "backbone.stages")
-    if stage is None:
-        return sum(depths) + 1
-    block = _parse_block(name)
-    return sum(depths[: stage + 1]) if block is None else sum(depths[:stage]) + block + 1
+    is_stem = "mask_token" in name or "patch_embed" in name
+    return 0 if is_stem else 1 + _block_index(name, "backbone.stages", depths, head=sum(depths))
 
 
 def mixmim_layer_id(name: str, depths: Sequence[int]) -> int:
     """Return the MixMIM layer: -1 for the stem, then the blocks from 0; the head is in the last block."""
-    if any(part in name for part in ("patch_embed", "absolute_pos_embed", "pos_embed")):
-        return -1
-    stage = _parse_number(name, "backbone.layers")
-    if stage is None:
-        return sum(depths) - 1
-    block = _parse_block(name)
-    return sum(depths[: stage + 1]) - 1 if block is None else sum(depths[:stage]) + block
+    is_stem = "patch_embed" in name or "pos_embed" in name
+    return -1 if is_stem else _block_index(name, "backbone.layers", depths, head=sum(depths) - 1)
 
 
 def convnext_layer_id(name: str, layers: int) -> int:
@@ -185,10 +175,14 @@ def _parse_number(name: str, prefix: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _parse_block(name: str) -> int | None:
-    """Return i for `backbone.stages.0.blocks.i`; None for other parts of a stage, such as a downsampling."""
+def _block_index(name: str, prefix: str, depths: Sequence[int], head: int) -> int:
+    """Return the index of a block over all stages; that of the last block for other parts of a stage, else `head`."""
+    stage = _parse_number(name, prefix)
+    if stage is None:
+        return head
     block = name.split(".")[4:5]  # after backbone, stages, 0, blocks
-    return int(block[0]) if block and block[0].isdigit() else None
+    is_block = bool(block) and block[0].isdigit()
+    return sum(depths[:stage]) + int(block[0]) if is_block else sum(depths[: stage + 1]) - 1
 
 
 def _compile(name: str, pattern: object, flags: int = 0) -> re.Pattern[str]:

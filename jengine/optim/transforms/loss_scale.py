@@ -1,12 +1,14 @@
 """Dynamic loss scaling with the rule in PyTorch's GradScaler."""
 
-import math
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from optax import OptState, Params, Updates
+
+from jengine.annotations import Count, Positive, Range, check_values
+from jengine.errors import config_path
 
 
 class LossScaleState(NamedTuple):
@@ -17,6 +19,26 @@ class LossScaleState(NamedTuple):
     skipped_steps: jax.Array  # int32[], updates skipped so far
     is_finite: jax.Array  # bool[], whether the gradients of the last update were finite
     inner_state: OptState
+
+
+class LossScale(NamedTuple):
+    """Settings for `dynamic_loss_scale`."""
+
+    init_scale: Positive = 65536.0
+    growth_factor: Annotated[float, Range(ge=1)] = 2.0
+    backoff_factor: Annotated[float, Range(gt=0, le=1)] = 0.5
+    growth_interval: Count = 2000
+    min_scale: Positive = 2.0**-126
+    max_scale: Positive = 2.0**127
+
+    def check(self) -> None:
+        """Raise ValueError for a setting that is out of range, TypeError for one that is no number."""
+        with config_path("loss_scale"):
+            check_values("", LossScale, self._asdict())
+        if self.min_scale > self.max_scale:
+            raise ValueError(
+                f"`loss_scale` must have min_scale <= max_scale, got {self.min_scale} and {self.max_scale}"
+            )
 
 
 def dynamic_loss_scale(
@@ -48,7 +70,7 @@ def dynamic_loss_scale(
       min_scale: the minimum scale; by default the smallest normal float32, below which CPUs flush to zero.
       max_scale: the maximum scale.
     """
-    _check_ranges(init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale)
+    LossScale(init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale).check()
     inner = optax.with_extra_args_support(inner)
 
     def init(params: Params) -> LossScaleState:
@@ -95,19 +117,3 @@ def all_finite(tree: Updates) -> jax.Array:
     """Return whether all elements in all leaves are finite, bool[]."""
     # zero times an infinity or a NaN is NaN, and a sum of floats is twice as fast as a logical and of booleans
     return jnp.isfinite(sum((jnp.sum(leaf * 0) for leaf in jax.tree.leaves(tree)), start=jnp.zeros((), jnp.float32)))
-
-
-def _check_ranges(
-    init_scale: float, growth_factor: float, backoff_factor: float, growth_interval: int, min_scale: float,
-    max_scale: float,
-) -> None:  # fmt: skip
-    if not 0 < init_scale < math.inf:
-        raise ValueError(f"`loss_scale.init_scale` must be above 0 and finite, got {init_scale}")
-    if growth_factor < 1:
-        raise ValueError(f"`loss_scale.growth_factor` must be at least 1, got {growth_factor}")
-    if not 0 < backoff_factor <= 1:
-        raise ValueError(f"`loss_scale.backoff_factor` must be in (0, 1], got {backoff_factor}")
-    if growth_interval < 1:
-        raise ValueError(f"`loss_scale.growth_interval` must be at least 1, got {growth_interval}")
-    if not 0 < min_scale <= max_scale < math.inf:
-        raise ValueError(f"`loss_scale` must have 0 < min_scale <= max_scale, got {min_scale} and {max_scale}")
