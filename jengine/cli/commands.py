@@ -1,12 +1,17 @@
 """Commands that only call the engine, and what all commands with a config share: loading it, and building a Runner."""
 
 import argparse
+import contextlib
 import os
-from collections.abc import Sequence
-from typing import Any
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from jengine.config import dump_config, load_config, resolve
-from jengine.errors import ConfigError
+from jengine.errors import ConfigError, require_extra
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner  # imported when a command needs one, since it takes a second
 
 
 def load(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -40,6 +45,33 @@ def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings:
     return Runner.from_cfg(cfg)
 
 
+@contextlib.contextmanager
+def temporary_runner(cfg: Mapping[str, Any]) -> "Iterator[Runner]":
+    """Build a Runner in a temporary directory, so that the command leaves no files behind, and logs only warnings."""
+    from jengine.runner import Runner
+
+    with tempfile.TemporaryDirectory() as work_dir:
+        yield Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING", "resume": False})
+
+
+@contextlib.contextmanager
+def save_figure(path: str, rows: int = 1, **options: Any) -> Iterator[Any]:
+    """Draw with matplotlib: yield the axes in `rows`, one below the other, and write them to an image file.
+
+    `options` are those of `pyplot.subplots`.
+    """
+    with require_extra("plot", "--png requires matplotlib"):
+        import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(rows, 1, squeeze=False, **options)
+    yield axes[:, 0]
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
 def format_bytes(number: float, digits: int = 2) -> str:
     """Return a number of bytes with a suitable unit.
 
@@ -65,13 +97,9 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Print the parameter group table."""
-    import tempfile
-
-    from jengine.runner import Runner
     from jengine.runner.session import format_groups
 
-    with tempfile.TemporaryDirectory() as work_dir:  # the command leaves no files behind
-        runner = Runner.from_cfg({**load(args, overrides), "work_dir": work_dir, "log_level": "WARNING"})
+    with temporary_runner(load(args, overrides)) as runner:
         if not runner.is_training_configured:
             raise ConfigError("there are no parameter groups: the config has no optim_wrapper")
         print(format_groups(*runner.build_optimizer().group_table()))

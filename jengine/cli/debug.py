@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine.cli.commands import format_bytes, load
+from jengine.cli.commands import format_bytes, load, temporary_runner
 from jengine.cli.program_costs import measure_program
 from jengine.data import select_arrays, stack_batches
 from jengine.errors import ConfigError
@@ -205,8 +205,7 @@ def overfit(cfg: Mapping[str, Any], count: int) -> dict[str, Any]:
     """
     if count < 1:
         raise ConfigError(f"--overfit must be at least 1, got {count}")
-    with tempfile.TemporaryDirectory() as work_dir:
-        runner = Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING", "resume": False})
+    with temporary_runner(cfg) as runner:
         loader = runner.train_dataloader
         if loader is None:
             raise ConfigError("`train_dataloader` must be given for --overfit, got none")

@@ -2,19 +2,17 @@
 
 import argparse
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jengine.annotations import is_mapping
-from jengine.cli.commands import load
+from jengine.cli.commands import load, save_figure, temporary_runner
 from jengine.cli.schedule import plot
-from jengine.errors import ConfigError, require_extra
+from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.registry import HOOKS, as_config
-from jengine.runner import Runner
 
 _RATE_NAMES = ("lr", "learning_rate")
 _DIVERGED = 4.0  # times the lowest loss, both smoothed
@@ -97,17 +95,17 @@ def find_rate(cfg: Mapping[str, Any], low: float, high: float, steps: int) -> Ra
     )
     hooks = cfg.get("custom_hooks") or []
     hook = LrFindHook(steps)
-    with tempfile.TemporaryDirectory() as work_dir:
-        runner = Runner.from_cfg(
-            {
-                **cfg, **changes, "work_dir": work_dir, "resume": False, "log_level": "WARNING", "visualizer": None,
-                "optim_wrapper": {**wrapper, "optimizer": {**wrapper["optimizer"], name: low}},
-                "param_scheduler": {"type": "ExponentialLR", "gamma": factor, "by_epoch": False, "end": steps},
-                "train_cfg": {**cfg["train_cfg"], "on_nonfinite": "ignore", "steps_per_call": 1},
-                "default_hooks": {"checkpoint": None, "logger": None},
-                "custom_hooks": [each for each in ([hooks] if is_mapping(hooks) else hooks) if _is_traced(each)],
-            }
-        )  # fmt: skip
+    short = {
+        **cfg,
+        **changes,
+        "visualizer": None,
+        "optim_wrapper": {**wrapper, "optimizer": {**wrapper["optimizer"], name: low}},
+        "param_scheduler": {"type": "ExponentialLR", "gamma": factor, "by_epoch": False, "end": steps},
+        "train_cfg": {**cfg["train_cfg"], "on_nonfinite": "ignore", "steps_per_call": 1},
+        "default_hooks": {"checkpoint": None, "logger": None},
+        "custom_hooks": [each for each in ([hooks] if is_mapping(hooks) else hooks) if _is_traced(each)],
+    }
+    with temporary_runner(short) as runner:
         runner.register_hook(hook)
         runner.train()
     if len(hook.losses) < steps and not hook.diverged:
@@ -167,18 +165,10 @@ def _is_traced(hook: Any) -> bool:
 
 
 def _save_png(found: RateSearch, path: str) -> None:
-    with require_extra("plot", "--png requires matplotlib"):
-        import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 4))
-    axis.semilogx(found.rates, found.losses)
-    axis.axvline(found.suggestion, linestyle="--", color="gray", label=f"suggestion {found.suggestion:.2g}")
-    axis.set_xlabel("learning rate")
-    axis.set_ylabel("loss, smoothed")
-    axis.grid(alpha=0.3)
-    axis.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+    with save_figure(path, figsize=(7, 4)) as (axis,):
+        axis.semilogx(found.rates, found.losses)
+        axis.axvline(found.suggestion, linestyle="--", color="gray", label=f"suggestion {found.suggestion:.2g}")
+        axis.set_xlabel("learning rate")
+        axis.set_ylabel("loss, smoothed")
+        axis.grid(alpha=0.3)
+        axis.legend()

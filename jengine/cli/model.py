@@ -2,13 +2,12 @@
 
 import argparse
 import shutil
-import tempfile
 from collections.abc import Sequence
 
 import jax
 import optax
 
-from jengine.cli.commands import load
+from jengine.cli.commands import load, temporary_runner
 from jengine.data import select_arrays
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
@@ -21,9 +20,7 @@ _WIDTH = 160  # columns, unless a terminal has fewer
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Print the layers with output shapes, parameters and FLOPs, and the FLOPs of a batch in training."""
-    with tempfile.TemporaryDirectory() as work_dir:  # the command leaves no files behind
-        cfg = {**load(args, overrides), "work_dir": work_dir, "log_level": "WARNING", "resume": False}
-        runner = Runner.from_cfg(cfg)
+    with temporary_runner(load(args, overrides)) as runner:
         loaders = (runner.train_dataloader, runner.val_dataloader, runner.test_dataloader)
         loader = next((each for each in loaders if each is not None), None)
         if loader is None:

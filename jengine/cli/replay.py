@@ -2,14 +2,12 @@
 
 import argparse
 import contextlib
-import tempfile
 from collections.abc import Sequence
 
 import jax
 from jax.sharding import AxisType
 
-from jengine.cli.commands import load
-from jengine.runner import Runner
+from jengine.cli.commands import load, temporary_runner
 from jengine.sharding import Pjit
 from jengine.train import Findings, replay_step
 from jengine.train.replay import read_dump
@@ -21,8 +19,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Replay the dump `args.dump` with the model and optimizer in the config, and print the findings."""
     cfg = load(args, overrides)
     dump = read_dump(args.dump)
-    with tempfile.TemporaryDirectory() as work_dir:  # the command leaves no files behind
-        runner = Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING"})
+    with temporary_runner(cfg) as runner:
         strategy = runner.strategy
         # `out_sharding=` in a model requires the mesh
         is_explicit = isinstance(strategy, Pjit) and AxisType.Explicit in strategy.mesh.axis_types

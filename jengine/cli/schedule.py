@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jengine.cli.commands import load
+from jengine.cli.commands import load, save_figure
 from jengine.data import build_dataloader
-from jengine.errors import ConfigError, config_path, require_extra
+from jengine.errors import ConfigError, config_path
 from jengine.optim import check_optim_wrapper
 from jengine.optim.schedules import build_param_schedulers, flatten_schedulers
 from jengine.runner.config_checks import is_epoch_based, train_loop_config
@@ -68,20 +68,12 @@ def plot(
 
 
 def _save_png(curves: Mapping[str, Sequence[float]], path: str) -> None:
-    with require_extra("plot", "--png requires matplotlib"):
-        import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(len(curves), 1, sharex=True, squeeze=False, figsize=(8, 2.2 * len(curves) + 0.6))
-    for axis, (name, values) in zip(axes[:, 0], curves.items(), strict=True):
-        axis.plot(values)
-        axis.set_ylabel(name)
-        axis.grid(alpha=0.3)
-    axes[-1, 0].set_xlabel("iteration")
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+    with save_figure(path, len(curves), sharex=True, figsize=(8, 2.2 * len(curves) + 0.6)) as axes:
+        for axis, (name, values) in zip(axes, curves.items(), strict=True):
+            axis.plot(values)
+            axis.set_ylabel(name)
+            axis.grid(alpha=0.3)
+        axes[-1].set_xlabel("iteration")
 
 
 def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -> Curves:
