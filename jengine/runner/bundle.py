@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,9 +19,9 @@ from jengine.checkpoint.restore import restore_verified
 from jengine.checkpoint.start_from import LoadFrom
 from jengine.errors import ConfigError
 from jengine.hooks.run_record import update_record
-from jengine.model import FROZEN, get_model
+from jengine.inference.base_variables import loadable_variables, named_variables
+from jengine.model import get_model
 from jengine.optim.schedules import replay_schedulers, schedulers_state_dict
-from jengine.paths import flatten, nest
 from jengine.runner.end_report import wait_for_device
 from jengine.runner.failures import check_losses, recreate_work_dir
 from jengine.runner.resume_check import (
@@ -40,7 +40,6 @@ from jengine.versions import environment_versions
 
 PyTree = Any
 Bundle = dict[str, Any]
-Variables = dict[str, Any]  # `params` and `model_state`
 
 _ACCUMULATED = "sum over replicas"  # what the accumulated gradients of all replicas are together
 
@@ -252,14 +251,15 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
     structure = source.make_structure(runner.state.params)
     opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated, verified=True, structure=structure)
     rest = dict(opened.meta)
-    initial, to_run = loadable_variables(runner, [path.removeprefix("params.") for path in opened.structs])
-    replicas = runner.strategy.replicas, rest.get("replicas")
-    target = convert_replica_axis(initial, *replicas)
+    variables, replicas = named_variables(runner.state.params, runner.state.model_state), runner.strategy.replicas
+    names = [path.removeprefix("params.") for path in opened.structs]
+    initial, to_run = loadable_variables(get_model(runner.model), variables, replicas, names)
+    conversion = replicas, rest.get("replicas")
+    target = convert_replica_axis(initial, *conversion)
     with _name_versions(opened.label, rest.get("meta", {})):
         params, model_state, report = load_pretrained(opened, target["params"], target["model_state"], **source.rules)
-    loaded = convert_replica_axis(_named(params, model_state), *reversed(replicas))
-    like = _named(runner.state.params, runner.state.model_state)
-    bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), like), **rest}
+    loaded = convert_replica_axis(named_variables(params, model_state), *reversed(conversion))
+    bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), variables), **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     weights = {item: bundle["state"][item] for item in initial}
     # Hook states derived from the weights, such as averages, start from the loaded weights
@@ -294,38 +294,3 @@ def _continue_other_loop(runner: RunnerInternals, source: LoadFrom, opened: Any,
     if runner.param_schedulers is not None:
         replay_schedulers(runner.param_schedulers, iters=loop.iter, epochs=loop.epoch, epoch_length=loop.epoch_length)
     runner.logger.info(f"Continue the training of {opened.label} after {step} iterations:\n{report.summary()}")
-
-
-def loadable_variables(
-    runner: RunnerInternals, stored: Iterable[str]
-) -> tuple[Variables, Callable[[Variables], Variables]]:
-    """Return the variables to load into, and a function from the loaded values to the run's variables.
-
-    They are the run's own, unless an adapter such as `LoRA` loads the weights at the dotted paths `stored` for the
-    model inside.
-    """
-    state, replicas = runner.state, runner.strategy.replicas
-    variables = _named(state.params, state.model_state)
-    model = get_model(runner.model)
-    names = set(stored)
-    base_params, _ = model.base_variables(state.params, state.model_state)
-    has_own_names = any(name.startswith(f"model_state.{FROZEN}.") for name in names)
-    added = flatten(state.params).keys() - flatten(base_params).keys()
-    if has_own_names or not added.isdisjoint(names) or flatten(state.params).keys() == flatten(base_params).keys():
-        return variables, lambda loaded: loaded  # with adapters, or the model has none
-    fresh = convert_replica_axis(variables, replicas, None)  # adapters know no replicas
-    base = _named(*model.base_variables(fresh["params"], fresh["model_state"]))
-    missing = set(model.adapter_paths) - names
-    if missing:  # the weights are the network's own, without adapters
-        base["params"] = nest({path: leaf for path, leaf in flatten(base["params"]).items() if path not in missing})
-
-    def restore(loaded: Variables) -> Variables:
-        single = convert_replica_axis(loaded, replicas, None)
-        replaced = model.replace_base(fresh["params"], fresh["model_state"], single["params"], single["model_state"])
-        return dict(convert_replica_axis(_named(*replaced), None, replicas))
-
-    return dict(convert_replica_axis(base, None, replicas)), restore
-
-
-def _named(params: optax.Params, model_state: Any) -> Variables:
-    return {"params": params, "model_state": model_state}
