@@ -42,7 +42,7 @@ def pretrain(work_dir: str, max_iters: int) -> str:
     runner = Runner(
         model=model.to_dict(),
         work_dir=work_dir,
-        train_dataloader=dict(batch_size=64, dataset=digits_with_margin(5)),
+        train_dataloader=dict(batch_size=64, dataset=dict(type=digits_with_margin, classes=5)),
         train_cfg=dict(by_epoch=False, max_iters=max_iters),
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=3e-3), clip_grad=dict(max_norm=1.0)),
         randomness=dict(seed=1),

@@ -9,6 +9,8 @@ for shifted digits and draws the results. Nothing is compiled twice.
 """
 
 import argparse
+import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -76,32 +78,45 @@ class DigitVisualizer(Visualizer):
         self.add_image(name, framed, step)
 
 
+NETWORK = LinenModel(SmallCNN(widths=(8, 16)), loss=dict(type="CrossEntropy"))
+
+
+class Student(LinenModel):
+    """Model with the number of classes, which ClassNumCheckHook compares with the data."""
+
+    num_classes = 10
+
+
+@dataclasses.dataclass
+class WithTeacher:
+    """Loss of the labels, given as a function, and of the teacher's predictions."""
+
+    label_loss: Callable[..., jax.Array]
+
+    def __call__(self, logits, batch, hyperparams):
+        """Return the losses by name, and a metric."""
+        teacher = hyperparams["teacher"]
+        soft_targets = jax.nn.softmax(NETWORK.predict(teacher["params"], teacher["model_state"], batch))
+        return {
+            "loss_label": self.label_loss(logits, jax.nn.one_hot(batch["label"], 10), hyperparams["smoothing"]),
+            "loss_teacher": hyperparams["teacher_weight"] * optax.softmax_cross_entropy(logits, soft_targets),
+            "epoch_of_the_step": hyperparams["epoch"],
+        }
+
+
+def cross_entropy(logits, label, smoothing):
+    """Return the cross entropy f[B] with smoothed labels."""
+    return optax.softmax_cross_entropy(logits, optax.smooth_labels(label, smoothing))
+
+
+def brier(logits, label, smoothing):
+    """Return the squared errors f[B] of the probabilities with smoothed labels."""
+    return jnp.square(jax.nn.softmax(logits) - optax.smooth_labels(label, smoothing)).sum(-1)
+
+
 def build_model():
-    """Build the network with two losses to switch between, both with a loss for the teacher's predictions."""
-    model = LinenModel(SmallCNN(widths=(8, 16)), loss=lambda outputs, batch: outputs)
-
-    def with_teacher(label_loss):
-        def loss(logits, batch, hyperparams):
-            teacher = hyperparams["teacher"]
-            soft_targets = jax.nn.softmax(model.predict(teacher["params"], teacher["model_state"], batch))
-            return {
-                "loss_label": label_loss(logits, jax.nn.one_hot(batch["label"], 10), hyperparams["smoothing"]),
-                "loss_teacher": hyperparams["teacher_weight"] * optax.softmax_cross_entropy(logits, soft_targets),
-                "epoch_of_the_step": hyperparams["epoch"],
-            }
-
-        return loss
-
-    def cross_entropy(logits, label, smoothing):
-        return optax.softmax_cross_entropy(logits, optax.smooth_labels(label, smoothing))
-
-    def brier(logits, label, smoothing):
-        return jnp.square(jax.nn.softmax(logits) - optax.smooth_labels(label, smoothing)).sum(-1)
-
-    losses = [with_teacher(cross_entropy), with_teacher(brier)]
-    student = LinenModel(model.module, loss=SwitchedLoss(losses))
-    student.num_classes = 10  # ClassNumCheckHook compares it with the data
-    return student
+    """Return the network with two losses to switch between, both with a loss for the teacher's predictions."""
+    return Student(NETWORK.module, loss=SwitchedLoss([WithTeacher(cross_entropy), WithTeacher(brier)]))
 
 
 def build_hooks(target_accuracy):

@@ -75,7 +75,7 @@ def main(max_iters: int = 1000, work_dir: str = "work_dirs/plain_functions") -> 
             logger=dict(type="LoggerHook", interval=100),
             checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=500),
         ),
-        custom_hooks=[PenaltySchedule(1e-3), Average()],
+        custom_hooks=[dict(type=PenaltySchedule, max_weight=1e-3), Average()],
     )
     runner.train()
     return runner

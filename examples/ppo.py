@@ -116,6 +116,11 @@ def update(state, trajectory, envs, ctx):
     return state, {**jax.tree.map(jnp.mean, metrics), "return": envs["last_return"].mean()}
 
 
+def update_from_host(state, batch, ctx):
+    """Update the parameters with a batch of `Rollouts`."""
+    return update(state, **batch, ctx=ctx)
+
+
 def rollout(params, envs, rng, length):
     """Return the new state of the environments and `length` steps of each, with arrays [length, N, ...]."""
 
@@ -184,10 +189,10 @@ class Rollouts:
 def main(env="jax", max_iters=200, envs=16, length=64, work_dir="work_dirs/ppo", save_every=50, **settings) -> Runner:
     """Train with rollouts of `length` steps in `envs` environments; return the Runner, which gets `settings`."""
     if env == "jax":
-        model, devices = build_jax_model(envs, length), jax.device_count()
-        data = dict(dataset=[np.zeros(())] * devices, batch_size=devices)  # a placeholder, with an example per replica
+        model, devices = dict(type=build_jax_model, count=envs, length=length), jax.device_count()
+        data = dict(dataset=[0.0] * devices, batch_size=devices)  # a placeholder, with an example per replica
     else:
-        model = FunctionalModel(init_params, train_step=lambda state, batch, ctx: update(state, **batch, ctx=ctx))
+        model = FunctionalModel(init_params, train_step=update_from_host)
         data = Rollouts(envs, length, lambda: runner.state)
     runner = Runner(
         model,

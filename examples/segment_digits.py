@@ -69,11 +69,11 @@ def main(
     max_epochs: int = 12, train_images: int = 1024, test_images: int = 128, work_dir: str = "work_dirs/segment_digits"
 ) -> dict[str, float]:
     """Train and return the metrics of the last validation; the images are written below `work_dir`."""
-    test_data = dict(batch_size=32, dataset=compose("test", test_images, seed=1))
+    test_data = dict(batch_size=32, dataset=dict(type=compose, split="test", count=test_images, seed=1))
     runner = Runner(
         model=LinenModel(SegmentationNet(), CrossEntropy()),
         work_dir=work_dir,
-        train_dataloader=dict(batch_size=32, dataset=compose("train", train_images, seed=0)),
+        train_dataloader=dict(batch_size=32, dataset=dict(type=compose, split="train", count=train_images, seed=0)),
         train_cfg=dict(max_epochs=max_epochs, val_interval=max_epochs),
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=3e-3, weight_decay=1e-2)),
         param_scheduler=dict(type="CosineAnnealingLR", by_epoch=True, convert_to_iter_based=True),

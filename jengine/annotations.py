@@ -213,9 +213,11 @@ def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
         check_values(owner, function, bound)
         result = function(*args, **kwargs)
         if function.__name__ == "__init__" and owner:
-            from jengine.description import record_arguments  # imports NumPy
+            from jengine.construction import record_construction  # imports NumPy
+            from jengine.description import record_arguments
 
             record_arguments(args[0], bound)
+            record_construction(args[0], call, bound)
         return result
 
     _wrapped.add(call)

@@ -140,7 +140,10 @@ class _Describer:
             fields = zip(value._fields, value, strict=True)
             return {"type": _name(type(value)), **{name: self.describe(item) for name, item in fields}}
         if hasattr(type(value), "items"):
-            return {str(key): self.describe(item) for key, item in value.items()}
+            function = value.get("type") if isinstance(value, dict) else None
+            described = dict(self._describe_function(function)) if isinstance(function, types.FunctionType) else {}
+            keys = value.keys() - {"type"} if described else value.keys()  # as a `functools.partial`
+            return {**described, **{str(key): self.describe(item) for key, item in value.items() if key in keys}}
         if isinstance(value, set | frozenset):
             return sorted((self.describe(item) for item in value), key=repr)
         if type(value) in (list, tuple):  # a subclass may load its items
@@ -171,7 +174,7 @@ class _Describer:
         sample = [self.describe(items[i]) for i in chosen]
         return {"length": len(items), "hash": hash_text(encode(sample, sort_keys=True))}
 
-    def _describe_function(self, function: types.FunctionType) -> Json:
+    def _describe_function(self, function: types.FunctionType) -> dict[str, Any]:
         described: dict[str, Any] = {"function": _name(function)}
         if not _is_of_library(function.__module__):
             described["code"] = hash_text(repr(_describe_code(function.__code__)))
@@ -220,7 +223,11 @@ def _attributes(value: object) -> dict[str, Any]:
 
 
 def _name(named: Any) -> str:
-    return f"{getattr(named, '__module__', None)}.{named.__qualname__}"
+    """Return the dotted name; a script's has the script's name, under which a config imports it."""
+    module = getattr(named, "__module__", None)
+    if module == "__main__" and (file := getattr(sys.modules["__main__"], "__file__", None)):
+        module = os.path.splitext(os.path.basename(file))[0]
+    return f"{module}.{named.__qualname__}"
 
 
 @functools.cache

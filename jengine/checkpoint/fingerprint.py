@@ -9,6 +9,7 @@ import jax
 
 from jengine.config.containers import is_mapping
 from jengine.config.dump import simplify
+from jengine.construction import has_unwritable, to_config
 from jengine.description import describe, flatten_description
 from jengine.json_codec import Json
 
@@ -33,12 +34,18 @@ def describe_settings(arguments: Mapping[str, Any], cfg: Any) -> dict[str, Json]
     for name, value in (cfg or {}).items():
         if name not in _NOT_COMPARED and value is not arguments.get(name):
             settings[f"cfg.{name}" if name in arguments else name] = value
-    described = {name: describe(_as_written(value)) for name, value in settings.items()}
+    described = {name: describe(_as_written(_as_config(value))) for name, value in settings.items()}
     return {**described, "jax.config": describe(read_flags())}
 
 
+def _as_config(value: Any) -> Any:
+    """Return a value with objects as configs, as in the file that the run leaves; unchanged if it has data."""
+    config = to_config(value)
+    return value if has_unwritable(config) else config
+
+
 def _as_written(value: Any) -> Any:
-    """Return a value as `dump_config` writes it, with functions for import paths: a run from that file is the same."""
+    """Return a value as `dump_config` writes it, with what import paths name: a run from that file is the same."""
     value = simplify(value)
     if is_mapping(value):
         return {key: _as_written(item) for key, item in value.items()}
@@ -47,7 +54,7 @@ def _as_written(value: Any) -> Any:
     if isinstance(value, str):
         module, _, name = value.rpartition(".")
         found = getattr(sys.modules.get(module), name, None) if module and name.isidentifier() else None
-        return found if callable(found) and not isinstance(found, type) else value
+        return found if callable(found) else value
     return value
 
 

@@ -14,7 +14,7 @@ import sys
 import textwrap
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,17 @@ from jengine.annotations import parameters_of, takes_functions
 from jengine.config.containers import ConfigLike
 from jengine.config.flat import DATA_SUFFIXES
 from jengine.config.load import MODULE_PREFIX
-from jengine.config.modules import find_directory, find_script_directory
+from jengine.config.modules import find_directory, find_script_directory, name_script
 from jengine.config.remote import find_origin
 from jengine.config.resolve import resolve
+from jengine.construction import Unwritable
 from jengine.errors import ConfigError
 from jengine.registry import find_registered, is_built_in
 from jengine.storage import is_url
 
 _WIDTH = 100
+_MAX_PATHS = 4  # in one message
+_UNWRITTEN = "<not written: "
 _SCRIPTS = ("__main__", "__mp_main__")
 _NO_PATH = (MODULE_PREFIX, *_SCRIPTS)  # beginnings of module names that cannot be imported
 
@@ -40,7 +43,7 @@ def dump_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> 
 
     `load_config` reads an equal config from it, and imports the modules that define the user's classes. Classes and
     functions are written as dotted import paths, which every registry resolves. A value that cannot be written (an
-    array, an object, a function in a function) becomes a repr, with a warning.
+    array, an object, a function in a function) becomes a note of what it was, with a warning.
 
     Args:
       cfg: a dict or a ConfigDict.
@@ -57,7 +60,7 @@ def dump_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> 
     """
     text, problems = format_config(cfg, path)
     for problem in problems:
-        warnings.warn(f"{problem}; wrote its repr", stacklevel=2)
+        warnings.warn(f"{problem}; the file says only what it was", stacklevel=2)
     suffix = pathlib.Path(path or "").suffix
     if suffix not in DATA_SUFFIXES:
         return text
@@ -82,7 +85,40 @@ def format_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -
         modules[key] = sorted(names)
     listed = _MODULES.format(_Writer().literal(modules, indent=0, path="")) if modules else ""
     text = f'"""The resolved config of a run."""\n{listed}\n\ndef get_config() -> dict:\n    return {literal}\n'
-    return text, writer.problems
+    return text, [f"{_list_paths(paths)} {problem}" for problem, paths in writer.problems.items()]
+
+
+def find_unwritten(cfg: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path of each value that `format_config` could not write, and what it was.
+
+    >>> list(find_unwritten({"model": {"loss": "<not written: function <lambda>>"}}))
+    [('model.loss', 'function <lambda>')]
+    """
+    if isinstance(cfg, dict):
+        for key, item in cfg.items():
+            yield from find_unwritten(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(cfg, list | tuple):
+        for index, item in enumerate(cfg):
+            yield from find_unwritten(item, f"{path}[{index}]")
+    elif isinstance(cfg, str) and cfg.startswith(_UNWRITTEN):
+        yield path, cfg.removeprefix(_UNWRITTEN).removesuffix(">")
+
+
+def check_written(cfg: Any, path: str = "") -> None:
+    """Raise ConfigError if a config from a file lacks values that could not be written."""
+    found = list(find_unwritten(cfg, path))
+    if found:
+        missing = ", ".join(f"`{path}` ({what})" for path, what in found[:_MAX_PATHS])
+        more = f" and {len(found) - _MAX_PATHS} more" if len(found) > _MAX_PATHS else ""
+        raise ConfigError(
+            f"the config must have {missing}{more}, which the run that wrote it had in memory only: write it in the "
+            "file as `dict(type='my_module.make', ...)`, or pass it in Python (`load_model(..., model=...)`)"
+        )
+
+
+def _list_paths(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _MAX_PATHS} more" if len(paths) > _MAX_PATHS else ""
+    return ", ".join(f"`{path}`" for path in paths[:_MAX_PATHS]) + more
 
 
 def format_literal(cfg: ConfigLike, comments: Mapping[str, Sequence[str]], indent: int = 4) -> str:
@@ -167,13 +203,13 @@ class _Writer:
 
     Attributes:
       modules: the modules from which the values are imported, by directory; "" for those on `sys.path`.
-      problems: a sentence for each value that cannot be written.
+      problems: why values cannot be written, with their paths.
     """
 
     def __init__(self, comments: Mapping[str, Sequence[str]] | None = None) -> None:
         self._comments = comments or {}
         self.modules: dict[str, set[str]] = {}
-        self.problems: list[str] = []
+        self.problems: dict[str, list[str]] = {}
 
     def literal(self, value: Any, indent: int, path: str) -> str:
         """Return `value` as source: on one line if it fits, else one item per line."""
@@ -220,12 +256,14 @@ class _Writer:
             return repr(os.fspath(value))
         import_path = _find_import_path(value)
         if import_path is None or import_path.startswith(_SCRIPTS):
-            self.problems.append(
-                f"`{path}` must be a literal or importable to be written to a config file, got {_describe_value(value)}"
-            )
-        else:
-            self._add_modules_of(import_path, path)
-        return repr(import_path or repr(value))
+            what = _describe_value(value)
+            self._add_problem(path, f"must be a literal or importable to be written to a config file, got {what}")
+            return repr(import_path or f"{_UNWRITTEN}{re.split('[,:] ', what)[0]}>")
+        self._add_modules_of(import_path, path)
+        return repr(import_path)
+
+    def _add_problem(self, path: str, problem: str) -> None:
+        self.problems.setdefault(problem, []).append(path)
 
     def _check_argument(self, kind: Any, name: str, value: Any, path: str) -> None:
         """Note a function that the class of a config would read back as text, because its argument takes anything."""
@@ -235,10 +273,11 @@ class _Writer:
         with contextlib.suppress(TypeError, ValueError):  # no signature
             parameter = parameters_of(entry).get(name)
             if parameter is not None and not takes_functions(parameter) and _find_import_path(value) is not None:
-                self.problems.append(
-                    f"`{path}` must be an argument that is annotated as a function to be read again, got "
-                    f"{value.__name__} for `{parameter}`: annotate it in {getattr(entry, '__name__', entry)} as "
-                    f"{'`type`' if isinstance(value, type) else '`Callable`'}"
+                self._add_problem(
+                    path,
+                    f"must be an argument that is annotated as a function to be read again, got {value.__name__} for "
+                    f"`{parameter}`: annotate it in {getattr(entry, '__name__', entry)} as "
+                    f"{'`type`' if isinstance(value, type) else '`Callable`'}",
                 )
 
     def _add_modules_of(self, name: str, path: str) -> None:
@@ -248,14 +287,17 @@ class _Writer:
         for entry in find_registered(name):
             if is_built_in(entry):
                 continue
-            module = entry.__module__
+            module = (
+                name_script(entry.__name__) or entry.__module__ if entry.__module__ in _SCRIPTS else entry.__module__
+            )
             if module.startswith(_NO_PATH):
-                self.problems.append(
-                    f"`{path}` must be registered in a module that can be imported, got {name!r}, which is registered "
-                    f"in {'a script' if module.startswith('__') else 'a config file with the name of another module'}"
+                self._add_problem(
+                    path,
+                    f"must be registered in a module that can be imported, got {name!r}, which is registered "
+                    f"in {'a script' if module.startswith('__') else 'a config file with the name of another module'}",
                 )
                 continue
-            directory = find_directory(module) or ""
+            directory = find_directory(module) or find_script_directory(module) or ""
             self.modules.setdefault(directory, set()).add(module)
 
 
@@ -278,6 +320,8 @@ def _find_import_path(value: Any) -> str | None:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not module or not name or module.startswith(MODULE_PREFIX) or "<" in name:
         return None
+    if module in _SCRIPTS and (script := name_script(name)):
+        return f"{script}.{name}"
     # Prefer re-exports: `optax.adamw` to `optax._src.alias.adamw`, and `jax.nn.gelu` to `jax._src.nn.functions.gelu`
     public = [part for part in module.split(".") if not part.startswith("_")]
     for parts in (public, module.split(".")):
@@ -289,11 +333,20 @@ def _find_import_path(value: Any) -> str | None:
     return None
 
 
+_INSTEAD = "`dict(type=..., **arguments)` with the class or function that returns it"
+
+
 def _describe_value(value: Any) -> str:
     """Return what a value is that cannot be written, and what to write instead."""
+    if isinstance(value, Unwritable):
+        return f"{value.kind}: write {value.instead or _INSTEAD}"
     kind, name = type(value).__name__, getattr(value, "__qualname__", "")
     if getattr(value, "__module__", "") in _SCRIPTS and "<" not in name:
-        return f"{kind} {name} of a script or notebook: move it into a module next to it, and import it from there"
+        guard = " (a script can be imported if it runs nothing outside of `if __name__ == '__main__':`)"
+        return (
+            f"{kind} {name} of a script or notebook: move it into a module next to it, and import it from there"
+            f"{guard if hasattr(sys.modules['__main__'], '__file__') else ''}"
+        )
     if "<locals>" in name:
         return (
             f"{kind} {name}, which another function defines: move it to the top level of a module with `def`, or write "
@@ -302,5 +355,5 @@ def _describe_value(value: Any) -> str:
     if name.endswith("<lambda>"):
         return f"{kind} <lambda>: write it with `def` at the top level of a module"
     if isinstance(value, type | types.FunctionType):
-        return f"{kind} {name}"
-    return f"{kind}: write `dict(type=..., **arguments)` with the class or function that returns it"
+        return f"{kind} {name}, which `import {value.__module__}` does not find, perhaps as another file has this name"
+    return f"{kind}: write {_INSTEAD}"

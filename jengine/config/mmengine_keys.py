@@ -76,14 +76,16 @@ class Change(NamedTuple):
 def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[Change]]:
     """Return a resolved config without those parts of MMEngine's that mean nothing here, and what has changed.
 
-    Keys without effect are dropped; `activation_checkpointing` moves to the model; visualizers that draw for one task
-    become a LocalVisualizer; hooks that only draw, arguments of PyTorch's loader, and places where metrics are
-    collected are dropped.
+    Keys without effect are dropped, `_scope_` at every level; `activation_checkpointing` moves to the model;
+    visualizers that draw for one task become a LocalVisualizer; hooks that only draw, arguments of PyTorch's loader,
+    and places where metrics are collected are dropped.
 
     >>> drop_without_effect({"work_dir": "runs", "launcher": "none"})[0]
     {'work_dir': 'runs'}
     """
-    result, changes = dict(cfg), list[Change]()
+    changes = list[Change]()
+    result = _drop_scopes(cfg, changes)
+    changes = changes[:1]
     for pattern, reason in WITHOUT_EFFECT.items():
         for mode in _MODES if "*" in pattern else ("",):
             path = pattern.replace("*", mode)
@@ -110,6 +112,15 @@ def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[Chang
         if isinstance(result.get(name), dict | list | tuple):
             result[name] = change(name, result[name], changes)
     return result, changes
+
+
+def _drop_scopes(value: Any, changes: list[Change]) -> Any:
+    """Return a config without `_scope_`, which dumped configs have at each class."""
+    if isinstance(value, dict):
+        if "_scope_" in value:
+            changes.append(Change("_scope_", WITHOUT_EFFECT["default_scope"]))
+        return {key: _drop_scopes(item, changes) for key, item in value.items() if key != "_scope_"}
+    return type(value)(_drop_scopes(item, changes) for item in value) if type(value) in (list, tuple) else value
 
 
 def reject_foreign_sections(cfg: Mapping[str, Any]) -> None:

@@ -5,8 +5,10 @@ last: worker processes and imports inside functions find the modules, and no oth
 same name. A name in a config, `dict(type='my_net.MyCNN')`, is looked up next to the configs first.
 """
 
+import ast
 import collections
 import contextlib
+import functools
 import importlib
 import importlib.machinery
 import os
@@ -83,6 +85,36 @@ def find_script_directory(module: str) -> str | None:
     top, directory = module.partition(".")[0], os.path.realpath(sys.path[0] or os.getcwd())
     is_own = top in sys.modules and top not in ("jengine", "__main__") and _contains(pathlib.Path(directory), top)
     return directory if is_own else None
+
+
+def name_script(name: str) -> str | None:
+    """Return the name by which the script that runs now can be imported for `name`, a class or function in it.
+
+    From then on an import of that name returns the script's own module, so that nothing is registered twice. None in a
+    notebook, for a name that the script does not define at the top level, and for a script that would run again if it
+    was imported, as it has no `if __name__ == '__main__':`.
+    """
+    script = sys.modules["__main__"]
+    file, spec = getattr(script, "__file__", None), getattr(script, "__spec__", None)
+    if file is None or not os.path.isfile(file):
+        return None
+    module = pathlib.Path(file).stem if spec is None else spec.name
+    if not module.rpartition(".")[2].isidentifier() or sys.modules.get(module, script) is not script:
+        return None
+    if name.partition(".")[0] not in _list_importable(file):
+        return None
+    sys.modules[module] = script
+    return module
+
+
+@functools.cache
+def _list_importable(file: str) -> frozenset[str]:
+    """Return the names that a script defines outside of `if __name__ == '__main__':`; none if it lacks that line."""
+    body = ast.parse(pathlib.Path(file).read_text(encoding="utf-8")).body
+    if not any(isinstance(node, ast.If) and "__name__" in ast.dump(node.test) for node in body):
+        return frozenset()
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return frozenset(node.name for node in body if isinstance(node, defined))
 
 
 def import_attribute(path: str) -> Any:

@@ -12,7 +12,7 @@ import jax
 
 from jengine.annotations import Count, checked
 from jengine.config import parse_config
-from jengine.config.dump import parse_modules
+from jengine.config.dump import check_written, parse_modules
 from jengine.config.foreign import only_known_classes
 from jengine.config.modules import import_listed
 from jengine.data.batch_check import Batch
@@ -71,6 +71,7 @@ def load_model(
         raise ConfigError(f"checkpoint {path} has no config from which the model can be built: pass `model=`")
     else:
         try:
+            check_written(cfg["model"], "model")
             with only_known_classes(None if trust else path):
                 built = build_model(cfg["model"], cfg.get("precision"))
         except Exception as error:

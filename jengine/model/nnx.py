@@ -97,7 +97,7 @@ class NnxModel(Model):
 
     def __init__(
         self,
-        module: Any,
+        module: Callable[..., Any] | Mapping[str, Any] | str | Any,
         loss: Callable[..., Any] | Mapping[str, Any],
         inputs: Selector | Sequence[Selector] | None = "image",
         sown_losses: Sequence[str] | Mapping[str, float] | None = None,

@@ -7,6 +7,7 @@ from typing import Any
 
 from jengine.checkpoint import check_storable
 from jengine.config import check_keys, drop_without_effect
+from jengine.config.dump import check_written
 from jengine.config.extras import check_extras
 from jengine.config.mmengine_keys import describe_changes, reject_foreign_sections
 from jengine.data import DataLoader, IterableLoader, check_dataloader
@@ -50,6 +51,7 @@ def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> tup
     for name in ("model", "work_dir"):
         if cfg.get(name) is None:
             raise ConfigError(f"the config must have the key {name!r}, got none")
+    check_written(cfg)
     check_extras(cfg)  # or an import fails deep inside a build
     return cfg, describe_changes(changes)
 

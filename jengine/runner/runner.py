@@ -14,6 +14,7 @@ from jengine.checkpoint.fingerprint import describe_settings
 from jengine.checkpoint.identity import agree_on_identity
 from jengine.checkpoint.start_from import default_resume_command, parse_resume_policy, remove_in_memory
 from jengine.config import format_config, resolve
+from jengine.construction import convert_call
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
 from jengine.distributed import get_processes
@@ -89,7 +90,7 @@ class Runner(MMEngineNames):
       visualizer: writes scalars and images; a LocalVisualizer with JSON lines and PNG files by default.
       randomness: `dict(seed=int)`; with None the seed is drawn, and saved in checkpoints.
       auto_scale_lr: `dict(enable=True, base_batch_size=...)` scales learning rates by the batch size.
-      experiment_name, cfg: name in the logs; and the whole config, written to the work dir and saved in checkpoints.
+      experiment_name, cfg: name in the logs; and the config for the work dir and checkpoints, by default one of these.
       log_level: lowest level in the terminal and the log file, as in `logging`.
       resume_policy: fields of `ResumePolicy`: which settings hold after a resume, where config and checkpoint differ.
 
@@ -146,13 +147,15 @@ class Runner(MMEngineNames):
         self._auto_scale_lr = read_auto_scale_lr(auto_scale_lr)
         self._sections, schedulers = config_checks.check_sections(arguments)  # refuses before anything is built
         self.resume_policy = parse_resume_policy(resume_policy)
-        self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
+        self.cfg = (
+            convert_call(Runner, {**arguments, "resume": False}) if cfg is None else remove_in_memory(resolve(cfg))
+        )
         self.cfg_text, opaque = format_config(self.cfg, os.path.join(work_dir, "config.py")) if self.cfg else ("", [])
 
         self.processes = get_processes()
         identity = agree_on_identity(
-            self.processes, self.cfg, work_dir, load_from=load_from, resume=resume, randomness=randomness,
-            experiment_name=experiment_name, resume_policy=self.resume_policy,
+            self.processes, {} if cfg is None else self.cfg, work_dir, load_from=load_from, resume=resume,
+            randomness=randomness, experiment_name=experiment_name, resume_policy=self.resume_policy,
         )  # fmt: skip
         self.work_dir, self.local_dir, self.log_dir = identity.work_dir, identity.local_dir, identity.log_dir
         self.timestamp, self.experiment_name, self.seed = identity.timestamp, identity.experiment_name, identity.seed
@@ -170,6 +173,7 @@ class Runner(MMEngineNames):
         self.register_hooks(default_hooks, custom_hooks)
         config_checks.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(list_directories(self), self.run_id)
+        opaque += [] if type(self) is Runner else [f"use {type(self).__name__}.from_cfg(load_config(...))"]
         self.files = RunFiles(self, self._directories, opaque)
         self.log_processor = components.build_log_processor(log_processor, train_cfg)
         logs = components.build_logs(identity, log_level, self.build_logger, self.build_message_hub)

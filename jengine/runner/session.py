@@ -125,7 +125,7 @@ class RunFiles:
             runner.visualizer.add_config(runner.cfg_text)
             if self._problems:
                 problems = "; ".join(self._problems)
-                runner.logger.warning(f"The config in {runner.work_dir} cannot be run again: {problems}.")
+                runner.logger.info(f"The config in {runner.work_dir} cannot be run again: {problems}.")
 
 
 # --- The log at the start ---

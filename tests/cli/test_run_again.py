@@ -76,12 +76,14 @@ def project(tmp_path, monkeypatch):
     return configs.parent
 
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+
+
 def jengine(*arguments, cwd):
     code = "import sys; from jengine.cli import main; sys.exit(main())"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
-        cwd=cwd, env=environment, capture_output=True, text=True, check=False,
+        cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
@@ -106,6 +108,76 @@ def test_the_config_of_a_run_runs_again_elsewhere_with_the_same_result(project, 
     (copy,) = (moved / "b").glob("*/vis_data/config.py")
     shown = jengine("config", copy, cwd=tmp_path)
     assert f"'{moved / 'configs'}': ['config', 'my_net']" in shown.stdout, shown.stderr
+
+
+SCRIPT = """
+import optax
+from jengine import Runner, load_model
+from jengine.hooks import Hook
+from jengine.model import FunctionalModel
+from jengine.registry import DATASETS, HOOKS
+
+
+@DATASETS.register_module()
+class Ones(list):
+    def __init__(self, count):
+        super().__init__([{"x": 1.0}] * count)
+
+
+class Halves(Hook):
+    def __init__(self, factor):
+        self.factor = factor
+
+
+def init():
+    return {"w": 0.0}
+
+
+def loss(params, batch):
+    return (params["w"] - batch["x"]) ** 2
+
+
+def predict(params, batch):
+    return params["w"] + batch["x"]
+
+
+if __name__ == "__main__":
+    runner = Runner(
+        FunctionalModel(init, loss, predict), "runs/mean", train_dataloader=dict(batch_size=2, dataset=Ones(8)),
+        train_cfg=dict(max_epochs=1), optim_wrapper=dict(optimizer=dict(type=optax.sgd, learning_rate=0.1)), OPTIONS
+    )
+    runner.train()
+    print(float(runner.state.params["w"]), load_model("runs/mean", trust=True).load({"x": 1.0})[0])
+"""
+
+
+def test_a_run_of_a_script_runs_again_is_loaded_and_exported(tmp_path):
+    (tmp_path / "mean.py").write_text(SCRIPT.replace("OPTIONS", ""))
+    first = subprocess.run([sys.executable, "mean.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    assert "cannot be run again" not in first.stdout
+    assert first.stdout.splitlines()[-1].startswith("0.590")  # 1 - 0.8 ** 4
+    again = jengine("train", "runs/mean/config.py", "--work-dir", "runs/again", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    params = [load(tmp_path / "runs" / name / "epoch_1").params["w"] for name in ("mean", "again")]
+    np.testing.assert_array_equal(*params)
+    command = ["ckpt", "export", tmp_path / "runs/again", "--jax-export", tmp_path / "out", "--platforms", "cpu"]
+    exported = jengine(*command, "--trust", cwd=tmp_path / "runs")
+    assert exported.returncode == 0, exported.stderr
+
+
+def test_what_the_config_of_a_run_in_python_lacks_is_named_at_the_start_and_when_it_is_needed(tmp_path):
+    text = SCRIPT.replace("OPTIONS", "custom_hooks=[Halves(2)],").replace('if __name__ == "__main__":', "if True:")
+    (tmp_path / "mean.py").write_text(text)
+    first = subprocess.run([sys.executable, "mean.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
+    (line,) = [line for line in first.stdout.splitlines() if "cannot be run again" in line]
+    assert "`model.init` must be a literal or importable" in line
+    assert "`if __name__ == '__main__':`" in line
+    assert "`custom_hooks[0]` must be" in line
+    assert "got Halves: write `dict(type=Halves, factor=...)`" in line
+    again = jengine("train", "runs/mean/config.py", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "the config must have `custom_hooks[0]` (Halves), which the run that wrote it had in memory" in again.stderr
 
 
 def test_a_config_that_cannot_be_run_again_is_reported_with_its_key(project, capsys):

@@ -2,6 +2,7 @@ import collections
 import glob
 import math
 import pathlib
+import re
 import sys
 import types
 
@@ -11,6 +12,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from jengine.config import dump_config, load_config, parse_config, resolve, write_config
+from jengine.config.dump import check_written
 from jengine.config.modules import import_attribute
 from jengine.errors import ConfigError
 from jengine.registry import Registry
@@ -64,12 +66,15 @@ def test_numpy_scalars_are_written_as_numbers(tmp_path):
     assert type(result["lr"]) is float
 
 
-def test_a_value_that_cannot_be_written_becomes_its_repr_with_a_warning(tmp_path):
+def test_a_value_that_cannot_be_written_becomes_a_note_with_a_warning_and_is_asked_for_later(tmp_path):
     with pytest.warns(UserWarning, match=r"`model\.transforms\[1\]` must be a literal or importable .*, got function"):
         result = dump_and_load({"model": {"transforms": ["ok", lambda x: x]}}, tmp_path)
-    assert "<lambda>" in result["model"]["transforms"][1]
-    with pytest.warns(UserWarning, match="`mean` must be .*, got ndarray"):
-        assert dump_and_load({"mean": np.array([1, 2])}, tmp_path) == {"mean": "array([1, 2])"}
+    assert re.fullmatch("<not written: function .*<lambda>>", result["model"]["transforms"][1])
+    with pytest.warns(UserWarning, match="`mean`, `std` must be .*, got ndarray"):
+        result |= dump_and_load({"mean": np.array([1, 2]), "std": np.ones(2)}, tmp_path)
+    message = r"`model\.transforms\[1\]` \(function .*<lambda>\), `mean` \(ndarray\), `std` \(ndarray\), which the run"
+    with pytest.raises(ConfigError, match=message):
+        check_written(result)
 
 
 def test_a_class_of_the_config_file_itself_is_written_as_its_import_path(write, tmp_path):
@@ -87,7 +92,7 @@ def test_a_class_of_the_config_file_itself_is_written_as_its_import_path(write, 
 def test_a_class_of_a_config_file_with_the_name_of_a_library_cannot_be_written(write, tmp_path):
     path = write("optax.py", "class Hook: pass\ndef get_config():\n    return dict(hook=Hook)")
     with pytest.warns(UserWarning, match="`hook` must be .*, got type"):
-        assert dump_and_load(load_config(path), tmp_path)["hook"].startswith("<class")
+        assert dump_and_load(load_config(path), tmp_path)["hook"] == "<not written: type Hook>"
     assert sys.modules["optax"] is optax
 
 

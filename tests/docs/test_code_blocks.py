@@ -44,6 +44,7 @@ from jengine.registry import (
     VISUALIZERS,
 )
 from jengine.runner.config_checks import train_loop_config
+from tests.run_again import check_runs_again, find_runs
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -80,7 +81,11 @@ def run_page(tmp_path, monkeypatch):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))  # removes those of the page afterwards
 
     def run(page, names=None, before=None, skipped=()):
-        names = {"__name__": f"docs.{page.removesuffix('.md')}", "config": SimpleNamespace(), **(names or {})}
+        module = types.ModuleType(f"docs.{page.removesuffix('.md')}")  # so that configs can name what it defines
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        module.config = SimpleNamespace()
+        module.__dict__.update(names or {})
+        names = vars(module)
         for block in blocks_of(page, "python"):
             if block in skipped or re.match(r"import haiku\b", block):
                 continue  # tests/runner/test_haiku.py runs it where Haiku is installed
@@ -88,7 +93,9 @@ def run_page(tmp_path, monkeypatch):
             exec(compile(block, page, "exec"), names)
         return names
 
-    return run
+    yield run
+    for work_dir in find_runs(tmp_path):
+        check_runs_again(work_dir)
 
 
 def execute(block):

@@ -1,7 +1,7 @@
 """Every config and example trains for a few iterations."""
 
 import functools
-import importlib.util
+import importlib
 import pathlib
 
 import jax
@@ -12,6 +12,8 @@ import pytest
 from jengine import Runner, load_config, load_model
 from jengine.cli import main
 from jengine.config import resolve
+from jengine.config.modules import importable
+from tests.run_again import check_runs_again, find_runs
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.py") if "def get_config" in path.read_text())
@@ -36,10 +38,17 @@ EXAMPLES = {
 
 
 def load_example(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """Return the module, importable under this name as next to a user's config."""
+    with importable(ROOT / "examples"):
+        return importlib.import_module(name)
+
+
+@pytest.fixture(autouse=True)
+def runs_again(tmp_path):
+    """Check after each test that the config in the work dir describes the run, or that the log names what it lacks."""
+    yield
+    for work_dir in find_runs(tmp_path):
+        check_runs_again(work_dir)
 
 
 def run_shortly(cfg, work_dir):

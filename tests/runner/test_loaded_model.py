@@ -155,7 +155,7 @@ def train_objects(work_dir, **changes):
 
 
 def test_a_checkpoint_without_a_config_requires_the_model(tmp_path):
-    runner = train_objects(tmp_path)
+    runner = train_objects(tmp_path, cfg={})
     with pytest.raises(ConfigError, match="has no config from which the model can be built: pass `model=`"):
         jengine.load_model(tmp_path)
     model = LinenModel(PredictLinen(), CrossEntropy(label="y"), inputs="x")
@@ -193,7 +193,7 @@ def own_function(path):
 def foreign(tmp_path_factory):
     """Return a function that gives a checkpoint the config of a model, and returns its work dir."""
     work_dir = tmp_path_factory.mktemp("foreign")
-    train_objects(work_dir)
+    train_objects(work_dir, cfg={})
 
     def write(model):
         (work_dir / "config.py").write_text(dump_config(dict(model=model)))

@@ -79,11 +79,16 @@ PUBLIC = {
         ["default_hooks.visualization", "visualizer.type"],
     ),
     "segmentation": (
-        "visualizer = dict(type='SegLocalVisualizer', name='v', alpha=0.7, vis_backends=[dict(type='LocalVisBackend')])\n"
+        "vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]\n"
+        "visualizer = dict(type='SegLocalVisualizer', name='visualizer', alpha=0.7, vis_backends=vis_backends)\n"
         "log_processor = dict(by_epoch=False)\ntta_model = dict(type='SegTTAModel')\n"
-        "optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.01), clip_grad=None)\n"
+        "optimizer = dict(type='SGD', lr=0.01)\n"
+        "optim_wrapper = dict(type='OptimWrapper', optimizer=optimizer, clip_grad=None)\n"
+        "param_scheduler = [dict(type='PolyLR', eta_min=1e-4, power=0.9, begin=0, end=8, by_epoch=False)]\n"
+        "default_hooks = dict(visualization=dict(type='SegVisualizationHook', draw=True),\n"
+        "                     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False))\n"
         "train_cfg = dict(type='IterBasedTrainLoop', max_iters=8, val_interval=4)\nval_cfg = dict(type='ValLoop')",
-        ["visualizer.type", "tta_model"],
+        ["visualizer.type", "tta_model", "vis_backends"],
     ),
     "self-supervised": (
         "log_processor = dict(window_size=10, custom_cfg=[dict(data_src='', method='mean', windows_size='global')])\n"
@@ -101,11 +106,12 @@ PUBLIC = {
     ),
     "detection": (
         "default_hooks = dict(optimizer=dict(type='OptimizerHook', grad_clip=None),\n"
+        "                     timer=dict(_scope_='mmdet', type='IterTimerHook'),\n"
         "                     visualization=dict(type='DetVisualizationHook'))\n"
         "visualizer = dict(type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer')\n"
         "optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.02))\n"
         "train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=2)\nval_cfg = dict(type='ValLoop')",
-        ["default_hooks.optimizer", "default_hooks.visualization", "visualizer.type"],
+        ["default_hooks.optimizer", "default_hooks.visualization", "visualizer.type", "_scope_"],
     ),
 }
 

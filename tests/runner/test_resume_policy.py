@@ -342,7 +342,7 @@ SGD = dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=2, clip_grad=
     ("arguments", "changes", "expected"),
     [
         (objects, dict(), ""),
-        (objects, dict(custom_hooks=[EMAHook(momentum=0.02)]), "custom_hooks[0].kwargs.momentum: 0.02 in the config, 0.01"),
+        (objects, dict(custom_hooks=[EMAHook(momentum=0.02)]), "custom_hooks[0].momentum: 0.02 in the config, 0.01"),
         (objects, dict(custom_hooks=[EMAHook("StochasticWeightAverage")]), "custom_hooks[0].ema_type: 'StochasticWeight"),
         (objects, wrapper(CLIP, accumulative_counts=1), "optim_wrapper.accumulative_counts: 1 in the config, 2 in the"),
         (objects, wrapper(optax.clip(2.0), accumulative_counts=2), "max_delta: 2.0 in the config, 1.0 in the checkpoint"),

@@ -1,0 +1,158 @@
+"""Configs of objects: the class and the constructor arguments, so that a run built in Python can be built again.
+
+Constructors that check their arguments also record them here. Of other classes only dataclasses (which all Linen
+modules are) and those whose constructor takes no arguments can be described: reading arguments back from attributes
+would be a guess, and a config that is a little wrong is worse than none.
+"""
+
+import dataclasses
+import functools
+import inspect
+import itertools
+import os
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict, FieldReference
+
+_MAX_ITEMS = 1000  # of a list; a longer one is data
+_LITERALS = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unwritable:
+    """Stand-in for a value that a config file cannot have, without a reference to the value.
+
+    Attributes:
+      kind: what the value is: 'ndarray'.
+      instead: what to write in its place; "" for data, which a function has to return.
+    """
+
+    kind: str
+    instead: str = ""
+
+    def __repr__(self) -> str:
+        return self.kind
+
+
+class _Record(NamedTuple):
+    init: Callable[..., Any]  # the constructor that had the arguments; a subclass may have another one
+    config: Any
+
+
+_records: dict[int, _Record] = {}  # by the ID of the object
+
+
+def record_construction(built: object, init: Callable[..., Any], bound: Mapping[str, Any]) -> None:
+    """Record the arguments with which the constructor `init` was called, for `to_config`.
+
+    They are converted now, so that arrays are not kept in memory.
+
+    Args:
+      built: the new object.
+      init: the constructor, as it stands in the class.
+      bound: the arguments by name, with `self`.
+    """
+    if id(built) not in _records:
+        try:
+            weakref.finalize(built, _records.pop, id(built), None).atexit = False
+        except TypeError:  # a class with slots
+            return
+    # The constructor of a subclass ends after that of the base class
+    _records[id(built)] = _Record(init, _convert_arguments(built, init, bound))
+
+
+def to_config(value: Any) -> Any:
+    """Return a value as a config has it: objects become `dict(type=..., **arguments)`, at every level.
+
+    A value that cannot be described becomes `Unwritable`.
+
+    >>> from jengine.model import CrossEntropy
+    >>> to_config({"loss": CrossEntropy(label="y"), "weights": np.ones(3)})
+    {'loss': {'type': <class 'jengine.model.losses.CrossEntropy'>, 'label': 'y'}, 'weights': ndarray}
+    """
+    kind = type(value)
+    if kind in _LITERALS or isinstance(value, os.PathLike | np.generic | np.dtype):
+        return value
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return value
+    if isinstance(value, FieldReference):
+        return to_config(value.get())
+    if kind in (list, tuple):
+        is_data = len(value) > _MAX_ITEMS
+        return Unwritable(f"{kind.__name__} of {len(value):,} items") if is_data else _join(kind(map(to_config, value)))
+    if isinstance(value, functools.partial) and not value.args:
+        return {"type": value.func, **to_config(value.keywords)}
+    record = _records.get(id(value))
+    if record is not None and kind.__init__ is record.init:
+        return {"type": kind, **record.config} if isinstance(record.config, dict) else record.config
+    if dataclasses.is_dataclass(value) and kind.__dataclass_params__.init:
+        return {"type": kind, **dict(_changed_fields(value))}
+    if isinstance(value, Mapping | ConfigDict):
+        return _join({key: to_config(item) for key, item in value.items()})
+    if callable(value) and hasattr(value, "__qualname__") and not isinstance(value, types.MethodType):
+        return value  # a function of `jax.jit`
+    return _convert_object(value)
+
+
+def _join(values: Any) -> Any:
+    """Return a list or dict of converted values; if it has nothing but data, as data: 'dict of ndarray'."""
+    items = list(values.values() if isinstance(values, dict) else values)
+    if items and all(isinstance(item, Unwritable) and not item.instead for item in items):
+        return Unwritable(f"{type(values).__name__} of {items[0].kind}")
+    return values
+
+
+def has_unwritable(config: Any) -> bool:
+    """Return whether a result of `to_config` has a value that could not be described."""
+    if isinstance(config, dict):
+        return any(map(has_unwritable, config.values()))
+    if isinstance(config, list | tuple):
+        return any(map(has_unwritable, config))
+    return isinstance(config, Unwritable)
+
+
+def convert_call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call as a config, without those that have the default value."""
+    parameters = inspect.signature(function).parameters
+    return {name: to_config(value) for name, value in arguments.items() if value is not parameters[name].default}
+
+
+def _convert_arguments(built: object, init: Callable[..., Any], bound: Mapping[str, Any]) -> Any:
+    config: dict[str, Any] = {}
+    for name, parameter in itertools.islice(inspect.signature(init).parameters.items(), 1, None):  # without `self`
+        if name not in bound:
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            config |= to_config(dict(bound[name]))
+        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            return Unwritable(type(built).__name__)  # which a config cannot pass
+        else:
+            config[name] = to_config(bound[name])
+    data = next((item.kind for item in config.values() if isinstance(item, Unwritable) and not item.instead), "")
+    return Unwritable(f"{type(built).__name__} with {data}") if data else config
+
+
+def _changed_fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a dataclass object that differ from the defaults; Flax sets `parent` and `name` itself."""
+    for field in dataclasses.fields(value):
+        item = vars(value).get(field.name, field.default)
+        if field.init and item is not field.default and field.name not in ("parent", "name"):
+            yield field.name, to_config(item)
+
+
+def _convert_object(value: Any) -> Any:
+    kind = type(value)
+    try:
+        names = list(inspect.signature(kind).parameters)
+    except (TypeError, ValueError):  # a class in C
+        return Unwritable(kind.__name__)
+    if not hasattr(value, "__dict__") or isinstance(value, tuple):  # an iterator of Python's, a named tuple
+        return Unwritable(kind.__name__)
+    has_init = kind.__init__ is not object.__init__
+    if not names and (has_init or not vars(value)):  # without a constructor, attributes were set from outside
+        return {"type": kind}
+    return Unwritable(kind.__name__, f"`dict(type={', '.join([kind.__name__, *(f'{name}=...' for name in names)])})`")
