@@ -209,7 +209,15 @@ _ARGUMENTS = {
 }
 
 # Entries that a config cannot build by themselves: base classes, and names that only raise an error.
-WITHOUT_EXAMPLE = ("BaseDataset", "BaseTTAModel", "ClassBalancedDataset", "LBFGS", "SparseAdam", "OptimWrapperDict")
+WITHOUT_EXAMPLE = (
+    "BaseDataset",
+    "BaseTTAModel",
+    "ClassBalancedDataset",
+    "LBFGS",
+    "NnxTransformerLM",
+    "SparseAdam",
+    "OptimWrapperDict",
+)
 _VARIANTS = ("Momentum", "ParamScheduler", "WeightDecay")  # of a scheduler whose name ends in LR
 
 

@@ -32,7 +32,7 @@ def run(name, directory, replace=()):
 
 
 def test_every_notebook_is_tested_and_stored_without_outputs():
-    assert [path.stem for path in NOTEBOOKS] == ["experiment", "first_run", "many_devices", "own_parts"]
+    assert [path.stem for path in NOTEBOOKS] == ["experiment", "first_run", "language", "many_devices", "own_parts"]
     for path in NOTEBOOKS:
         cells = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
         assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
@@ -92,3 +92,13 @@ def test_an_experiment_sweeps_and_exports_the_best_model(tmp_path):
     assert re.search(r"lr .* seed 0: accuracy 0\.\d+", text)
     assert results[1]["text/plain"] == "(ShapedArray(float32[batch,8,8,1]),)"
     assert (tmp_path / "best.jax_export").exists()
+
+
+def test_the_language_model_writes_the_lines_that_it_has_read(tmp_path):
+    text, _, _ = run("language", tmp_path)
+    assert "Sample at iteration 40: 'the '" in text
+    for line in ("stars| are far away suns", "a river| runs to the sea", "the moon| follows the sun"):
+        assert f"{line}\n" in text
+    drawn = re.findall(r"^\['.*'\]$", text, flags=re.MULTILINE)
+    assert len(drawn) == 4
+    assert len(set(drawn)) > 1

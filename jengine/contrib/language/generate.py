@@ -1,7 +1,7 @@
 """Text generation with a cache of keys and values."""
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,15 @@ import numpy as np
 from jengine.model.autocast import cast_floating, current_dtype
 from jengine.model.model import Params
 from jengine.model.transformer import TransformerLM
+from jengine.model.transformer_nnx import split_transformer
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 
 def generate(
-    model: TransformerLM,
-    params: Params,
+    model: "TransformerLM | nnx.Module",
+    params: Params | None,
     prompts: jax.Array | np.ndarray,
     max_new_tokens: int,
     *,
@@ -36,8 +40,8 @@ def generate(
     equal shapes and settings.
 
     Args:
-      model: the module; its `cache_length` is set here.
-      params: the parameters.
+      model: the module, whose `cache_length` is set here; or an `nnx_transformer`.
+      params: the parameters; None for those of an NNX module.
       prompts: int[B, T], each with at least one token.
       max_new_tokens: number of tokens to add to each.
       lengths: int[B], the tokens in each prompt, which others pad on the right; None for T.
@@ -55,6 +59,9 @@ def generate(
 
     Sources: Fan et al. 2018 (top-k sampling); Holtzman et al. 2020 (top-p sampling).
     """
+    if not isinstance(model, TransformerLM):
+        model, own = split_transformer(model)
+        params = own if params is None else params
     prompts = jnp.asarray(prompts, jnp.int32)
     if prompts.ndim != 2 or not prompts.shape[1]:
         raise ValueError(f"generate: `prompts` must be int[B, T] with at least one token, got {prompts.shape}")

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import jax
 import numpy as np
+from flax import linen as nn
 
 from jengine.annotations import ConfigOf, Count, Fraction, NonNegative
 from jengine.contrib.language.chat import ChatTemplate
@@ -34,8 +35,8 @@ class TextGenerator(ModelWrapper):
     (2, 8)
 
     Args:
-      model: a `LinenModel` with a `TransformerLM`, or a config; its inputs are `tokens`, also with `segment_ids` and
-        `positions`.
+      model: a `LinenModel` with a `TransformerLM`, an `NnxModel` with an `nnx_transformer`, or a config; its inputs are
+        `tokens`, also with `segment_ids` and `positions`.
       tokenizer: 'bytes', the path of a tokenizer file or of a directory of the Hub, or a tokenizer.
       max_new_tokens: number of tokens to add to a prompt, fewer if the text ends.
       temperature, top_k, top_p: see `generate`. With a temperature above 0, each batch of an evaluation has its own
@@ -83,10 +84,14 @@ class TextGenerator(ModelWrapper):
         """Return int32[B, max_new_tokens], the tokens after the prompts; or the inner model's predictions."""
         if not _is_prompts(batch):
             return predict_with_key(self.model, params, model_state, batch, rng)
-        module, variables = get_model(self.model).merge(params, model_state).unbind()
+        module = get_model(self.model).merge(params, model_state)
+        weights = None  # those in an NNX module
+        if isinstance(module, nn.Module):
+            module, variables = module.unbind()
+            weights = variables["params"]
         return self._generate(
             module,
-            variables["params"],
+            weights,
             batch["prompt"],
             self.max_new_tokens,
             lengths=batch["prompt_length"],

@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
 from jengine.contrib.language import generate, sample
-from jengine.model import TransformerLM
+from jengine.errors import ConfigError
+from jengine.model import TransformerLM, nnx_transformer, split_transformer
 
 SIZES = dict(vocab_size=32, width=16, heads=4, kv_heads=2, mlp_width=32)
 VARIANTS = {
@@ -53,6 +55,21 @@ def test_a_mesh_generates_the_same_tokens():
     with jax.set_mesh(mesh):
         params = jax.device_put(params, jax.NamedSharding(mesh, PartitionSpec()))
         np.testing.assert_array_equal(generate(model, params, prompts, 6), expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_nnx_module_has_the_parameters_logits_and_texts_of_the_linen_one(variant):
+    module = nnx_transformer(nnx.Rngs(1), **SIZES, **VARIANTS[variant])
+    linen, params = split_transformer(module)
+    structs = jax.eval_shape(linen.init, jax.random.key(0), PROMPTS)["params"]
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, structs)
+    np.testing.assert_allclose(module(PROMPTS), linen.apply({"params": params}, PROMPTS), atol=1e-6)
+    tokens = generate(module, None, PROMPTS, 6, lengths=LENGTHS)
+    np.testing.assert_array_equal(tokens, generate(linen, params, PROMPTS, 6, lengths=LENGTHS))
+    with pytest.raises(TypeError, match="must be from `nnx_transformer`, got Linear"):
+        generate(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), None, PROMPTS, 6)
+    with pytest.raises(ConfigError, match="`experts` must be None, got 4"):
+        nnx_transformer(nnx.Rngs(1), **SIZES, experts=4)
 
 
 def test_packed_sequences_are_predicted_as_if_each_had_a_row_of_its_own(trained):

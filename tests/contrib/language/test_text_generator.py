@@ -134,6 +134,14 @@ def test_tokens_are_generated_in_the_dtype_of_the_run(trained, tmp_path):
     assert count_bfloat16(cast.predict) > 50
 
 
+def test_a_run_of_the_nnx_module_has_the_losses_and_the_checkpoint_of_the_linen_one(trained, tmp_path):
+    inner = {**INNER, "type": "NnxModel", "module": {**INNER["module"], "type": "NnxTransformerLM"}}
+    model = dict(type="TextGenerator", model=inner, tokenizer="bytes", max_new_tokens=3)
+    runner = Runner.from_cfg(make_config(tmp_path, model=model, load_from=str(trained.work_dir)))
+    assert runner.val()["loss/perplexity"] == pytest.approx(trained.validations[-1][2]["loss/perplexity"], rel=1e-6)
+    assert runner.model.decode(runner.predict(Prompts(PROMPTS).arrays)) == ANSWERS
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "txt"])
 def test_the_command_line_continues_the_prompts_of_a_file(trained, tmp_path, capsys, ending):
     lines = [json.dumps(dict(prompt=prompt)) for prompt in PROMPTS] if ending == "jsonl" else PROMPTS
