@@ -27,6 +27,7 @@ class GoogleStorage:
 
     Attributes:
       requests: method and path of each request; a listing counts once for each page of the real store.
+      sent: path and size of the answer to each GET.
       choose_fault: function of method and path that returns one of these, or None; called for each request.
         'error': 503, nothing was done. 'lost': done, but the answer is 503. 'stall': no answer for some seconds, then a
         closed connection. 'cut': the answer ends in the middle. 'lag': a listing as it was at the last request for it.
@@ -35,6 +36,7 @@ class GoogleStorage:
 
     def __init__(self):
         self.requests = []
+        self.sent = []
         self.choose_fault = lambda method, path: None
         self.delay = 0.0
         self.storage = _Storage()
@@ -153,6 +155,8 @@ class _Handler(RequestHandler):
             return
         self.rfile = io.BytesIO(body)
         sent = self._run(method)
+        if method == "GET":
+            self._store.sent.append((path, len(sent)))
         is_listing = method == "GET" and re.search(r"/b/[^/]+/o(\?|$)", path)
         pages = max(1, -(-sent.count(b'"name"') // _PAGE)) if is_listing else 1
         self._store.requests += [(method, path)] * pages

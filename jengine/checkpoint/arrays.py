@@ -8,7 +8,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from etils import epath
 
 from jengine.checkpoint.progress import wait_for_processes
+from jengine.checkpoint.shared_reads import plan_reads, share
 from jengine.checkpoint.staging import find_local, is_staged, upload_after
 from jengine.errors import ConfigError
 from jengine.paths import dotted, flatten, map_with_path, unwrap
@@ -156,28 +157,34 @@ def read_structs(directory: PurePath) -> Any:
 
     A string, which other training loops may store, has the dtype object.
     """
+    text = jax.ShapeDtypeStruct((), np.dtype(object))
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else text, _find_metadata(directory)
+    )
+
+
+def _find_metadata(directory: PurePath) -> Any:
     version = b""
     if is_url(directory) and not is_staged(directory):
         with contextlib.suppress(FileNotFoundError):  # of arrays that are not in Orbax's OCDBT format
             version = read_bytes(directory / "manifest.ocdbt")  # each save has another
     local = find_local(directory)
-    return _read_cached_structs(os.fspath(local), version) if version else _read_structs(local)
+    return _read_cached_metadata(os.fspath(local), version) if version else _read_metadata(local)
 
 
-def _read_structs(directory: str | PurePath) -> Any:
+def _read_metadata(directory: str | PurePath) -> Any:
+    """Return what Orbax knows of each array."""
     with _make_reader() as reader:
-        metadata = reader.metadata(epath.Path(directory)).tree
-    text = jax.ShapeDtypeStruct((), np.dtype(object))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else text, metadata)
+        return reader.metadata(epath.Path(directory)).tree
 
 
 @functools.lru_cache(maxsize=1)
-def _read_cached_structs(directory: str, version: bytes) -> Any:
-    return _read_structs(directory)  # seven requests, which a resume would repeat three times
+def _read_cached_metadata(directory: str, version: bytes) -> Any:
+    return _read_metadata(directory)  # seven requests, which a resume would repeat three times
 
 
 def read(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
-    """Read arrays from disk.
+    """Read arrays from disk, in this process alone.
 
     Args:
       directory: the `state` directory in a checkpoint.
@@ -207,9 +214,27 @@ def read(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> An
 
 
 def read_flat(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
-    """Read arrays from disk into a flat dict by dotted path; see `read`."""
-    leaves = jax.tree_util.tree_flatten_with_path(read(directory, structs))[0]
-    return {name: leaf for path, leaf in leaves if (name := dotted(path)) in structs}
+    """Read arrays from disk into a flat dict by dotted path; see `read`.
+
+    If a sharding has devices of several processes, all of them call this together: what more than one needs is read
+    by one of them.
+    """
+    plans = plan_reads(structs, _read_chunks(directory)) if jax.process_count() > 1 else {}
+    own = {path: struct for path, struct in structs.items() if path not in plans}
+    for path, plan in plans.items():
+        if plan.source.addressable_devices:
+            own[path] = jax.ShapeDtypeStruct(plan.struct.shape, plan.struct.dtype, sharding=plan.source)
+    tree = read(directory, own) if own else {}
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    arrays = {name: leaf for path, leaf in leaves if (name := dotted(path)) in own}
+    del tree, leaves  # `share` needs the memory
+    return arrays | share(plans, arrays.pop)
+
+
+def _read_chunks(directory: PurePath) -> dict[str, Sequence[int] | None]:
+    """Return the shape of the chunks in which each array is stored, None where it is not known."""
+    storage = {path: getattr(leaf, "storage", None) for path, leaf in flatten(_find_metadata(directory)).items()}
+    return {path: found and found.chunk_shape for path, found in storage.items()}
 
 
 class BackgroundWriter:

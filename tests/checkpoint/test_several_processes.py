@@ -13,6 +13,7 @@ from jengine.checkpoint.manifest import validate_checkpoint
 from jengine.errors import ConfigError, read_seconds
 
 WORKER = """
+import contextlib
 import os
 import pathlib
 import sys
@@ -22,11 +23,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jengine.checkpoint import Checkpointer, find_checkpoint, load, restore
+from jengine.checkpoint.shared_reads import plan_reads
 from jengine.checkpoint.progress import StalledError, report_progress, wait_for_processes
 from jengine.distributed import get_processes
 from jengine.checkpoint.identity import agree_on_identity
 
-process, address, work_dir = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+process, address, work_dir, url = int(sys.argv[1]), *sys.argv[2:]
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(address, 2, process)
 mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
@@ -69,6 +71,34 @@ try:
 except ValueError as error:
     print("refused", error)
 
+def make(spec):  # arrays that several processes need, of all kinds
+    bits = np.random.default_rng(0).integers(0, 256, 2**12, np.uint8)  # also nan, inf and -0.0
+    arrays = {name: bits.view(name) for name in ("float32", "float16", jax.numpy.bfloat16.dtype, "int8", "complex64")}
+    arrays |= {"bool": bits > 99, "float8": bits.view(jax.numpy.float8_e4m3fn.dtype), "scalar": np.float32(-0.0)}
+    arrays |= {"matrix": bits.view("float32").reshape(2, -1), "odd": np.full((3, 1), -0.0, "f")}
+    arrays |= {f"large_{i}": np.arange(2**20, dtype="f") for i in (1, 2)}  # Orbax reads small gaps between arrays as well
+    mesh = jax.make_mesh((2, 1), ("data", "other"), axis_types=(AxisType.Auto,) * 2)
+    def put(x):
+        split = spec if x.ndim and x.shape[0] % 2 == 0 else PartitionSpec()
+        return jax.make_array_from_callback(x.shape, NamedSharding(mesh, split), lambda index: x[index])
+    return {"params": {str(name): put(x) for name, x in arrays.items()}}
+
+def as_bytes(tree):
+    return [(x.sharding, [s.data.tobytes() for s in x.addressable_shards]) for x in jax.tree.leaves(tree)]
+
+with contextlib.closing(Checkpointer(url)) as checkpointer:
+    for spec in (PartitionSpec(), PartitionSpec("data")):
+        name = "split" if spec else "copied"
+        path = checkpointer.save(f"{url}/{name}", make(spec), {"meta": {"iter": 1}})
+        checkpointer.wait()
+        for other in (PartitionSpec(), PartitionSpec(("data", "other"))):
+            equal = as_bytes(restore(path, make(other))[0]) == as_bytes(make(other))
+            print(f"{name}_as_{'split' if other else 'copied'}", equal)
+    large = jax.ShapeDtypeStruct((2**18, 2), np.float32, sharding=NamedSharding(mesh, PartitionSpec()))
+    plans = plan_reads(dict.fromkeys("abcd", large), {})
+    print("reads", sum(bool(plan.source.addressable_devices) for plan in plans.values()))
+    print("size", sum(x.nbytes for x in jax.tree.leaves(make(PartitionSpec()))))
+
 start = time.monotonic()
 if process == 1:  # works for longer than the others wait without any progress: it hashes, then it writes
     while time.monotonic() - start < 3:
@@ -89,15 +119,15 @@ if process == 0:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, google_storage):
     """The work dir of the two processes, and the lines that each has printed, by their first word."""
-    work_dir = tmp_path_factory.mktemp("run")
+    work_dir, url = tmp_path_factory.mktemp("run"), google_storage.make_bucket()
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
     env = {**os.environ, "XLA_FLAGS": flags, "JENGINE_STALL_TIMEOUT": "1"}
-    commands = [[sys.executable, "-c", WORKER, str(process), address, str(work_dir)] for process in (0, 1)]
+    commands = [[sys.executable, "-c", WORKER, str(process), address, str(work_dir), url] for process in (0, 1)]
     workers = [
         subprocess.Popen(c, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands
     ]
@@ -108,6 +138,8 @@ def finished(tmp_path_factory):
             worker.kill()
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     lines = [dict(line.partition(" ")[::2] for line in out.splitlines() if " " in line) for out, _ in outputs]
+    bucket = url.removeprefix("gs://")
+    lines[0]["read"] = sum(size for path, size in google_storage.sent if f"/{bucket}/" in path and "/d/" in path)
     return work_dir, lines, [error for _, error in outputs]
 
 
@@ -118,6 +150,16 @@ def test_two_processes_write_one_checkpoint_and_read_their_parts_back(finished):
     assert {"epoch_2", "epoch_3", "last_checkpoint"} <= set(os.listdir(work_dir))
     assert "epoch_1" not in os.listdir(work_dir)
     assert (work_dir / "last_checkpoint").read_text() == str(work_dir / "epoch_3")
+
+
+def test_arrays_in_a_bucket_are_read_once_by_all_processes_together_and_stay_bit_equal(finished):
+    first, second = finished[1]
+    for line in (first, second):
+        for name in ("copied_as_copied", "copied_as_split", "split_as_copied", "split_as_split"):
+            assert line[name] == "True", name
+        assert line["reads"] == "2"  # of four large ones
+    restores, size = 4, int(first["size"])
+    assert restores * size <= first["read"] < 1.05 * restores * size  # both read the index and some of the small ones
 
 
 def list_files(path):
