@@ -19,6 +19,9 @@ _VERSIONS = ("size", "generation", "ETag", "md5Hash", "mtime", "LastModified", "
 _LOCAL = ("local", "disk", "LocalBackend", "HardDiskBackend")
 _OBJECTS = ("petrel", "ceph", "s3", "PetrelBackend", "CephBackend")
 _WEB = ("http", "HTTPBackend")
+_SCHEMES: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys(_LOCAL, ()), **dict.fromkeys(_OBJECTS, ("s3", "gs")), **dict.fromkeys(_WEB, ("http", "https"))
+}  # fmt: skip
 
 
 def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -85,6 +88,27 @@ def apply_backend_args(
     Raises:
       ConfigError: the backend has no equivalent, the path is none of its URLs, or both dicts are given.
     """
+    check_backend_args(backend_args, file_client_args)
+    settings = backend_args or file_client_args or {}
+    backend, found = settings.get("backend"), path or ""
+    mapping = settings.get("path_mapping") or {}
+    found = next((new + found.removeprefix(old) for old, new in mapping.items() if found.startswith(old)), found)
+    schemes = _SCHEMES.get(backend)
+    if backend is None or (found.partition("://")[0] in schemes if schemes else not is_url(found)):
+        return found or path
+    example = f"like '{schemes[0]}://...'" if schemes else "of the local file system"
+    raise ConfigError(f"`{name}` must be a path {example} with backend={backend!r}, got {path!r}; {_ADVICE}")
+
+
+def check_backend_args(
+    backend_args: Mapping[str, Any] | None, file_client_args: Mapping[str, Any] | None = None
+) -> None:
+    """Raise ConfigError if `apply_backend_args` would refuse the settings for every path.
+
+    >>> check_backend_args(dict(backend="lmdb"))
+    Traceback (most recent call last):
+    jengine.errors.ConfigError: `backend_args` must be None or have backend='local', 's3' or 'http', got 'lmdb'; ...
+    """
     if backend_args is not None and file_client_args is not None:
         raise ConfigError(
             f"`backend_args` must be left out with file_client_args, its old name, got {backend_args} and "
@@ -92,26 +116,16 @@ def apply_backend_args(
         )
     settings = dict(backend_args or file_client_args or {})
     backend = settings.pop("backend", None)
-    mapping = settings.pop("path_mapping", None) or {}
+    settings.pop("path_mapping", None)
     if settings:
         raise ConfigError(
             f"`backend_args` must have only backend and path_mapping, got {sorted(settings)}; settings of a storage "
             "client are environment variables, such as AWS_ENDPOINT_URL, or in a file of fsspec"
         )
-    found = path or ""
-    found = next((new + found.removeprefix(old) for old, new in mapping.items() if found.startswith(old)), found)
-    schemes = {**dict.fromkeys(_OBJECTS, ("s3", "gs")), **dict.fromkeys(_WEB, ("http", "https"))}
-    if backend is None or (backend in _LOCAL and not is_url(found)):
-        return found or path
-    expected = schemes.get(backend)
-    if expected is not None and found.partition("://")[0] in expected:
-        return found
-    if backend in _LOCAL or expected is not None:
-        example = f"like '{expected[0]}://...'" if expected else "of the local file system"
-        raise ConfigError(f"`{name}` must be a path {example} with backend={backend!r}, got {path!r}; {_ADVICE}")
-    raise ConfigError(
-        f"`backend_args` must be None or have backend='local', 's3' or 'http', got {backend!r}; {_ADVICE}"
-    )
+    if backend is not None and backend not in _SCHEMES:
+        raise ConfigError(
+            f"`backend_args` must be None or have backend='local', 's3' or 'http', got {backend!r}; {_ADVICE}"
+        )
 
 
 _ADVICE = "leave backend_args out, and write a path or a URL, such as 's3://bucket/file' or 'gs://bucket/file'"

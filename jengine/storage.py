@@ -170,12 +170,19 @@ def list_files(directory: str | os.PathLike[str]) -> dict[str, FileInfo]:
         return {str(path.relative_to(directory)): FileInfo(path.stat().st_size) for path in files}
     with _requests(directory):
         found = get_filesystem(directory).find(os.fspath(directory), detail=True)
-    prefix = os.fspath(directory).partition("://")[2] + "/"
+    prefix = _strip_scheme(directory) + "/"
     return {
         name.removeprefix(prefix): FileInfo(info["size"], _read_md5(info))
         for name, info in sorted(found.items())
         if name.startswith(prefix) and info["type"] == "file" and not name.endswith("/")
     }
+
+
+def _strip_scheme(url: str | os.PathLike[str]) -> str:
+    """Return how the file system of a URL names it: `bucket/run`, for `memory://` `/run`, for `https://` all of it."""
+    from fsspec.core import strip_protocol
+
+    return str(strip_protocol(os.fspath(url))).rstrip("/")
 
 
 def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:

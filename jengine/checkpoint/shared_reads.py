@@ -79,7 +79,7 @@ def _divide(
 ) -> list[tuple[str, ...]]:
     """Return the mesh axes that divide each axis of an array while it is read, so that none divides a chunk."""
     entries = [*sharding.spec, *[None] * (len(struct.shape) - len(sharding.spec))]
-    wanted = [() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in entries]
+    wanted = [_list_axes(entry) for entry in entries]
     if chunk is None or len(chunk) != len(wanted):
         return wanted
     sizes, divided = sharding.mesh.shape, []
@@ -91,6 +91,11 @@ def _divide(
     parts = math.prod(sizes[axis] for axes in divided for axis in axes)
     is_too_large = divided != wanted and struct.size * struct.dtype.itemsize // parts > _REGION
     return wanted if is_too_large else divided
+
+
+def _list_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the mesh axes in an entry of a PartitionSpec."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 @functools.lru_cache
@@ -132,7 +137,7 @@ def _lay_out(plan: SharedRead, read: jax.Array | None) -> jax.Array:
     struct, sharding = plan.struct, plan.struct.sharding
     own = {} if read is None else {shard.device: shard.data for shard in read.addressable_shards}
     first, *others = plan.spec or (None,)
-    spec = PartitionSpec((*plan.copies, *(first or ())), *others)
+    spec = PartitionSpec((*plan.copies, *_list_axes(first)), *others)
     count = math.prod(sharding.mesh.shape[axis] for axis in plan.copies)
     length, *rest = struct.shape or (1,)
     wide = jax.ShapeDtypeStruct((count * length, *rest), struct.dtype, sharding=NamedSharding(sharding.mesh, spec))

@@ -25,6 +25,9 @@ from jengine.data.datasets import TokenWindows as TokenWindows
 from jengine.data.host_entries import list_host_entries as list_host_entries
 from jengine.data.host_entries import put_arrays as put_arrays
 from jengine.data.host_entries import select_arrays as select_arrays
+from jengine.data.image_files import ImageFolder as ImageFolder
+from jengine.data.image_files import LoadImage as LoadImage
+from jengine.data.image_files import read_image as read_image
 from jengine.data.image_steps import BatchNormalize as BatchNormalize
 from jengine.data.image_steps import Normalize as Normalize
 from jengine.data.image_steps import Pad as Pad

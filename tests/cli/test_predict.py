@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -88,10 +89,13 @@ def test_predictions_of_the_data_of_the_config_are_in_the_order_of_the_dataset(t
         assert found["half"].dtype == np.float32  # NumPy has no bfloat16
 
 
-def test_predictions_of_the_arrays_of_a_file(trained, tmp_path):
+@pytest.mark.parametrize("place", ["", "memory:/"])
+def test_predictions_of_the_arrays_of_a_file(trained, tmp_path, place):
     directory, model = trained
-    np.savez(tmp_path / "data.npz", x=line(7))
-    assert run_predict(directory, tmp_path, "--data", str(tmp_path / "data.npz"), "--batch-size", "3") == 0
+    path = f"{place}{tmp_path}/data.npz"
+    with fsspec.open(path, "wb") as file:
+        np.savez(file, x=line(7))
+    assert run_predict(directory, tmp_path, "--data", path, "--batch-size", "3") == 0
     with np.load(tmp_path / "out.npz") as found:
         np.testing.assert_allclose(found["y"], model(dict(x=line(7)))["y"], rtol=1e-6)
 

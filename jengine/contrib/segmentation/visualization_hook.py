@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.annotations import Count, NonNegative
+from jengine.data.image_files import read_image
 from jengine.data.masking import get_mask
 from jengine.distributed import process_local_batch
-from jengine.downloads import local_copy
-from jengine.errors import ConfigError, require_extra
+from jengine.downloads import apply_backend_args, check_backend_args
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
@@ -42,7 +42,7 @@ class SegVisualizationHook(Hook):
       show: open windows instead of writing images. This removes all visualizer backends: scalars are not written
         either.
       wait_time: seconds to wait after opening each window.
-      file_client_args, backend_args: None or `dict(backend='local')`; a URL as an image path selects the storage.
+      file_client_args, backend_args: storage of these files in MMEngine's terms, see `apply_backend_args`.
       image: batch entry with the images, [B, H, W, C], uint8 or float from 0 to 1: a name, index or dotted path.
       label: batch entry with the true classes, int[B, H, W]; without it only predictions are drawn.
       prediction: prediction entry, logits float[B, H, W, C] or class indices int[B, H, W]; None if the predictions are
@@ -63,13 +63,7 @@ class SegVisualizationHook(Hook):
     prediction: Selector | None = None
 
     def __post_init__(self) -> None:
-        for argument in ("file_client_args", "backend_args"):
-            value = getattr(self, argument)
-            if value is not None and dict(value).get("backend") not in ("disk", "local"):
-                raise ConfigError(
-                    f"SegVisualizationHook: `{argument}` must be None or dict(backend='local'), got {value!r}; "
-                    "the paths of images may be URLs"
-                )
+        check_backend_args(self.backend_args, self.file_client_args)
         if not self.draw:
             warnings.warn("SegVisualizationHook has draw=False: nothing will be drawn", UserWarning, stacklevel=2)
         if self.show:
@@ -113,15 +107,15 @@ class SegVisualizationHook(Hook):
             sample = {"pred_sem_seg": predictions[i]}
             if labels is not None:
                 sample["gt_sem_seg"] = labels[i]
-            name, image = (str(index), images[i]) if images is not None else _read_file(meta["img_path"][index])
+            if images is None:
+                path = self._find_path(meta["img_path"][index])
+                name, image = os.path.basename(path), read_image(path)
+            else:
+                name, image = str(index), images[i]
             sample = {key: resize_nearest(labels, image.shape[:2]) for key, labels in sample.items()}
             visualizer.add_datasample(
                 f"{mode}_{name}", image, data_sample=sample, show=self.show, wait_time=self.wait_time, step=runner.iter
             )
 
-
-def _read_file(path: str | os.PathLike[str]) -> tuple[str, np.ndarray]:
-    with require_extra("draw", "reading images requires Pillow"):
-        from PIL import Image
-    with Image.open(local_copy(path)) as image:
-        return os.path.basename(path), np.asarray(image.convert("RGB"))
+    def _find_path(self, path: str | os.PathLike[str]) -> str:
+        return apply_backend_args("img_path", os.fspath(path), self.backend_args, self.file_client_args) or ""

@@ -9,6 +9,7 @@ from jengine.contrib.segmentation import SegVisualizationHook
 from jengine.distributed.gather import concatenate_local_shards
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
+from jengine.storage import write_bytes
 from jengine.visualization import LocalVisualizer
 
 
@@ -61,6 +62,17 @@ def test_every_sample_of_every_interval_th_batch_is_drawn_by_the_name_of_its_fil
     assert all(kwargs["step"] == 7 for *_, kwargs in runner.visualizer.drawn)
     sample = runner.visualizer.drawn[0][2]
     assert sample["pred_sem_seg"].shape == sample["gt_sem_seg"].shape == (4, 4)  # resized to the file's image
+
+
+def test_the_file_is_where_backend_args_say(image_files, gs_bucket):
+    for i, path in enumerate(image_files):
+        write_bytes(f"{gs_bucket}/city_{i}.png", path.read_bytes())
+    runner = make_runner({"img_path": [f"city/city_{i}.png" for i in range(10)]})
+    settings = dict(backend="petrel", path_mapping={"city/": f"{gs_bucket}/"})
+    call_after_iter(SegVisualizationHook(draw=True, interval=2, backend_args=settings), runner, "val")
+    assert [(name, image[0, 0, 0]) for name, image, *_ in runner.visualizer.drawn] == [
+        (f"val_city_{i}.png", i) for i in (2, 3, 6, 7)
+    ]
 
 
 def test_nothing_is_drawn_in_training_or_without_draw():
@@ -124,10 +136,8 @@ def test_bad_arguments_and_missing_entries_are_rejected():
         SegVisualizationHook(draw=True, interval=0)
     with pytest.raises(TypeError, match=r"got 2\.0"):
         SegVisualizationHook(draw=True, interval=2.0)
-    with pytest.raises(
-        ConfigError, match=r"`backend_args` must be None or dict\(backend='local'\), got \{'backend': 'petrel'\}"
-    ):
-        SegVisualizationHook(draw=True, backend_args=dict(backend="petrel"))
+    with pytest.raises(ConfigError, match=r"`backend_args` must be None or have backend='local', .*, got 'lmdb'"):
+        SegVisualizationHook(draw=True, backend_args=dict(backend="lmdb"))
     assert SegVisualizationHook(draw=True, file_client_args=dict(backend="disk")).draw
     hook = SegVisualizationHook(draw=True, interval=1, prediction="segm", image="img")
     predictions = np.zeros((2, 2, 2), np.int32)
