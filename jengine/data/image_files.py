@@ -115,7 +115,7 @@ class ImageFolder(BaseDataset):
       size: (height, width) of all images; None for those of the files.
       extensions: ends of the names of images, in any case; other files are ignored.
       pipeline: further transforms, see `Pipeline`.
-      indices, seed, metainfo: see `BaseDataset`.
+      indices, seed, metainfo, lazy_init: see `BaseDataset`.
 
     Raises:
       FileNotFoundError: there is nothing at `root`. ConfigError: there are no directories, or no images in one.
@@ -132,11 +132,12 @@ class ImageFolder(BaseDataset):
         indices: Indices = None,
         seed: int = 0,
         metainfo: Mapping[str, Any] | None = None,
+        lazy_init: bool = False,
     ) -> None:
         self.root = os.fspath(root).rstrip("/")
         self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
         steps = [LoadImage(size=size), *pipeline]
-        super().__init__(indices=indices, seed=seed, metainfo=metainfo, pipeline=steps)
+        super().__init__(indices=indices, seed=seed, metainfo=metainfo, lazy_init=lazy_init, pipeline=steps)
 
     def load_data_list(self) -> list[Record]:
         """Return a record for each image, in the order of the classes and names."""

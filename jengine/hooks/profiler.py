@@ -4,6 +4,7 @@ import gzip
 import math
 import os
 import pathlib
+import platform
 import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,9 +13,10 @@ import jax
 
 from jengine.annotations import Count, Index
 from jengine.data.batch_check import Batch
+from jengine.distributed import get_processes
 from jengine.errors import ConfigError, closest, config_path
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.run_watch import TRACES, view_command
+from jengine.hooks.run_watch import TRACES, own_directory, view_command
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS, check_arguments
 
@@ -40,7 +42,8 @@ class ProfilerHook(Hook):
     times (0: to the end), it skips `wait` and `warmup` iterations and traces `active` ones. You should skip the first
     two iterations, which compile.
 
-    Each trace is a directory `iter_<first>` that TensorBoard's profile plugin opens.
+    Each trace is a directory `iter_<first>` that TensorBoard's profile plugin opens; below it each process has its own
+    directory if a host has several.
 
     Args:
       by_epoch: trace a whole epoch.
@@ -76,6 +79,7 @@ class ProfilerHook(Hook):
         self.json_trace_path = json_trace_path
         self._dir_name, self._on_ready = _parse_on_trace_ready(on_trace_ready)
         self._path: str | None = None  # of the current trace
+        self._own_directory = ""  # with several processes on this host
         self._start = 0  # the first iteration in this session
         self._cycle: dict[str, float] = dict(self.schedule or Schedule(active=profile_times)._asdict())
 
@@ -91,13 +95,17 @@ class ProfilerHook(Hook):
     def before_train(self, runner: RunnerProtocol) -> None:
         """Record the first iteration in this session, from which the schedule counts."""
         self._start = runner.iter
+        processes = get_processes()
+        hosts = processes.all_gather("the hosts of the processes", platform.node())
+        self._own_directory = own_directory(hosts, processes.index)
         if self.by_epoch:
             self._cycle["active"] = runner.train_loop.epoch_length or math.inf  # then `after_train` ends it
 
     def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
         """Start a trace if it is due."""
         if self._path is None and self._is_traced(runner.iter - self._start):
-            self._path = os.path.join(runner.log_dir, self._dir_name, f"iter_{runner.iter}")
+            name = os.path.join(f"iter_{runner.iter}", self._own_directory).rstrip(os.sep)
+            self._path = os.path.join(runner.log_dir, self._dir_name, name)
             jax.profiler.start_trace(self._path, create_perfetto_trace=self.json_trace_path is not None)
 
     def after_train_iter(

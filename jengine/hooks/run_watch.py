@@ -78,11 +78,11 @@ class RunWatch:
         self._last_step, self._last_time, self._own_seconds = completed, seconds, own
         self.next_step = completed + max(1, min(due, 2 * done))
         if steps := max(report.profile_steps for report in reports):
-            self._start_trace(runner, completed, steps)
+            self._start_trace(runner, completed, steps, [report.host for report in reports])
 
-    def _start_trace(self, runner: RunnerProtocol, completed: int, steps: int) -> None:
+    def _start_trace(self, runner: RunnerProtocol, completed: int, steps: int, hosts: list[str]) -> None:
         runner.interrupts.profile_requested, self._requested = False, 0
-        name = os.path.join(TRACES, f"iter_{completed}")
+        name = os.path.join(TRACES, f"iter_{completed}", own_directory(hosts, jax.process_index())).rstrip(os.sep)
         try:
             jax.profiler.start_trace(os.path.join(runner.log_dir, name))
         except RuntimeError as error:  # a hook of the user traces
@@ -113,6 +113,15 @@ class RunWatch:
                 self._requested = max(int(json.loads(text)["steps"]), 1)
             except (ValueError, TypeError, KeyError):
                 runner.logger.warning(f"{path} must be as `jengine profile` writes it, got {text[:100]!r}")
+
+
+def own_directory(hosts: list[str], process: int) -> str:
+    """Return the directory of a process's trace, since the profiler names its files by the host alone.
+
+    >>> own_directory(["node-1", "node-1", "node-2"], 1), own_directory(["node-1", "node-1", "node-2"], 2)
+    ('process_1', '')
+    """
+    return f"process_{process}" if hosts.count(hosts[process]) > 1 else ""
 
 
 def view_command(path: str) -> str:

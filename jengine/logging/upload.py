@@ -10,14 +10,16 @@ import logging
 import os
 import pathlib
 import shutil
+import socket
 import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jengine.errors import ConfigError, read_seconds
+from jengine.json_codec import decode, encode
 from jengine.storage import get_filesystem, is_url
 
 _LOGGER = logging.getLogger("jengine")
@@ -28,6 +30,7 @@ _BATCH = 2**26  # bytes that are read into memory at once
 # Files that a resumed run only adds to: pictures, traces and event files. It need not have the earlier ones
 _COMPLETE = (".png", ".jpg", ".pb", ".gz", ".npz")
 _TEMPORARY = ".new"  # the end of the name of a file that is renamed when it is complete
+_SESSION = ".session"  # file with the URL, host and process of a local directory, so that the next run finds it
 
 
 def choose_local_dir(work_dir: str) -> str:
@@ -95,7 +98,8 @@ class UploadedFiles(LocalFiles):
     def fetch(self, directory: str, skip: tuple[str, ...] = ()) -> None:
         """Fetch the files directly at the URL and those below `directory`, except `skip`, once.
 
-        Pictures, traces and event files stay in the store: a run only adds others.
+        Pictures, traces and event files stay in the store: a run only adds others. What a process on this machine that
+        was killed has not sent of the files below `directory` is taken from its local directory, and sent.
         """
         if self._fetched:
             return
@@ -104,19 +108,56 @@ class UploadedFiles(LocalFiles):
         prefix = self._url.partition("://")[2] + "/"
         found = [info for info in _list(store.ls, self._url) if info["name"].removeprefix(prefix) not in skip]
         found += _list(lambda url, detail: store.find(url, detail=detail).values(), f"{self._url}/{directory}")
-        for name in dict.fromkeys(info["name"] for info in found if info["type"] == "file"):
-            relative = name.removeprefix(prefix)
+        sizes = {info["name"].removeprefix(prefix): info["size"] for info in found if info["type"] == "file"}
+        for relative in sizes:
             if relative.endswith((*_COMPLETE, "/")) or "tfevents" in relative or ".." in relative.split("/"):
                 continue
             path = self._local_dir / relative
             path.parent.mkdir(parents=True, exist_ok=True)
             store.get_file(f"{self._url}/{relative}", str(path))
             self._sent[relative] = _describe(path)
+        self._mark()
+        for session in self._find_killed():
+            if (session / directory).is_dir():
+                self._take_over(session, directory, sizes)
+
+    def _mark(self) -> None:
+        self._local_dir.mkdir(parents=True, exist_ok=True)
+        (self._local_dir / _SESSION).write_text(encode(self._describe_session(os.getpid())))
+
+    def _describe_session(self, process: int) -> dict[str, Any]:
+        return {"url": self._url, "host": socket.gethostname(), "pid": process}
+
+    def _find_killed(self) -> list[pathlib.Path]:
+        """Return the local directories for this URL of processes of this machine that are gone, the oldest first."""
+        marks = self._local_dir.parent.glob(f"{self._local_dir.name.rpartition('-')[0]}-*/{_SESSION}")
+        killed = []
+        for mark in sorted(marks, key=lambda mark: mark.stat().st_mtime):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # removed meanwhile, or half written
+                found = decode(mark.read_text())
+                if found == self._describe_session(found["pid"]) and not _is_alive(found["pid"]):
+                    killed.append(mark.parent)
+        return killed
+
+    def _take_over(self, session: pathlib.Path, directory: str, sizes: Mapping[str, int]) -> None:
+        """Copy the files below `directory` that continue those at the URL, and remove the session."""
+        found = {path.relative_to(session).as_posix(): path for path in session.rglob("*") if path.is_file()}
+        for relative, path in found.items():
+            own = self._local_dir / relative
+            is_newer = path.stat().st_size > (own.stat().st_size if own.exists() else sizes.get(relative, -1))
+            if not relative.startswith(f"{directory}/") or not is_newer:
+                continue
+            if not own.exists() or path.read_bytes().startswith(own.read_bytes()):
+                own.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, own)
+        if not any(".process_" in relative for relative in found):  # these are only where they were written
+            shutil.rmtree(session, ignore_errors=True)
 
     def start(self) -> None:
         """Start the thread if it does not run."""
         if self._thread is None:
             atexit.unregister(self._remove)
+            self._mark()
             self._done = threading.Event()
             self._thread = threading.Thread(target=self._run, args=(self._done,), name="jengine-upload", daemon=True)
             self._thread.start()
@@ -199,7 +240,9 @@ class UploadedFiles(LocalFiles):
         """Return the changed files by relative path, described before they are read: they may grow meanwhile."""
         changed = {}
         for folder, _, names in os.walk(self._local_dir):
-            for path in (pathlib.Path(folder, name) for name in sorted(names) if not name.endswith(_TEMPORARY)):
+            for path in (
+                pathlib.Path(folder, name) for name in sorted(names) if not name.endswith((_TEMPORARY, _SESSION))
+            ):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     relative, description = path.relative_to(self._local_dir).as_posix(), _describe(path)
                     if path.is_file() and self._sent.get(relative) != description:
@@ -208,6 +251,14 @@ class UploadedFiles(LocalFiles):
 
     def _remove(self) -> None:
         shutil.rmtree(self._local_dir, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)  # of another user
+    return True
 
 
 def _describe(path: pathlib.Path) -> tuple[int, int]:

@@ -1,9 +1,12 @@
 """Sweeps: many runs of one config, each in a process of its own."""
 
 import contextlib
+import errno
+import fcntl
 import os
 import pathlib
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from jengine.cli.report.run_table import RunTable
 
 FILE = "sweep.json"
+_LOCK = "sweep.lock"
 _POLL = 0.1  # seconds between two looks at the processes
 
 
@@ -91,8 +95,9 @@ def sweep(
     _check_numbers(request, random, search)
     built = build_launcher(launcher, jobs, directory, launcher_options or {})
     plan = check(request)
-    _claim(directory, request, plan)
-    _Sweep(directory, request, plan, built, jobs, search).run()
+    with _lock(directory):
+        _claim(directory, request, plan)
+        _Sweep(directory, request, plan, built, jobs, search).run()
     from jengine.cli.report.run_table import read_table  # imports JAX, which the runs should not wait for
 
     return read_table([directory])
@@ -257,9 +262,33 @@ def _check_numbers(request: Request, random: int, search: int) -> None:
         raise ConfigError("a search must have ranges or a grid, got neither")
 
 
+@contextlib.contextmanager
+def _lock(directory: pathlib.Path) -> Iterator[None]:
+    """Keep other sweeps out of a directory; the kernel releases the lock, however the process ends.
+
+    The lock of a run would need JAX, and here no process of its own may open the devices.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / _LOCK, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                file.seek(0)
+                holder = file.read() or "a process that has not written its ID yet"
+                raise ConfigError(
+                    f"another sweep is running in {relative(directory)}: {holder}; wait for it to end, stop it, or use "
+                    "another work_dir"
+                ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on host {socket.gethostname()}")
+        file.flush()
+        yield
+        file.truncate(0)  # removing the file would let two others lock different ones
+
+
 def _claim(directory: pathlib.Path, request: Request, plan: Plan) -> None:
     """Write what the sweep is about; ConfigError if its directory has the runs of another config."""
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / FILE
     if path.exists() and decode(path.read_text()).get("fingerprint") != plan.fingerprint:
         raise ConfigError(

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 
 import jax
@@ -25,7 +26,7 @@ def run(directory, store, count_kills, seed, fault_rate=0.0, count=1):
       directory: of the outputs, and of the run on a disk.
       store: the emulated store.
       count_kills: number of kills.
-      seed: of the moments and of the faults.
+      seed: of the moments and of the faults; with an odd one each start is on another machine.
       fault_rate: share of the requests that fail, in all the ways of `FAULTS`.
       count: number of processes, of which a random one is killed.
 
@@ -39,7 +40,9 @@ def run(directory, store, count_kills, seed, fault_rate=0.0, count=1):
     killer = _Killer(rng, fault_rate)
     store.choose_fault = killer
     interrupted = 0
-    for _ in range(count_kills):
+    for machine in range(count_kills):
+        if seed % 2:  # each start is on another machine
+            os.environ["JENGINE_LOCAL_DIR"] = str(directory / f"local_{machine}")
         killer.arm(rng.randint(1, 300))
         jobs, victim = kills.start(work_dir, ITERATIONS, count=count, url=url), rng.randrange(count)
         killer.job = jobs[victim]
@@ -72,7 +75,10 @@ class _Killer:
 
 
 def assert_equal_results(url, reference_dir):
-    """Compare the last checkpoint in a bucket and the log with those of a run on a disk, bit for bit."""
+    """Compare the last checkpoint in a bucket and the log with those of a run on a disk, bit for bit.
+
+    The text log has each line up to the checkpoint of each resume.
+    """
     actual, expected = checkpoint.load(url), checkpoint.load(reference_dir)
     assert actual.meta["meta"]["iter"] == expected.meta["meta"]["iter"]
     jax.tree.map(np.testing.assert_array_equal, actual.state, expected.state)
@@ -81,6 +87,9 @@ def assert_equal_results(url, reference_dir):
         map(os.path.basename, checkpoint.list_checkpoints(reference_dir))
     )
     assert read_log(url) == kills.read_log(reference_dir)
+    newest = max(name for name in list_files(url) if re.fullmatch(r"[^/]*/\d+_\d+(_\d+)?\.log", name))
+    expected_log = max(pathlib.Path(reference_dir).glob("*/*.log")).read_text()
+    assert kills.read_text_log(read_bytes(f"{url}/{newest}").decode()) == kills.read_text_log(expected_log)
 
 
 def read_log(url):

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -68,6 +69,22 @@ def read_log(work_dir):
     """
     newest = max(work_dir.glob("*/vis_data/scalars.json"), default=None)
     return without_times(json.loads(line) for line in newest.open()) if newest else []
+
+
+def read_text_log(text):
+    """Return the lines with losses of a log, without times; those that were trained again only once.
+
+    Each line with an iteration must follow the one before, or the checkpoint from which the run was resumed.
+    """
+    lines = {}
+    for line in text.splitlines():
+        if match := re.search(r"Resumed from .*, iteration (\d+)\.$", line):
+            lines = {iteration: text for iteration, text in lines.items() if iteration <= int(match[1])}
+            assert max(lines) == int(match[1]), f"the log has no line of iteration {match[1]} before {line}"
+        elif match := re.search(r"Iter\(train\) +\[ *(\d+)/", line):
+            assert int(match[1]) == max(lines, default=0) + 1, f"the line before is of {max(lines, default=0)}: {line}"
+            lines[int(match[1])] = re.sub(r"^.*? - |eta: \S+|(data_)?time: \S+|memory: \S+", "", line)
+    return lines
 
 
 def without_times(lines):

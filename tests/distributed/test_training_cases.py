@@ -305,6 +305,7 @@ def test_the_slowest_process_is_named_and_a_profile_requested_from_one_is_taken_
     assert (
         first["profiled"].tolist() == second["profiled"].tolist() == ["Profiling 5 iterations from 3 on, as requested."]
     )
+    assert (first["traces"], second["traces"]) == (1, 1)  # each in the directory of its process: the host is the same
 
 
 def test_one_process_starts_the_pass_again_in_a_stream_that_two_have_read(one_device_each, tmp_path, caplog):

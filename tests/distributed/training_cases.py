@@ -470,7 +470,13 @@ def train_watched(work_dir, devices):
     runner.train()
     log = pathlib.Path(runner.log_dir, f"{runner.timestamp}.log")
     lines = [line for line in log.read_text().splitlines() if "slowest: " in line] if jax.process_index() == 0 else []
-    return {"profiled": [line for line in profiled if line.startswith("Profiling")], "slowest": lines}
+    traces = pathlib.Path(runner.log_dir, "tf_tracing_logs").glob(
+        f"iter_*/process_{jax.process_index()}/**/*.xplane.pb"
+    )
+    return {
+        "profiled": [line for line in profiled if line.startswith("Profiling")], "slowest": lines,
+        "traces": len(list(traces)),
+    }  # fmt: skip
 
 
 def train_failing(work_dir, devices):

@@ -1,4 +1,7 @@
 import os
+import pathlib
+import subprocess
+import sys
 import time
 
 import pytest
@@ -70,13 +73,44 @@ def test_a_run_continues_the_files_of_another_machine(tmp_path, url):
     found = sorted(
         str(path.relative_to(tmp_path / "second")) for path in (tmp_path / "second").rglob("*") if path.is_file()
     )
-    assert found == ["status", "t1/image", "t1/log", "t1/vis/scalars"]
+    assert found == [".session", "status", "t1/image", "t1/log", "t1/vis/scalars"]
     with open(tmp_path / "second/t1/log", "a") as file:
         file.write("two\n")
     second.fetch("t1")  # a second call takes nothing back
     second.send()
     assert read_all(url)["t1/log"] == b"one\ntwo\n"
     assert read_all(url)["t1/image_1.png"] == b"png"
+
+
+def test_what_a_killed_process_of_this_machine_has_not_sent_is_taken_over(tmp_path, gs_bucket):
+    url = f"{gs_bucket}/run"
+    code = f"""
+import os, pathlib
+from jengine.logging.upload import UploadedFiles
+root = pathlib.Path({str(tmp_path)!r}, "run-00000001")
+files = UploadedFiles(str(root), {url!r})
+files.start()
+(root / "t1").mkdir()
+for name in ("log", "other", "image_1.png"):
+    (root / "t1" / name).write_text("one")
+files.send()
+for name, text in {{"log": "one, two", "other": "new, longer", "image_2.png": "png"}}.items():
+    (root / "t1" / name).write_text(text)
+(root / "t2").write_text("of another run")
+os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=pathlib.Path(__file__).parents[2]).returncode == 9
+    write(tmp_path, **{"run-00000002__t1__log": "one, three: of a run that is alive"})
+    UploadedFiles(str(tmp_path / "run-00000002"), url).fetch("t3")
+    second = UploadedFiles(str(tmp_path / "run-00000003"), url)
+    second.fetch("t1")
+    second.send()
+    found = read_all(url)
+    assert found["t1/log"] == b"one, two"
+    assert found["t1/other"] == b"one"  # the file in the bucket is no beginning of this one
+    assert (found["t1/image_1.png"], found["t1/image_2.png"]) == (b"one", b"png")
+    assert "t2" not in found
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-00000002", "run-00000003"]
 
 
 def test_a_failure_is_named_once_and_the_files_are_sent_later(tmp_path, gs_bucket, google_storage, caplog, monkeypatch):

@@ -1,4 +1,6 @@
+import fcntl
 import json
+import os
 import pathlib
 import shutil
 
@@ -44,6 +46,16 @@ def test_a_bad_value_of_any_run_is_refused_before_the_first_starts(tmp_path, arg
 def test_arguments_that_make_no_sense_are_refused(tmp_path, arguments, message):
     with pytest.raises(ConfigError, match=message):
         jengine.sweep(CONFIG, work_dir=tmp_path, **arguments)
+
+
+def test_a_second_sweep_in_the_same_directory_is_refused(tmp_path):
+    with open(tmp_path / "sweep.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write("process 7 on host node-1")
+        file.flush()
+        with pytest.raises(ConfigError, match="another sweep is running in .*: process 7 on host node-1; wait for it"):
+            jengine.sweep(CONFIG, work_dir=tmp_path, grid={"lr": [0.1]})
+    assert os.listdir(tmp_path) == ["sweep.lock"]
 
 
 @pytest.fixture(scope="module")
