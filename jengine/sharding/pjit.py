@@ -1,7 +1,7 @@
 """Strategy for one program over a device mesh, with sharded batches and sharded or replicated parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax.sharding import Mesh
@@ -13,6 +13,7 @@ from jengine.model.model import ArrayTree
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import MeshSizes, build_mesh, context_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
+from jengine.sharding.offload import check_host_memory, compute_on_device, offload_optimizer_state
 from jengine.sharding.placement import Axis, Placement, Rules
 from jengine.sharding.strategy import SingleDevice, Strategy, bind_axis_names
 
@@ -36,10 +37,12 @@ class Pjit(MeshStrategy):
       batch_axes: the mesh axes over which the batch is sharded, by default `data` and `fsdp`. With it the axes may
         have any names.
       axis_names: names of mapped axes that the model expects, see `bind_axis_names`.
+      offload: 'optimizer' keeps the optimizer state, with accumulated gradients, in the hosts' memory: less memory of
+        the devices, and copies in each step.
 
     Raises:
-      ConfigError: a name in `axis_names` that is an axis of the mesh; see `build_mesh`, `choose_batch_axes` and
-        `Placement`.
+      ConfigError: devices without such memory; a name in `axis_names` that is an axis of the mesh; see `build_mesh`,
+        `choose_batch_axes` and `Placement`.
 
     >>> Pjit(devices=1).mesh_shape
     {'data': 1, 'fsdp': 1, 'tensor': 1}
@@ -55,13 +58,22 @@ class Pjit(MeshStrategy):
         devices: Count | None = None,
         batch_axes: Sequence[str] | None = None,
         axis_names: Sequence[str] = (),
+        offload: Literal["optimizer"] | None = None,
     ) -> None:
         built = build_mesh(mesh, devices, batch_axes)
         for name in axis_names:
             if name in built.axis_names:
                 raise ConfigError(f"Pjit: axis_names must not be axes of the mesh {built.axis_names}, got {name!r}")
         self.axis_names = tuple(axis_names)
+        self._offload = offload
+        if offload:
+            check_host_memory(built.devices.flat[0])
         super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict), batch_axes)
+
+    def shardings(self, tree: ArrayTree, under: str = "") -> PyTree:
+        """Return the sharding for every leaf, with the memory that it is in; see `MeshStrategy`."""
+        shardings = super().shardings(tree, under)
+        return offload_optimizer_state(tree, shardings, under) if self._offload else shardings
 
     def compile_train_step(
         self, step: Callable[..., Any], chunked: bool = False, rules: Rules | None = None
@@ -69,6 +81,8 @@ class Pjit(MeshStrategy):
         """Compile a training step or a chunk; the state is donated and keeps the same shardings."""
         # Set, or XLA might choose other shardings for the new state, and the next call would compile again.
         shardings = None if self._state is None else (self._state, self.sharding())
+        if self._offload:
+            step = compute_on_device(step, chunked)
         return jax.jit(
             self._with_mesh(bind_axis_names(step, self.axis_names)), donate_argnums=0, out_shardings=shardings
         )

@@ -1,0 +1,61 @@
+"""Optimizer state in the memory of the host."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from jengine import paths
+from jengine.errors import ConfigError
+from jengine.model.model import ArrayTree
+
+PyTree = Any
+HOST_MEMORY = "pinned_host"
+
+
+def check_host_memory(device: jax.Device) -> None:
+    """Raise ConfigError unless the device reads and writes the memory of its host."""
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if HOST_MEMORY not in kinds:
+        found = f"{device.platform} devices with {', '.join(kinds)}"
+        raise ConfigError(f"`offload` must be None for devices without {HOST_MEMORY!r} memory, got {found}")
+
+
+def offload_optimizer_state(tree: ArrayTree, shardings: PyTree, under: str = "") -> PyTree:
+    """Return the shardings for a training state, or a part of it, with the arrays of the optimizer on the host.
+
+    Scalars, such as the number of updates, stay on the device.
+    """
+
+    def move(path: str, leaf: Any, sharding: NamedSharding) -> NamedSharding:
+        is_moved = f"{under}{path}".startswith("opt_state.") and leaf.ndim > 0
+        return sharding.with_memory_kind(HOST_MEMORY) if is_moved else sharding
+
+    return paths.map_with_path(move, tree, shardings)
+
+
+def compute_on_device(step: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
+    """Return a training step that copies the optimizer state to the device; its output shardings copy it back.
+
+    Raises:
+      ConfigError: at the first call of a chunk, whose steps keep the state on the device.
+    """
+
+    @functools.wraps(step)
+    def run(state: Any, *inputs: Any) -> Any:
+        if chunked:
+            raise ConfigError(
+                "`parallel.offload` must be None with `train_cfg.steps_per_call` above 1, whose steps keep the "
+                "optimizer state on the device"
+            )
+        copied = jax.device_put(state.opt_state, jax.memory.Space.Device)
+        new_state, outputs = step(state.replace(opt_state=copied), *inputs)
+        # What only passes through, such as moments while gradients are accumulated, is not copied at all.
+        opt_state = jax.tree.map(
+            lambda old, copy, new: old if new is copy else new, state.opt_state, copied, new_state.opt_state
+        )
+        return new_state.replace(opt_state=opt_state), outputs
+
+    return run
