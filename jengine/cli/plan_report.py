@@ -70,6 +70,8 @@ def _format_program(name: str, program: Mapping[str, Any], devices: int, chip_me
         return [f"Program: {name}\nIt does not fit: {program['error']}"]
     rows = [[kind, format_bytes(size)] for kind, size in program["memory"].items() if size]
     rows.append(["total", format_bytes(program["total_memory"])])
+    if program["host_memory"]:
+        rows.append(["in the memory of the host", format_bytes(program["host_memory"])])
     if chip_memory:
         rows.append(["of the chip", f"{program['total_memory'] / chip_memory:.1%} of {format_bytes(chip_memory)}"])
     table = format_table(["memory per device", "bytes"], rows, title=f"Program: {name}")

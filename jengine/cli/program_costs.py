@@ -196,6 +196,8 @@ def measure_program(compiled: jax.stages.Compiled, arguments: Mapping[str, PyTre
     return {
         "memory": memory,
         "total_memory": sum(memory.values()),
+        # Arguments that the state keeps there, and what a policy of rematerialization offloads.
+        "host_memory": memory_stats.host_argument_size_in_bytes + memory_stats.host_temp_size_in_bytes,
         # The compiler counts the body of a loop once, so it has no estimate for a program whose loops repeat theirs.
         "compiler_flops": None if program.repeats else _positive(costs.get("flops")),
         "compiler_seconds": None if program.repeats else _positive(costs.get("optimal_seconds")),
@@ -218,7 +220,9 @@ def _measure_memory(memory: Any, arguments: Mapping[str, PyTree]) -> dict[str, i
         parts["state of model and hooks"] = state.model_state, state.hook_state, state.step, state.rng
     names = {"variables": "parameters and state of the model", "batch": "batch"}
     parts |= {name: arguments[key] for key, name in names.items() if key in arguments}
-    kinds = {name: _shard_bytes(part) for name, part in parts.items()}
+    # CPUs count the memory of the host, which is theirs, as that of the device.
+    has_host = memory.host_argument_size_in_bytes > 0
+    kinds = {name: _shard_bytes(part, on_device_only=has_host) for name, part in parts.items()}
     # XLA reports only the sum of the arguments.
     kinds["hyperparameters and padding"] = max(memory.argument_size_in_bytes - sum(kinds.values()), 0)
     # outputs reuse the memory of donated inputs
@@ -228,9 +232,12 @@ def _measure_memory(memory: Any, arguments: Mapping[str, PyTree]) -> dict[str, i
     return kinds
 
 
-def _shard_bytes(tree: PyTree) -> int:
-    """Return the bytes on one device."""
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def _shard_bytes(tree: PyTree, on_device_only: bool = False) -> int:
+    """Return the bytes of one device, with those that are in the memory of its host unless `on_device_only`."""
+    leaves = [
+        leaf for leaf in jax.tree.leaves(tree) if not on_device_only or leaf.sharding.memory_kind in (None, "device")
+    ]
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _sum_collectives(collectives: Iterable[Collective]) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
-"""Activation checkpointing of modules by path: their intermediate results are computed again for the gradients."""
+"""Activation checkpointing: intermediate results are computed again for the gradients, or kept on the host."""
 
 import contextlib
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -14,6 +14,41 @@ from jengine.errors import ConfigError
 
 if TYPE_CHECKING:
     from flax import nnx
+
+
+HOST_MEMORY = "pinned_host"
+BLOCK_INPUT = "block_input"  # name of the arrays that the policy 'offload' keeps on the host
+RematPolicy = Literal[
+    "offload", "dots_saveable", "dots_with_no_batch_dims_saveable", "everything_saveable", "nothing_saveable"
+]
+
+
+def get_policy(name: RematPolicy) -> Callable[..., Any]:
+    """Return what `jax.checkpoint` keeps: 'offload', or a name in `jax.checkpoint_policies`.
+
+    'offload' keeps arrays with the name BLOCK_INPUT (`jax.ad_checkpoint.checkpoint_name`) in the memory of the host.
+
+    Raises:
+      ConfigError: 'offload' with devices that do not have such memory.
+    """
+    if name != "offload":
+        policy: Callable[..., Any] = getattr(jax.checkpoint_policies, name)
+        return policy
+    check_host_memory("remat", jax.devices()[0])
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[BLOCK_INPUT],
+        offload_src="device",
+        offload_dst=HOST_MEMORY,
+    )
+
+
+def check_host_memory(setting: str, device: jax.Device) -> None:
+    """Raise ConfigError, with the name of the setting, unless the device reads and writes the memory of its host."""
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if HOST_MEMORY not in kinds:
+        found = f"{device.platform} devices with {', '.join(kinds)}"
+        raise ConfigError(f"`{setting}` must not offload with devices without {HOST_MEMORY!r} memory, got {found}")
 
 
 def check_patterns(patterns: Sequence[str], modules: Iterable[str]) -> None:

@@ -7,20 +7,19 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from jengine.annotations import Count, Positive
 from jengine.model.attention import BATCH, attend
 from jengine.model.constrain import constrain
 from jengine.model.logits import ChunkedLogits
 from jengine.model.mixture import MixtureOfExperts
+from jengine.model.remat import BLOCK_INPUT, RematPolicy, get_policy
 from jengine.model.rotary import ROTARY_BASE, RotaryScaling, make_scaling, rotate
 from jengine.registry import MODELS
 
 _WIDTH = ("fsdp", "expert", "tensor")  # axes of the mesh over which the width of the embedding is sharded
 
-RematPolicy = Literal[
-    "dots_saveable", "dots_with_no_batch_dims_saveable", "everything_saveable", "nothing_saveable"
-]  # in `jax.checkpoint_policies`
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "silu": nn.silu,
@@ -140,7 +139,7 @@ class DecoderBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, context: TokenContext) -> tuple[jax.Array, None]:
         """Return tokens f[B, T, D] for tokens `x` f[B, T, D], and None, a layer's output."""
-        x = constrain(x, BATCH)
+        x = checkpoint_name(constrain(x, BATCH), BLOCK_INPUT)
         x = x + CausalAttention(self.settings, name="attn")(self.settings.make_norm("attn_norm")(x), context)
         settings, hidden = self.settings, self.settings.make_norm("mlp_norm")(x)
         if settings.experts is None:
@@ -172,7 +171,8 @@ class TransformerLM(nn.Module):
       mlp_width: hidden MLP width.
       remat: whether the backward pass computes each block again instead of keeping intermediate results, which takes
         about a third more computation; only block inputs are kept. Or a name in `jax.checkpoint_policies` for what is
-        kept too, such as 'dots_with_no_batch_dims_saveable' for products with parameters.
+        kept too, such as 'dots_with_no_batch_dims_saveable' for products with parameters; or 'offload', which keeps the
+        block inputs in the memory of the host.
       scan: whether the blocks are one `nn.scan`; False for parameters `layers_0`, `layers_1`, ... of their own.
       kv_heads: heads of keys and values, each for several queries; None for as many as `heads`.
       head_size: width of a head; None for `width / heads`.
@@ -253,7 +253,7 @@ class TransformerLM(nn.Module):
             x = x + self._embed_positions(tokens.shape[1], positions)
         x = constrain(x, BATCH)
         # The loop of the scan already prevents XLA from merging the repeated computation with the first one.
-        policy = getattr(jax.checkpoint_policies, self.remat) if isinstance(self.remat, str) else None
+        policy = get_policy(self.remat) if isinstance(self.remat, str) else None
         block = nn.remat(DecoderBlock, prevent_cse=not self.scan, policy=policy) if self.remat else DecoderBlock
         if self.scan:
             # `split_rngs` gives each layer its own initial values; without it all start equal.

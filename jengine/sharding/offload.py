@@ -10,17 +10,9 @@ from jax.sharding import NamedSharding
 from jengine import paths
 from jengine.errors import ConfigError
 from jengine.model.model import ArrayTree
+from jengine.model.remat import HOST_MEMORY
 
 PyTree = Any
-HOST_MEMORY = "pinned_host"
-
-
-def check_host_memory(device: jax.Device) -> None:
-    """Raise ConfigError unless the device reads and writes the memory of its host."""
-    kinds = [memory.kind for memory in device.addressable_memories()]
-    if HOST_MEMORY not in kinds:
-        found = f"{device.platform} devices with {', '.join(kinds)}"
-        raise ConfigError(f"`offload` must be None for devices without {HOST_MEMORY!r} memory, got {found}")
 
 
 def offload_optimizer_state(tree: ArrayTree, shardings: PyTree, under: str = "") -> PyTree:

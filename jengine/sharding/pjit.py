@@ -10,10 +10,11 @@ from jengine.annotations import Count, Index
 from jengine.errors import ConfigError
 from jengine.model.constrain import set_sharding
 from jengine.model.model import ArrayTree
+from jengine.model.remat import check_host_memory
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import MeshSizes, build_mesh, context_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
-from jengine.sharding.offload import check_host_memory, compute_on_device, offload_optimizer_state
+from jengine.sharding.offload import compute_on_device, offload_optimizer_state
 from jengine.sharding.placement import Axis, Placement, Rules
 from jengine.sharding.strategy import SingleDevice, Strategy, bind_axis_names
 
@@ -67,7 +68,7 @@ class Pjit(MeshStrategy):
         self.axis_names = tuple(axis_names)
         self._offload = offload
         if offload:
-            check_host_memory(built.devices.flat[0])
+            check_host_memory("offload", built.devices.flat[0])
         super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict), batch_axes)
 
     def shardings(self, tree: ArrayTree, under: str = "") -> PyTree:

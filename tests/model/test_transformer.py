@@ -61,7 +61,7 @@ def test_remat_changes_what_is_kept_for_the_backward_pass_but_no_gradient(params
 
     products = "dots_with_no_batch_dims_saveable"
     plain, *others = (
-        jax.jit(jax.grad(functools.partial(loss, remat=remat)))(params) for remat in (False, True, products)
+        jax.jit(jax.grad(functools.partial(loss, remat=remat)))(params) for remat in (False, True, products, "offload")
     )
     for gradients in others:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, gradients)
@@ -71,6 +71,12 @@ def test_remat_changes_what_is_kept_for_the_backward_pass_but_no_gradient(params
         return sum(leaf.size for leaf in jax.tree.leaves(backward))
 
     assert count_kept(True) < count_kept(False) / 2
+    # The inputs of the three blocks, stacked, are on the host in between.
+    programs = {
+        remat: jax.make_jaxpr(jax.grad(functools.partial(loss, remat=remat)))(params) for remat in (True, "offload")
+    }
+    assert "f32<host>[3,2,6,8]" in str(programs["offload"])
+    assert "<host>" not in str(programs[True])
     assert count_kept(True) == count_kept("nothing_saveable") < count_kept(products) < count_kept(False)
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
+from jengine.model.remat import check_host_memory
 from jengine.sharding import Pjit
-from jengine.sharding.offload import check_host_memory
 
 MESH = dict(type="Pjit", mesh=dict(fsdp=4, data=2), fsdp_min_size=16)
 
@@ -67,9 +67,9 @@ def test_devices_without_such_memory_and_other_parts_are_refused(make_run):
             return [Memory()]
 
     with pytest.raises(
-        ConfigError, match="must be None for devices without 'pinned_host' memory, got npu devices with device"
+        ConfigError, match="must not offload with devices without 'pinned_host' memory, got npu devices with device"
     ):
-        check_host_memory(Device())
+        check_host_memory("offload", Device())
     with pytest.raises(ConfigError, match="offload"):
         make_run(dict(type="Pjit", offload="parameters"))
     assert Pjit(devices=1).shardings({"opt_state": np.zeros(2)})["opt_state"].memory_kind == "device"
