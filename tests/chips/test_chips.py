@@ -196,6 +196,20 @@ def test_an_axis_of_experts_exchanges_tokens_in_the_place_of_the_parameters_of_a
     assert divided["memory"]["parameters"] == without["memory"]["parameters"]
 
 
+def test_the_optimizer_state_and_the_inputs_of_blocks_are_in_the_memory_of_the_host():
+    sizes = "model.module.width=256", "model.module.heads=4", "model.module.depth=4", "parallel.fsdp_min_size=1024"
+    settings = "parallel.offload=optimizer", "model.module.remat=offload"
+    config, mesh = f"{CONFIGS / 'lm.py'}:tiny", dict(data=1, fsdp=4, tensor=1)
+    on_chips, on_host = (
+        _plan(config, "v5e:2x2", *overrides, mesh=mesh, training_only=True)["programs"]["update"]
+        for overrides in (sizes, (*sizes, *settings))
+    )
+    moments = 2 * on_chips["memory"]["parameters"]
+    assert on_chips["host_memory"] == 0
+    assert on_host["host_memory"] >= 0.99 * moments
+    assert on_host["memory"]["optimizer state"] < 0.01 * on_chips["memory"]["optimizer state"]
+
+
 @pytest.mark.parametrize("chips", CHIPS)
 def test_replicas_exchange_nothing_while_they_accumulate_and_each_gradient_once_in_the_update(network, chips):
     plan = _plan(network, chips, "optim_wrapper.accumulative_counts=2")
