@@ -35,8 +35,9 @@ SENTENCES = {"tiny": 2000, "124m": 50_000, "1b": 50_000, "7b": 100_000, "moe": 5
 
 # The first axis of `layers` is the layer. `fsdp` divides the parameters of each matrix product, which are gathered when
 # they are used; `tensor` divides heads, hidden channels and words, and with them the computation. `expert` divides the
-# experts, and for all else does what `fsdp` does; a mesh without experts has none.
-FSDP = ("fsdp", "expert")
+# experts, `context` the tokens of an example, and for all else they do what `fsdp` does; a mesh has them if it names
+# them.
+FSDP = ("context", "fsdp", "expert")
 RULES = [
     ("attn.query.kernel", (None, FSDP, "tensor")),
     ("attn.key.kernel", (None, FSDP, "tensor")),
@@ -47,14 +48,14 @@ RULES = [
 ]
 
 MLP_RULES = [
-    ("mlp.gate.kernel", (None, "fsdp", "tensor")),
-    ("mlp.up.kernel", (None, "fsdp", "tensor")),
-    ("mlp.down.kernel", (None, "tensor", "fsdp")),
+    ("mlp.gate.kernel", (None, FSDP, "tensor")),
+    ("mlp.up.kernel", (None, FSDP, "tensor")),
+    ("mlp.down.kernel", (None, "tensor", FSDP)),
 ]
 EXPERT_RULES = [
-    ("experts.gate", (None, "expert", "fsdp", "tensor")),
-    ("experts.up", (None, "expert", "fsdp", "tensor")),
-    ("experts.down", (None, "expert", "tensor", "fsdp")),
+    ("experts.gate", (None, "expert", ("context", "fsdp"), "tensor")),
+    ("experts.up", (None, "expert", ("context", "fsdp"), "tensor")),
+    ("experts.down", (None, "expert", "tensor", ("context", "fsdp"))),
 ]
 
 

@@ -166,7 +166,9 @@ def _add_plan(commands: Commands, common: argparse.ArgumentParser) -> None:
     chips = "chips to compile for: v5e:16x16, v5p:2x2x1, v6e:2x2, h100:8, a100:8, b200:8"
     devices.add_argument("--topology", metavar="CHIP:SHAPE", help=chips)
     plan.add_argument("--slices", type=int, metavar="N", help="number of TPU slices of --topology (default: 1)")
-    mesh = "number of devices along data, fsdp, expert and tensor, or axes of the config; slices.AXIS=N: of slices"
+    mesh = (
+        "number of devices along data, fsdp, expert, context, tensor, or axes of the config; slices.AXIS=N: of slices"
+    )
     plan.add_argument("--mesh", metavar="AXIS=N,...", help=mesh)
     processes = (
         "number of processes, each of which reads batch_size examples (default: the hosts of the topology, or 1)"

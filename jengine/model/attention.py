@@ -3,17 +3,23 @@
 import functools
 import logging
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jengine.model.constrain import axes_of_type
+from jengine.model.constrain import CONTEXT, axes_of_type
+
+if TYPE_CHECKING:
+    from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import SplashAttentionKernel
 
 BATCH = ("data", "fsdp", "expert")  # axes of the mesh over which examples are sharded
 HEADS = "tensor"  # axis of the mesh over which heads are sharded
+_Tree = TypeVar("_Tree")
 Implementation = Literal["auto", "splash", "cudnn", "blocks", "plain"]
 
 _logger = logging.getLogger(__name__)
@@ -35,6 +41,9 @@ def attend(
     implementation: Implementation = "auto",
 ) -> jax.Array:
     """Return the attention of tokens to tokens in the same sequence.
+
+    On a mesh with the axis `context`, each device has the queries of some tokens, and gathers the keys and values of
+    all.
 
     >>> x = jax.random.normal(jax.random.key(0), (2, 6, 4, 8))
     >>> attend(x, x[:, :, :2], x[:, :, :2]).shape
@@ -76,7 +85,10 @@ def attend(
     if implementation == "cudnn":
         return _attend_dense(query, key, value, implementation="cudnn", **options)
     if implementation == "blocks" and causal and query.shape[1] > _MIN_QUERIES:
-        return _attend_blocks(query, key, value, segment_ids, window)
+        if _divisors(jax.sharding.get_abstract_mesh(), (CONTEXT,), query.shape[1]):
+            attend_local = functools.partial(_attend_blocks_of_shard, window=window)
+            return _on_each_device(attend_local, query, key, value, segment_ids)
+        return _attend_blocks(query, key, value, segment_ids, segment_ids, window)
     return _attend_dense(query, key, value, implementation="xla", **options)
 
 
@@ -85,12 +97,12 @@ def choose_implementation(query: jax.Array, segment_ids: jax.Array | None = None
 
     Those are the devices of the mesh, which may be of another kind than this machine's, as in `jengine plan`.
     """
-    platform = _platform()
-    if platform == "tpu" and query.shape[1] % _LANES == 0:
+    platform, shards = _platform(), _count_shards(query.shape[1])
+    if platform == "tpu" and query.shape[1] % (shards * _LANES) == 0:
         return "splash"
     # cuDNN takes a mask of segments as a bias, with all scores in memory, so blocks are better then.
     is_half = query.dtype in (jnp.bfloat16, jnp.float16)
-    return "cudnn" if platform in ("gpu", "cuda") and is_half and segment_ids is None else "blocks"
+    return "cudnn" if platform in ("gpu", "cuda") and is_half and segment_ids is None and shards == 1 else "blocks"
 
 
 @functools.cache  # once for each reason
@@ -121,46 +133,116 @@ def _attend_dense(
 
 
 def _attend_blocks(
-    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array | None, window: int | None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    query_segments: jax.Array | None,
+    key_segments: jax.Array | None,
+    window: int | None,
+    offset: jax.Array | None = None,
 ) -> jax.Array:
     """Compute the scores for a block of queries at a time, and again in the backward pass.
 
     The slices of keys are static, so later keys cost nothing: half of the scores without a window. A loop with one
-    size of slices for all blocks would compute them all.
+    size of slices for all blocks would compute them all, as does an `offset` of the queries that is not known here.
     """
-    length = query.shape[1]
+    length, count = query.shape[1], key.shape[1]
     size = max(_MIN_QUERIES, -(-length // _BLOCKS))
 
-    @functools.partial(jax.checkpoint, static_argnums=(0, 1, 2))
+    @functools.partial(jax.checkpoint, static_argnums=(0, 1))
     def attend_block(
-        first: int,
-        start: int,
-        stop: int,
+        queries: slice,
+        keys: slice,
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
-        segments: jax.Array | None,
+        segments: tuple[jax.Array, jax.Array] | None,
+        offset: jax.Array | int,
     ) -> jax.Array:
-        positions = jnp.arange(start, stop)[:, None]
-        distance = positions - jnp.arange(first, stop)
-        mask = (distance >= 0) & (distance < (length if window is None else window))
+        positions = jnp.arange(queries.start, queries.stop)[:, None] + offset
+        distance = positions - jnp.arange(keys.start, keys.stop)
+        mask = (distance >= 0) & (distance < (count if window is None else window))
         mask = mask[None, None]
         if segments is not None:
-            mask = mask & _same_segment(segments[:, start - first :], segments)
+            mask = mask & _same_segment(*segments)
         return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="xla")
 
     parts = []
     for start in range(0, length, size):
-        stop = min(start + size, length)
-        first = 0 if window is None else max(0, start - window + 1)
-        keys = slice(first, stop)
-        segments = None if segment_ids is None else segment_ids[:, keys]
-        parts.append(attend_block(first, start, stop, query[:, start:stop], key[:, keys], value[:, keys], segments))
+        queries = slice(start, min(start + size, length))
+        keys = slice(0 if window is None else max(0, start - window + 1), queries.stop)
+        keys = keys if offset is None else slice(0, count)
+        segments = None
+        if query_segments is not None and key_segments is not None:
+            segments = query_segments[:, queries], key_segments[:, keys]
+        shift = 0 if offset is None else offset
+        arrays = query[:, queries], key[:, keys], value[:, keys]
+        parts.append(attend_block(queries, keys, *arrays, segments, shift))
     return jnp.concatenate(parts, axis=1)
+
+
+def _attend_blocks_of_shard(
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array | None, *, window: int | None
+) -> jax.Array:
+    """Attend from the queries of this device to the keys of all along `context`."""
+    offset = jax.lax.axis_index(CONTEXT) * query.shape[1]
+    key, value, segments = _gather((key, value, segment_ids))
+    return _attend_blocks(query, key, value, segment_ids, segments, window, offset)
 
 
 def _same_segment(queries: jax.Array, keys: jax.Array) -> jax.Array:
     return (queries[:, :, None] == keys[:, None, :])[:, None]
+
+
+def _on_each_device(
+    attend_local: Callable[..., jax.Array],
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array | None,
+    kernel: "SplashAttentionKernel | None" = None,
+) -> jax.Array:
+    """Map over the batch, the heads and `context`; a kernel of splash attention is divided along `context` too."""
+    arguments = (query, key, value, segment_ids) if kernel is None else (query, key, value, segment_ids, kernel)
+    mesh = jax.sharding.get_abstract_mesh()
+    mapped_axes = axes_of_type(mesh, AxisType.Auto)
+    if not mapped_axes:
+        return attend_local(*arguments)
+    batch = _divisors(mesh, BATCH, query.shape[0])
+    context = _divisors(mesh, (CONTEXT,), query.shape[1])
+    heads = _divisors(mesh, (HEADS,), key.shape[2])
+    arrays, segments = P(batch, context, heads), None if segment_ids is None else P(batch, context)
+    specs: tuple[Any, ...] = (arrays, arrays, arrays, segments)
+    if kernel is not None:
+        # Without a mask the kernel is the same for all.
+        parts = () if kernel.fwd_mask_info.q_sequence is None else context
+        specs = (*specs, kernel.manual_sharding_spec(NamedSharding(mesh, P(None, parts))))
+    mapped = jax.shard_map(
+        attend_local,
+        in_specs=specs,
+        out_specs=arrays,
+        axis_names=mapped_axes,  # the others too: Mosaic refuses to divide a kernel
+        check_vma=False,  # the kernel's results have no type of varying axes
+    )
+    return mapped(*arguments)
+
+
+def _divisors(mesh: AbstractMesh, names: tuple[str, ...], size: int) -> tuple[str, ...]:
+    """Return those axes of the mesh that XLA shards, if they divide `size`."""
+    automatic = axes_of_type(mesh, AxisType.Auto)
+    found = tuple(name for name in names if name in automatic)
+    return found if size % math.prod(mesh.shape[name] for name in found) == 0 else ()
+
+
+def _count_shards(length: int) -> int:
+    """Return the number of parts along `context` of so many tokens."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape[name] for name in _divisors(mesh, (CONTEXT,), length))
+
+
+def _gather(tree: _Tree) -> _Tree:
+    """Gather the tokens, axis 1, of all devices along `context`; in the backward pass their gradients are scattered."""
+    return jax.tree.map(lambda x: jax.lax.all_gather(x, CONTEXT, axis=1, tiled=True), tree)
 
 
 def _attend_splash(
@@ -172,30 +254,19 @@ def _attend_splash(
     segment_ids: jax.Array | None,
     window: int | None,
 ) -> jax.Array:
-    """Run the Pallas kernel on each device: XLA cannot divide a kernel, so batch and heads are mapped here."""
-    mesh = jax.sharding.get_abstract_mesh()
-    attend_local = functools.partial(_attend_splash_local, causal=causal, window=window)
-    mapped_axes = axes_of_type(mesh, AxisType.Auto)
-    if not mapped_axes:
-        return attend_local(query, key, value, segment_ids)
-    batch = _divisors(mesh, BATCH, query.shape[0])
-    heads = _divisors(mesh, (HEADS,), key.shape[2])
-    arrays, segments = P(batch, None, heads, None), None if segment_ids is None else P(batch, None)
-    mapped = jax.shard_map(
-        attend_local,
-        in_specs=(arrays, arrays, arrays, segments),
-        out_specs=arrays,
-        axis_names=mapped_axes,  # the others too: Mosaic refuses to divide a kernel
-        check_vma=False,  # the kernel's results have no type of varying axes
-    )
-    return mapped(query, key, value, segment_ids)
-
-
-def _divisors(mesh: AbstractMesh, names: tuple[str, ...], size: int) -> tuple[str, ...]:
-    """Return those axes of the mesh that XLA shards, if they divide `size`."""
-    automatic = axes_of_type(mesh, AxisType.Auto)
-    found = tuple(name for name in names if name in automatic)
-    return found if size % math.prod(mesh.shape[name] for name in found) == 0 else ()
+    """Run the Pallas kernel on each device: XLA cannot divide a kernel, so batch, tokens and heads are mapped here."""
+    mesh, length = jax.sharding.get_abstract_mesh(), query.shape[1]
+    shards = _count_shards(length)
+    if length % (shards * _LANES):
+        raise ValueError(
+            f"attend: the number of tokens must be a multiple of {shards * _LANES} for splash attention, got {length}"
+        )
+    heads = query.shape[2] // math.prod(mesh.shape[name] for name in _divisors(mesh, (HEADS,), key.shape[2]))
+    # With a window all devices have as much to do as their neighbours.
+    is_balanced = shards > 1 and causal and window is None
+    kernel = _make_splash(length, heads, shards, causal, window, is_balanced)
+    attend_local = functools.partial(_attend_splash_local, shards=shards, is_balanced=is_balanced)
+    return _on_each_device(attend_local, query, key, value, segment_ids, kernel)
 
 
 def _attend_splash_local(
@@ -203,35 +274,72 @@ def _attend_splash_local(
     key: jax.Array,
     value: jax.Array,
     segment_ids: jax.Array | None,
+    kernel: "SplashAttentionKernel",
     *,
-    causal: bool,
-    window: int | None,
+    shards: int,
+    is_balanced: bool,
 ) -> jax.Array:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+
+    dtype = query.dtype
+    segments = None if segment_ids is None else kernels.SegmentIds(segment_ids, segment_ids)
+    query = query * query.shape[-1] ** -0.5  # the kernel does not scale
+    if shards > 1:
+        key, value = _gather((key, value))
+        segments = segments and segments._replace(kv=_gather(segments.kv))
+    if is_balanced:
+        query = _exchange_halves(query, shards)
+        segments = segments and segments._replace(q=_exchange_halves(segments.q, shards))
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    outputs = jax.vmap(kernel, in_axes=(0, 0, 0, None if segments is None else 0))(query, key, value, segments)
+    y = jnp.swapaxes(jnp.asarray(outputs), 1, 2).astype(dtype)
+    return _exchange_halves(y, shards, back=True) if is_balanced else y
+
+
+def _make_splash(
+    length: int, heads: int, shards: int, causal: bool, window: int | None, is_balanced: bool
+) -> "SplashAttentionKernel":
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    _, length, heads, size = query.shape
-    if length % _LANES:
-        raise ValueError(
-            f"attend: the number of tokens must be a multiple of {_LANES} for splash attention, got {length}"
-        )
     shape = (length, length)
-    mask: masks.Mask
+    mask: masks.FullMask | masks.CausalMask | masks.LocalMask
     if not causal:
-        mask = masks.FullMask(shape)
+        mask = masks.FullMask((length // shards, length))  # JAX cannot divide it
     elif window is None:
         mask = masks.CausalMask(shape)
     else:
         mask = masks.LocalMask(shape, window_size=(window - 1, 0), offset=0)
-    block = math.gcd(_SPLASH_BLOCK, length)
+    if is_balanced and isinstance(mask, masks.CausalMask):
+        halves = np.arange(length, dtype=np.int32).reshape(shards, 2, -1)
+        order = np.empty_like(halves)
+        for k in range(2):
+            order[_owners(k, shards), k] = halves[:, k]
+        mask.q_sequence = order.reshape(-1)
+    query_block, key_block = math.gcd(_SPLASH_BLOCK, length // shards), math.gcd(_SPLASH_BLOCK, length)
     sides = ["q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq"]
-    sizes: dict[str, Any] = {f"block_{side}": block for side in sides}
-    kernel = kernels.make_splash_mha_single_device(
+    sizes: dict[str, Any] = {f"block_{side}": query_block if side[0] == "q" else key_block for side in sides}
+    return kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         block_sizes=kernels.BlockSizes(**sizes),
+        head_shards=1,
+        q_seq_shards=shards if causal else 1,
         interpret=_platform() != "tpu",
     )
-    segments = None if segment_ids is None else kernels.SegmentIds(segment_ids, segment_ids)
-    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query * size**-0.5, key, value))  # the kernel does not scale
-    y = jax.vmap(kernel, in_axes=(0, 0, 0, None if segments is None else 0))(query, key, value, segments)
-    return jnp.swapaxes(y, 1, 2).astype(query.dtype)
+
+
+def _exchange_halves(x: jax.Array, shards: int, back: bool = False) -> jax.Array:
+    """Give device i along `context` the i-th of all half shards and the i-th from the end, so that work is equal.
+
+    Late tokens attend to many keys and early ones to few; without this the last device has almost twice the average.
+    """
+    halves = []
+    for k, half in enumerate(jnp.split(x, 2, axis=1)):
+        pairs = list(enumerate(_owners(k, shards)))
+        halves.append(jax.lax.ppermute(half, CONTEXT, [pair[::-1] for pair in pairs] if back else pairs))
+    return jnp.concatenate(halves, axis=1)
+
+
+def _owners(k: int, shards: int) -> list[int]:
+    """Return the device that gets half `k`, 0 or 1, of each shard."""
+    return [min(2 * i + k, 2 * (shards - i) - 1 - k) for i in range(shards)]

@@ -5,13 +5,15 @@ import math
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+CONTEXT = "context"  # axis of the mesh over which the tokens of an example are sharded; most meshes do not have it
+
 
 def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
     """Return `x` with the leading axes sharded over mesh axes, in a step under `Pjit` or `DataParallel`.
 
     Mesh axes over which the step is mapped, and those that do not divide the axis in `x`, are left out. Where the mesh
-    has none of the given axes, that axis keeps the sharding. Without a mesh, such as on a single device, `x` is
-    returned as it is.
+    has none of the given axes, that axis keeps the sharding; without `context` it is not sharded. Without a mesh, such
+    as on a single device, `x` is returned as it is.
 
     >>> constrain(jax.numpy.ones((4, 2)), ("data", "fsdp")).shape
     (4, 2)
@@ -29,7 +31,7 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
     for size, axis in zip(x.shape, axes, strict=False):
         wanted = (axis,) if isinstance(axis, str) else axis or ()
         names = tuple(name for name in wanted if name in usable)
-        if wanted and not set(wanted) & set(mesh.axis_names):
+        if wanted and wanted != (CONTEXT,) and not set(wanted) & set(mesh.axis_names):
             spec.append(PartitionSpec.UNCONSTRAINED)
         else:
             spec.append(names if size % math.prod(mesh.shape[name] for name in names) == 0 else None)

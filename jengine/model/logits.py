@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jengine.model.attention import BATCH
-from jengine.model.constrain import constrain
+from jengine.model.constrain import CONTEXT, constrain
 
 
 @jax.tree_util.register_dataclass
@@ -63,7 +63,7 @@ def map_tokens(fn: Callable[..., jax.Array], logits: ArrayLike | ChunkedLogits, 
     @jax.checkpoint
     def compute(chunk: tuple[jax.Array, ...]) -> jax.Array:
         hidden, *others = chunk
-        return fn(constrain(hidden @ kernel, BATCH, None, "tensor"), *others)
+        return fn(constrain(hidden @ kernel, BATCH, CONTEXT, "tensor"), *others)
 
     results = jax.lax.map(compute, tuple(map(split, (logits.hidden.astype(dtype), *arrays))))
     return jnp.moveaxis(results, 0, 2).reshape(logits.shape[:2])

@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jengine.model.attention import BATCH
-from jengine.model.constrain import axes_of_type
+from jengine.model.constrain import CONTEXT, axes_of_type
 
 EXPERT = "expert"  # axis of the mesh over which experts are sharded
 HIDDEN = "tensor"  # axis of the mesh over which their hidden channels are sharded
@@ -70,13 +70,14 @@ def _on_each_device(x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernel
         found = f"{count} experts on {mesh.shape[EXPERT]} devices"
         raise ValueError(f"MixtureOfExperts: `experts` must be a multiple of the mesh axis {EXPERT!r}, got {found}")
     hidden = HIDDEN if HIDDEN in mapped_axes and width % mesh.shape[HIDDEN] == 0 else None
-    axes = {*batch, expert, hidden} - {None}
+    context = CONTEXT if CONTEXT in mapped_axes and x.shape[1] % mesh.shape[CONTEXT] == 0 else None
+    axes = {*batch, context, expert, hidden} - {None}
     parts = mesh.shape[expert] if expert in batch else 1
 
     def apply(x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernels: jax.Array) -> jax.Array:
         # Gradients are summed over the axes along which only some arguments vary.
         x, chosen, weights = (
-            jax.lax.pcast(y, tuple(sorted(axes - set(batch))), to="varying") for y in (x, chosen, weights)
+            jax.lax.pcast(y, tuple(sorted(axes - {*batch, context})), to="varying") for y in (x, chosen, weights)
         )
         kernels = tuple(jax.lax.pcast(y, tuple(sorted(axes - {expert, hidden})), to="varying") for y in kernels)
         if expert is not None:
@@ -89,7 +90,7 @@ def _on_each_device(x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernel
             y = jax.lax.psum_scatter(y, expert, tiled=True) if expert in batch else jax.lax.psum(y, expert)
         return y if hidden is None else jax.lax.psum(y, hidden)
 
-    tokens, inner, outer = P(batch), P(expert, None, hidden), P(expert, hidden)
+    tokens, inner, outer = P(batch, context), P(expert, None, hidden), P(expert, hidden)
     mapped = jax.shard_map(
         apply, in_specs=(tokens, tokens, tokens, inner, inner, outer), out_specs=tokens, axis_names=mapped_axes
     )

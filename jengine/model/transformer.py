@@ -11,14 +11,14 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jengine.annotations import Count, Positive
 from jengine.model.attention import BATCH, attend
-from jengine.model.constrain import constrain
+from jengine.model.constrain import CONTEXT, constrain
 from jengine.model.logits import ChunkedLogits
 from jengine.model.mixture import MixtureOfExperts
 from jengine.model.remat import BLOCK_INPUT, RematPolicy, get_policy
 from jengine.model.rotary import ROTARY_BASE, RotaryScaling, make_scaling, rotate
 from jengine.registry import MODELS
 
-_WIDTH = ("fsdp", "expert", "tensor")  # axes of the mesh over which the width of the embedding is sharded
+_WIDTH = (CONTEXT, "fsdp", "expert", "tensor")  # axes of the mesh over which the width of the embedding is sharded
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
@@ -139,7 +139,7 @@ class DecoderBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, context: TokenContext) -> tuple[jax.Array, None]:
         """Return tokens f[B, T, D] for tokens `x` f[B, T, D], and None, a layer's output."""
-        x = checkpoint_name(constrain(x, BATCH), BLOCK_INPUT)
+        x = checkpoint_name(constrain(x, BATCH, CONTEXT), BLOCK_INPUT)
         x = x + CausalAttention(self.settings, name="attn")(self.settings.make_norm("attn_norm")(x), context)
         settings, hidden = self.settings, self.settings.make_norm("mlp_norm")(x)
         if settings.experts is None:
@@ -251,7 +251,7 @@ class TransformerLM(nn.Module):
         x = _look_up(embed.embedding, tokens)
         if self.positions == "learned":
             x = x + self._embed_positions(tokens.shape[1], positions)
-        x = constrain(x, BATCH)
+        x = constrain(x, BATCH, CONTEXT)
         # The loop of the scan already prevents XLA from merging the repeated computation with the first one.
         policy = get_policy(self.remat) if isinstance(self.remat, str) else None
         block = nn.remat(DecoderBlock, prevent_cse=not self.scan, policy=policy) if self.remat else DecoderBlock
@@ -268,14 +268,14 @@ class TransformerLM(nn.Module):
         else:
             for i in range(self.depth):
                 x, _ = block(settings, name=f"layers_{i}")(x, context)
-        x = settings.make_norm("norm")(constrain(x, BATCH))
+        x = settings.make_norm("norm")(constrain(x, BATCH, CONTEXT))
         head = None if self.tied else nn.Dense(self.vocab_size, use_bias=False, name="head")
         if self.logits_chunk is not None and train and not self.is_initializing():
             kernel = embed.embedding.T if head is None else head.variables["params"]["kernel"]
             return self._chunk_logits(x, kernel)
         logits = embed.attend(x) if head is None else head(x)
         # Over the vocabulary too: with a large one the logits are the largest array of the step.
-        return constrain(logits, BATCH, None, "tensor")
+        return constrain(logits, BATCH, CONTEXT, "tensor")
 
     def _chunk_logits(self, x: jax.Array, kernel: jax.Array) -> ChunkedLogits:
         size, length = self.logits_chunk or x.shape[1], x.shape[1]
@@ -340,4 +340,6 @@ def _look_up(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """
     table = jnp.asarray(table)  # an export has NumPy arrays, which traced tokens cannot index
     x = constrain(table, None, _WIDTH)[constrain(tokens, "data")]
-    return constrain(constrain(x, "data", None, _WIDTH), BATCH)
+    # One axis of the mesh after the other: XLA would gather all tokens to exchange two at once.
+    x = constrain(constrain(x, "data", None, _WIDTH), "data", None, _WIDTH[:-1])
+    return constrain(constrain(x, BATCH, None, CONTEXT), BATCH, CONTEXT)

@@ -14,8 +14,8 @@ from jengine.errors import ConfigError, closest
 from jengine.model.model import Batch
 from jengine.sharding.slices import arrange_devices
 
-AXES = ("data", "fsdp", "expert", "tensor")
-OPTIONAL_AXES = ("expert",)  # only in meshes that name them; elsewhere rules may name them, for an axis of size 1
+AXES = ("data", "fsdp", "expert", "context", "tensor")
+OPTIONAL_AXES = ("expert", "context")  # only in meshes that name them; elsewhere rules may name them, as of size 1
 BATCH_AXES = ("data", "fsdp", "expert")  # the default of `batch_axes`
 MeshSizes = Mapping[str, int | Mapping[str, int]]  # the total size of each axis, and `slices`: see `build_mesh`
 
@@ -50,7 +50,7 @@ def build_mesh(
       devices: the devices, or how many; None for all. They replace those in a Mesh, one by one.
       batch_axes: the axes over which the batch is sharded, with any names. With None, a new mesh has the axes `data`,
         `fsdp` and `tensor`; `data` is -1 by default and the others 1. It may have `expert` too, which divides the
-        batch and `MixtureOfExperts`.
+        batch and `MixtureOfExperts`, and `context`, which divides the tokens of an example in `attend`.
 
     Raises:
       ConfigError: an unknown axis, a product of the sizes that is not the number of devices, slices that do not fit, or

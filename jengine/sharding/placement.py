@@ -37,8 +37,8 @@ class Placement:
       mesh: the mesh.
       rules: `(key, axes)` pairs: `('mlp.up.kernel', (None, 'tensor'))`, or with a `PartitionSpec`,
         `('mlp.up.kernel', P(None, 'tensor'))`; missing axes are None.
-      logical_axes: mesh axis by logical axis; mesh axes themselves need no entry. Here and in rules, `expert` may be
-        missing in the mesh.
+      logical_axes: mesh axis by logical axis; mesh axes themselves need no entry. Here and in rules, `expert` and
+        `context` may be missing in the mesh.
       fsdp_min_size: minimum number of elements for sharding a parameter over `fsdp` without a rule.
       strict: whether a rule that matches nothing is an error instead of a warning.
       axes: the axes over which parameters may be sharded; None for all.

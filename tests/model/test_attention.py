@@ -43,15 +43,27 @@ def by_formula(query, key, value, causal=True, segment_ids=None, window=None):
 
 @pytest.mark.parametrize("case", CASES)
 def test_implementations_equal_the_formula_and_each_others_gradients(arrays, case):
-    def compute(implementation):
+    # Heads and tokens are divided, so splash attention has tiles of 128 queries of two parts of the tokens.
+    mesh = jax.make_mesh((3, 2), ("context", "tensor"), axis_types=(AxisType.Auto,) * 2)
+
+    def compute(implementation, mesh=mesh):
         def total(query, key, value):
             y = attend(query, key, value, implementation=implementation, **CASES[case])
             return jnp.sin(y).sum(), y
 
-        (_, y), gradients = jax.jit(jax.value_and_grad(total, (0, 1, 2), has_aux=True))(*arrays)
+        step = jax.jit(jax.value_and_grad(total, (0, 1, 2), has_aux=True))
+        if mesh is None:
+            (_, y), gradients = step(*arrays)
+        else:
+            with jax.set_mesh(mesh):
+                sharding = jax.NamedSharding(mesh, PartitionSpec(None, "context", "tensor"))
+                (_, y), gradients = step(*jax.device_put(arrays, sharding))
+            assert y.sharding.is_equivalent_to(sharding, y.ndim)
         return y, gradients
 
-    (plain, expected), *others = map(compute, ["plain", "blocks", "splash"])
+    (plain, expected), *others = (compute(name, mesh=None) for name in ("plain", "blocks", "splash"))
+    if "segment_ids" in CASES[case]:  # the most that is divided
+        others += map(compute, ["blocks", "splash"])
     np.testing.assert_allclose(plain, by_formula(*arrays, **CASES[case]), atol=2e-6)
     for y, gradients in others:
         np.testing.assert_allclose(y, plain, atol=3e-6)

@@ -9,7 +9,7 @@ from jax.sharding import AxisType
 
 from jengine.model import CrossEntropy, LinenModel, TransformerLM
 
-SMALL = dict(vocab_size=48, width=8, depth=1, heads=2, mlp_width=16)
+SMALL = dict(vocab_size=48, width=8, depth=1, heads=2, mlp_width=16, remat=False)
 RNG = np.random.RandomState(0)
 BATCH = dict(tokens=RNG.randint(0, 48, (4, 16)), targets=RNG.randint(-1, 48, (4, 16)))
 

@@ -13,7 +13,7 @@ MIXTURE = MixtureOfExperts(experts=4, top_k=2, width=12)
 
 @pytest.fixture(scope="module")
 def variables():
-    x = np.random.RandomState(0).randn(8, 5, 6).astype(np.float32)
+    x = np.random.RandomState(0).randn(8, 4, 6).astype(np.float32)
     return MIXTURE.init(jax.random.key(0), x)["params"], x
 
 
@@ -42,10 +42,10 @@ def test_tokens_and_gradients_are_those_of_a_sum_over_every_expert(variables):
 
 
 MESHES = [
-    dict(data=2, fsdp=2, tensor=2),
+    dict(fsdp=2, context=2, tensor=2),
     dict(data=4, expert=2),
     dict(expert=4, data=2),
-    dict(fsdp=2, expert=2, tensor=2),
+    dict(expert=2, context=2, tensor=2),
 ]
 
 

@@ -1,6 +1,7 @@
 """Test the decoder-only transformer, and the constraint of its shardings."""
 
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +9,14 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from jengine import paths
+from jengine import load_config, paths
 from jengine.errors import ConfigError
-from jengine.model import TransformerLM
+from jengine.model import CrossEntropy, TransformerLM
 from jengine.model.constrain import constrain
 from jengine.model.rotary import make_scaling, rotate
+from jengine.sharding import Placement, build_mesh
 
+CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "lm.py"
 SMALL = dict(vocab_size=11, width=8, depth=3, heads=2, mlp_width=12)
 TOKENS = np.random.RandomState(0).randint(0, 11, (2, 6))
 
@@ -157,3 +160,38 @@ def test_a_constraint_uses_the_axes_of_the_mesh_that_divide_and_none_without_a_m
     assert spec(("data", "fsdp"), "tensor") == PartitionSpec(("data", "fsdp"), "tensor")
     assert spec(None, ("data", "fsdp")) == PartitionSpec()  # 4 devices do not divide 6
     assert spec("model") == PartitionSpec()
+
+
+def test_tokens_divided_over_a_mesh_have_the_gradients_of_one_device():
+    model = TransformerLM(
+        **{**SMALL, "vocab_size": 48, "width": 16, "mlp_width": 16}, window=5, remat=False, logits_chunk=8
+    )
+    rng = np.random.RandomState(0)
+    tokens, targets = rng.randint(0, 48, (2, 4, 32))
+    segments = np.repeat([[0, 1, 2, 2]] * 4, 8, axis=1)
+    positions = np.concatenate([np.arange(8), np.arange(8), np.arange(16)]) * np.ones((4, 1), int)
+    variables = model.init(jax.random.key(0), tokens)
+
+    def total(variables, *inputs):
+        logits = model.apply(variables, *inputs, train=True)
+        return CrossEntropy()(logits, {"label": targets})["loss"].mean()
+
+    def step(mesh=None):
+        compiled = jax.jit(jax.value_and_grad(total))
+        if mesh is None:
+            return compiled(variables, tokens, segments, positions)
+        placed = Placement(mesh, load_config(f"{CONFIG}:tiny").parallel.rules).place(variables)
+        leaves = paths.map_with_path(
+            lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, placed[path].spec)), variables
+        )
+        batch = jax.device_put((tokens, segments, positions), jax.NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            program = compiled.lower(leaves, *batch).compile()
+        # A chunk of 8 tokens: half of the examples, the tokens and the words are on a device.
+        assert "f32[2,4,24]" in program.as_text()
+        return program(leaves, *batch)
+
+    loss, gradients = step()
+    divided_loss, divided = step(build_mesh(dict(data=1, fsdp=2, context=2, tensor=2)))
+    np.testing.assert_allclose(divided_loss, loss, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), divided, gradients)

@@ -129,6 +129,7 @@ def test_a_mesh_uses_all_devices_or_the_given_number():
 def test_a_mesh_has_an_axis_of_experts_if_it_is_named_and_rules_may_name_it_always():
     rules = [("embedding", ("expert",)), ("kernel", (("fsdp", "expert"), "tensor"))]
     mesh = build_mesh(dict(data=1, expert=2, fsdp=2, tensor=2))
+    assert build_mesh(dict(context=2)).axis_names == ("data", "fsdp", "context", "tensor")
     assert choose_batch_axes(mesh.axis_names) == ("data", "fsdp", "expert")
     divided, without = specs(Placement(mesh, rules).place(PARAMS)), specs(Placement(MESH, rules).place(PARAMS))
     assert divided["embed.embedding"] == P("expert")
