@@ -46,28 +46,35 @@ class Registry:
 
     Args:
       name: the entries' kind for error messages, in the singular: 'hook'.
-      location: package that registers the built-in entries, imported at the first look-up; None if there is none.
+      locations: package, or packages, that register the entries, imported at the first look-up.
       contrib: packages that register further entries, imported only if a name is not found otherwise.
       used_in: where a config names the entries, for the error in another registry that lacks one.
       checks_calls: whether calls of an entry check the arguments; else only `build` does.
+      parent: a registry that shares its entries with this one, in both directions.
+      scope: as in MMEngine, for a registry with a parent; names are found with any scope before them, and without.
     """
 
     def __init__(
         self,
         name: str,
-        location: str | None = None,
+        locations: str | Sequence[str] = (),
         contrib: Sequence[str] = (),
         used_in: str = "",
         checks_calls: bool = True,
+        parent: "Registry | None" = None,
+        scope: str | None = None,
     ) -> None:
         self.name = name
+        self.scope = scope
         self.used_in = used_in
         self._name_with_article = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-        self._locations = [] if location is None else [location]
-        self._contrib = list(contrib)
-        self._checks_calls = checks_calls
-        self._entries: dict[str, Callable[..., Any]] = {}
-        _REGISTRIES.add(self)
+        self._locations: list[str] = [] if parent is None else parent._locations
+        self._locations += [locations] if isinstance(locations, str) else locations
+        self._contrib: list[str] = list(contrib) if parent is None else parent._contrib
+        self._checks_calls: bool = checks_calls if parent is None else parent._checks_calls
+        self._entries: dict[str, Callable[..., Any]] = {} if parent is None else parent._entries
+        if parent is None:  # `find_registered` would find the entries twice
+            _REGISTRIES.add(self)
 
     @overload
     def register_module(
@@ -243,7 +250,7 @@ class Registry:
             raise TypeError(
                 f"{self._name_with_article} must be a dict with a 'type', got {type(cfg).__name__}: {cfg!r}"
             )
-        arguments = {**extra, **{k: v for k, v in cfg.items() if k != "_delete_"}}
+        arguments = {**extra, **{k: v for k, v in cfg.items() if k not in ("_delete_", "_scope_")}}
         entry = arguments.pop("type", None)
         if entry is None:
             raise TypeError(

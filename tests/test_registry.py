@@ -38,6 +38,23 @@ def test_scoped_names_and_import_paths_resolve(tools):
     assert tools.get("collections.OrderedDict").__name__ == "OrderedDict"
 
 
+def test_a_registry_shares_its_entries_with_its_parent(tmp_path, monkeypatch):
+    tools = Registry("tool")
+    (tmp_path / "more_tools.py").write_text(
+        "from jengine.registry import find_registry_of_the_test as registry\n"
+        "@registry.register_module()\nclass Saw:\n    def __init__(self, teeth):\n        self.teeth = teeth\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    saws = Registry("saw", parent=tools, scope="sawmill", locations=["more_tools"])
+    monkeypatch.setattr("jengine.registry.find_registry_of_the_test", saws, raising=False)
+    tools.register_module(module=Hammer)
+    assert saws.build(dict(type="forge.Hammer", _scope_="forge", weight=2)).weight == 2
+    assert tools.build(dict(type="sawmill.Saw", teeth=24)).teeth == 24
+    assert list(tools) == list(saws) == ["Hammer", "Saw"]
+    with pytest.raises(KeyError, match="saw 'Hammer' is already registered"):
+        saws.register_module()(Hammer)
+
+
 def test_an_unknown_name_suggests_the_closest(tools):
     with pytest.raises(KeyError) as error:
         tools.get("Hamer")
