@@ -112,14 +112,16 @@ def test_a_pass_has_each_record_once():
 
 
 class Steps(Hook):
-    """Record the losses, and the first batch."""
+    """Record the losses, and the first batch; fail at a step."""
 
-    def __init__(self):
-        self.losses, self.batch = [], None
+    def __init__(self, fails_at=None):
+        self.losses, self.batch, self.fails_at = [], None, fails_at
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         self.losses.append(float(outputs["loss"]))
         self.batch = jax.device_get(data_batch) if self.batch is None else self.batch
+        if len(self.losses) == self.fails_at:
+            raise RuntimeError("power failure")
 
 
 def make_config(hub, work_dir, max_iters=20, **changes):
@@ -185,12 +187,15 @@ def test_only_the_updates_are_trained(tuned, base):
     jax.tree.map(np.testing.assert_array_equal, state.model_state["frozen"], params)
 
 
-def test_a_resumed_run_reads_the_packed_rows_that_follow_and_ends_with_equal_bits(tuned, hub, tmp_path):
-    first, again = Steps(), Steps()
-    Runner.from_cfg(make_config(hub, tmp_path, max_iters=10, custom_hooks=[first])).train()
+def test_a_run_that_died_reads_the_packed_rows_that_follow_its_checkpoint_and_ends_with_equal_bits(
+    tuned, hub, tmp_path
+):
+    again = Steps()
+    with pytest.raises(RuntimeError, match="power failure"):
+        Runner.from_cfg(make_config(hub, tmp_path, custom_hooks=[Steps(fails_at=13)])).train()
     runner = Runner.from_cfg(make_config(hub, tmp_path, resume=True, custom_hooks=[again]))
     runner.train()
-    assert first.losses + again.losses == tuned[1].losses
+    assert again.losses == tuned[1].losses[10:]
     whole = tuned[0].state
     for name in ("params", "opt_state"):
         jax.tree.map(np.testing.assert_array_equal, getattr(runner.state, name), getattr(whole, name))
