@@ -87,6 +87,11 @@ class Visualizer(Canvas):
                     )
                 self.vis_backends[key] = backend
 
+    @property
+    def instance_name(self) -> str:
+        """The name of the visualizer, as MMEngine calls it."""
+        return self.name
+
     @classmethod
     def get_instance(cls, name: str, **arguments: Any) -> "Visualizer":
         """Return the newest visualizer called `name`, created with the arguments if there is none."""

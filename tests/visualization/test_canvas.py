@@ -164,6 +164,7 @@ def test_without_a_display_the_picture_is_not_shown(canvas, monkeypatch, caplog)
 def test_visualizers_are_found_by_name():
     first = Visualizer.get_instance("first", image=GRAY)
     assert Visualizer.get_instance("first") is first is Visualizer.get_current_instance()
+    assert first.instance_name == "first"
     second = Visualizer(name="second")
     assert Visualizer.get_current_instance() is second is Visualizer.get_instance("second")
     np.testing.assert_array_equal(first.draw_texts("", [0, 0]).get_image(), GRAY)
