@@ -7,7 +7,6 @@ from jengine.data.augments import SoftLabels as SoftLabels
 from jengine.data.base_dataset import BaseDataset as BaseDataset
 from jengine.data.base_dataset import force_full_init as force_full_init
 from jengine.data.batch_check import BatchCheck as BatchCheck
-from jengine.data.batch_check import BatchForm as BatchForm
 from jengine.data.batch_stream import BatchStream as BatchStream
 from jengine.data.batch_stream import prefetch_to_device as prefetch_to_device
 from jengine.data.build import build_dataloader as build_dataloader

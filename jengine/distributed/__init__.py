@@ -19,7 +19,6 @@ from jengine.distributed.dist import sync_random_seed as sync_random_seed
 from jengine.distributed.failures import ProcessError as ProcessError
 from jengine.distributed.gather import all_gather_objects as all_gather_objects
 from jengine.distributed.gather import process_local_batch as process_local_batch
-from jengine.distributed.launch import LAUNCHERS as LAUNCHERS
 from jengine.distributed.launch import launch as launch
 from jengine.distributed.processes import ProcessMismatchError as ProcessMismatchError
 from jengine.distributed.processes import assert_equal_across_processes as assert_equal_across_processes

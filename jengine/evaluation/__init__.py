@@ -7,7 +7,6 @@ from jengine.evaluation.classification import ConfusionMatrix as ConfusionMatrix
 from jengine.evaluation.classification import PrecisionRecallF1 as PrecisionRecallF1
 from jengine.evaluation.dump import DumpResults as DumpResults
 from jengine.evaluation.evaluator import Evaluator as Evaluator
-from jengine.evaluation.evaluator import EvaluatorState as EvaluatorState
 from jengine.evaluation.evaluator import build_evaluator as build_evaluator
 from jengine.evaluation.evaluator import get_metric_value as get_metric_value
 from jengine.evaluation.language import BLEU as BLEU

@@ -7,7 +7,6 @@ from jengine.logging.console import escape_control as escape_control
 from jengine.logging.console import escape_name as escape_name
 from jengine.logging.console import log_error as log_error
 from jengine.logging.console import open_log_file as open_log_file
-from jengine.logging.console import parse_level as parse_level
 from jengine.logging.console import print_log as print_log
 from jengine.logging.console import set_file_handler as set_file_handler
 from jengine.logging.console import terminal as terminal
@@ -16,7 +15,6 @@ from jengine.logging.goodput import Goodput as Goodput
 from jengine.logging.goodput import measure_goodput as measure_goodput
 from jengine.logging.history import HistoryBuffer as HistoryBuffer
 from jengine.logging.loss_watch import LossWatch as LossWatch
-from jengine.logging.message_hub import HubSnapshot as HubSnapshot
 from jengine.logging.message_hub import MessageHub as MessageHub
 from jengine.logging.phase_timer import PhaseTimer as PhaseTimer
 from jengine.logging.processor import LogProcessor as LogProcessor

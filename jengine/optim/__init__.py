@@ -18,7 +18,6 @@ from jengine.optim.param_groups.modules import Parameter as Parameter
 from jengine.optim.param_groups.multi_constructor import MultiOptimWrapperConstructor as MultiOptimWrapperConstructor
 from jengine.optim.param_groups.param_group import ParamGroup as ParamGroup
 from jengine.optim.wrapper import OptimWrapper as OptimWrapper
-from jengine.optim.wrapper import OptState as OptState
 from jengine.optim.wrapper_builder import build_optim_wrapper as build_optim_wrapper
 from jengine.optim.wrapper_builder import check_optim_wrapper as check_optim_wrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict as OptimWrapperDict

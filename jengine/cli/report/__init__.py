@@ -4,8 +4,8 @@ import argparse
 import contextlib
 from collections.abc import Sequence
 
-from jengine.cli.report.inline import report as report
 from jengine.cli.report.page import collect_data
+from jengine.cli.report.page import report as report
 from jengine.cli.report.server import make_server
 from jengine.errors import ConfigError
 from jengine.logging import escape_control

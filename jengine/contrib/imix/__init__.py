@@ -19,9 +19,6 @@ from jengine.contrib.imix.hook_base import HookBase as HookBase
 from jengine.contrib.imix.hook_base import Trainer as Trainer
 from jengine.contrib.imix.hook_base import register_hooks as register_hooks
 from jengine.contrib.imix.iteration_timer import IterationTimerHook as IterationTimerHook
-from jengine.contrib.imix.log_buffer import Bins as Bins
-from jengine.contrib.imix.log_buffer import Image as Image
-from jengine.contrib.imix.log_buffer import Result as Result
 from jengine.contrib.imix.lr_scheduler import LRSchedulerHook as LRSchedulerHook
 from jengine.contrib.imix.lr_scheduler import MomentumSchedulerHook as MomentumSchedulerHook
 from jengine.contrib.imix.optimizer import Fp16OptimizerHook as Fp16OptimizerHook

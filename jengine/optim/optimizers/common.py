@@ -15,7 +15,6 @@ from optax import Params, Updates
 
 from jengine.optim.transforms.groups import PerParameter, add_decayed_weights_by_rule, scale_by_group_learning_rate
 
-Tree: TypeAlias = Any  # a pytree of arrays with the structure of the parameters
 Scalar: TypeAlias = float | jax.Array  # a Python number, or float[] while a step is traced
 Parts: TypeAlias = Sequence[tuple[str, optax.GradientTransformation]]
 
