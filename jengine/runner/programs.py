@@ -1,7 +1,6 @@
 """Compiled training programs: update, accumulation, and chunks of both."""
 
 import contextlib
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +35,7 @@ from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
 from jengine.train.out_of_memory import explain_out_of_memory
 from jengine.train.phases import PhaseConfig
 from jengine.train.scanned_step import ChunkMetrics
+from jengine.train.step import with_flat_metrics
 
 PyTree = Any
 
@@ -98,8 +98,8 @@ class TrainPrograms:
         self._model, self._optim_wrapper = model, optim_wrapper
         self.hashes: dict[str, str] = {}
         self._compiled: dict[RecompilationGuard, Any] = {
-            self.update: compile_step(_with_flat_metrics(self.update)),
-            self.accumulate: compile_step(_with_flat_metrics(self.accumulate)),
+            self.update: compile_step(with_flat_metrics(self.update)),
+            self.accumulate: compile_step(with_flat_metrics(self.accumulate)),
             self.chunk: compile_step(self.chunk, chunked=True),
         }
         self._strategy = strategy
@@ -272,20 +272,3 @@ class TrainPrograms:
 def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:
     """Report that a step compiles, if the call inside is the first and takes long."""
     return report_if_slow(f"compiling {step.name}") if step.shapes is None else _NO_REPORT
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class _FlatMetrics:
-    """Metrics of a step in the order of the model; JAX would sort a dict, and flattens an OrderedDict in Python."""
-
-    values: tuple[jax.Array, ...]
-    names: tuple[str, ...] = dataclasses.field(metadata=dict(static=True))
-
-
-def _with_flat_metrics(step: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any) -> tuple[TrainState, _FlatMetrics]:
-        state, metrics = step(*args)
-        return state, _FlatMetrics(tuple(metrics.values()), tuple(metrics))
-
-    return run

@@ -290,3 +290,22 @@ def build_eval_step(
         return update_metrics(metrics, predictions, batch), predictions
 
     return step
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class FlatMetrics:
+    """Metrics of a step in the order of the model; JAX would sort a dict, and flattens an OrderedDict in Python."""
+
+    values: tuple[jax.Array, ...]
+    names: tuple[str, ...] = dataclasses.field(metadata=dict(static=True))
+
+
+def with_flat_metrics(step: Callable[..., tuple[TrainState, Metrics]]) -> Callable[..., tuple[TrainState, FlatMetrics]]:
+    """Return a step with its metrics as `FlatMetrics`."""
+
+    def run(*args: Any) -> tuple[TrainState, FlatMetrics]:
+        state, metrics = step(*args)
+        return state, FlatMetrics(tuple(metrics.values()), tuple(metrics))
+
+    return run
