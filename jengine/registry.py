@@ -155,6 +155,8 @@ class Registry:
         if module:
             return self._import(key, name)
         hint = _find_elsewhere(name) or closest(name, self._entries)
+        if (path := _find_unregistered(name)) is not None:
+            hint = f", which is not registered: write type={path!r}, or register the class with `register_module()`"
         raise UnknownNameError(f"{self.name} must be a registered name or an import path, got {key!r}{hint}")
 
     def build(self, cfg: Config, **extra: Any) -> Any:
@@ -412,6 +414,12 @@ def find_registered(name: str, import_all: bool = False) -> list[Callable[..., A
     for registry in list(_REGISTRIES):  # an imported package may have a registry of its own
         len(registry)
     return find_registered(name)
+
+
+def _find_unregistered(name: str) -> str | None:
+    from jengine.config.modules import find_unregistered
+
+    return find_unregistered(name)
 
 
 def _find_elsewhere(name: str) -> str:

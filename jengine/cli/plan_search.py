@@ -24,7 +24,7 @@ class Candidate(NamedTuple):
 
     mesh: MeshSizes
     remat: bool | None  # None for a model without the option
-    batch_size: int  # of one process
+    batch_size: int  # of one process, or of all with `global_batch_size`
 
 
 class Space(NamedTuple):
@@ -34,11 +34,12 @@ class Space(NamedTuple):
     remat_paths: list[str]  # dotted paths of the model's options `remat`
     batch_size: int  # in the config
     has_parallel: bool  # whether the config has the entry `parallel`
+    batch_key: str = "batch_size"  # the dataloader's setting, which may be `global_batch_size`
 
     def overrides(self, candidate: Candidate) -> list[str]:
         """Return the arguments that set a candidate's values, except the mesh."""
         values = [f"--config.{path}={candidate.remat}" for path in self.remat_paths]
-        return [*values, f"--config.train_dataloader.batch_size={candidate.batch_size}"]
+        return [*values, f"--config.train_dataloader.{self.batch_key}={candidate.batch_size}"]
 
     def config_lines(self, candidate: Candidate) -> list[str]:
         """Return the lines for a config file that set a candidate's values."""
@@ -46,7 +47,7 @@ class Space(NamedTuple):
         new = f'config.parallel = dict(type="Pjit", mesh={mesh})'
         parallel = f"config.parallel.mesh = {mesh}" if self.has_parallel else new
         remat = [f"config.{path} = {candidate.remat}" for path in self.remat_paths]
-        return [parallel, *remat, f"config.train_dataloader.batch_size = {candidate.batch_size}"]
+        return [parallel, *remat, f"config.train_dataloader.{self.batch_key} = {candidate.batch_size}"]
 
 
 def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | None) -> Space:
@@ -61,14 +62,20 @@ def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | No
     has_tensor = "tensor" in repr((parallel.get("rules"), parallel.get("logical_axes")))
     meshes = [mesh] if mesh is not None else list(iterate_meshes(topology.size, has_tensor, topology.slices))
     remat_paths = list(_find_options(cfg["model"], "remat", "model"))
-    return Space(meshes, remat_paths, cfg["train_dataloader"].get("batch_size", 1), "parallel" in cfg)
+    return _make_space(cfg, meshes, remat_paths)
 
 
 def batch_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | None) -> Space:
     """Return the space in which only the batch size varies: on `mesh`, or that of the config, or with `data` alone."""
     parallel = cfg.get("parallel") or {}
     mesh = mesh or parallel.get("mesh") or next(iterate_meshes(topology.size, False, topology.slices))
-    return Space([mesh], [], cfg["train_dataloader"].get("batch_size", 1), "parallel" in cfg)
+    return _make_space(cfg, [mesh], [])
+
+
+def _make_space(cfg: Mapping[str, Any], meshes: Sequence[MeshSizes], remat_paths: list[str]) -> Space:
+    loader = cfg["train_dataloader"]
+    key = "global_batch_size" if "global_batch_size" in loader else "batch_size"
+    return Space(meshes, remat_paths, loader.get(key, 1), "parallel" in cfg, key)
 
 
 def iterate_meshes(size: int, has_tensor: bool, slices: int = 1) -> Iterator[MeshSizes]:

@@ -71,6 +71,15 @@ def find_directory(module: str) -> str | None:
     return next((path for path in reversed(_DIRECTORIES) if _contains(pathlib.Path(path), top)), None)
 
 
+def find_unregistered(name: str) -> str | None:
+    """Return the import path of a class or function in a module next to the configs, or in the script."""
+    for siblings in (*reversed(_DIRECTORIES.values()), {"__main__": sys.modules["__main__"]}):  # the newest first
+        for key, module in siblings.items():
+            if callable(vars(module).get(name)):
+                return f"{key}.{name}"
+    return None
+
+
 def import_function(path: str) -> Any:
     """Return the class or function at an import path; of a foreign config, see `foreign.find_known_function`."""
     return foreign.find_known_function(path, _imported()) if foreign.is_restricted() else import_attribute(path)

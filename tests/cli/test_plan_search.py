@@ -142,6 +142,15 @@ def test_a_mesh_and_a_model_without_remat_are_kept():
     ]
 
 
+def test_a_batch_of_all_processes_is_searched_with_its_own_key():
+    cfg = dict(model=dict(type="M"), train_dataloader=dict(global_batch_size=8))
+    space = batch_space(cfg, parse_topology("v5e:2x2"), None)
+    assert space.overrides(Candidate(space.meshes[0], None, 16)) == ["--config.train_dataloader.global_batch_size=16"]
+    best = search_batch(space, lambda candidates: _compile(candidates, limit=250), lambda line: None)[0]
+    assert best["candidate"]["batch_size"] == 24  # 240 bytes; 28 and 32 need more than 250
+    assert best["config_lines"][-1] == "config.train_dataloader.global_batch_size = 24"
+
+
 def test_a_search_over_meshes_with_axes_of_other_names_is_refused():
     cfg = {**CFG, "parallel": dict(type="Pjit", batch_axes=("rows",))}
     with pytest.raises(ConfigError, match=r"`parallel.batch_axes` must be left out, got \('rows',\)"):

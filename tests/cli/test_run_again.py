@@ -236,6 +236,11 @@ def test_a_moved_config_whose_modules_are_gone_says_which(project, tmp_path, cap
     assert "`CONFIG_MODULES` must have the directory of config, my_net, got '../../configs'" in shown
 
 
+def test_a_class_in_the_config_file_that_is_not_registered_is_named_with_its_path(project, capsys):
+    assert main(["train", "configs/config.py", "--config.custom_hooks[1].type=OwnHook"]) == 2
+    assert "got 'OwnHook', which is not registered: write type='config.OwnHook', or register" in capsys.readouterr().err
+
+
 def test_a_file_next_to_the_config_takes_precedence_over_a_registered_name(project, capsys):
     (project / "configs" / "nets.py").write_text(MY_NET.split("@HOOKS")[0].replace("MyNet", "SmallCNN"))
     assert main(["train", "configs/config.py", "--config.model.module.type=nets.SmallCNN"]) == 0
