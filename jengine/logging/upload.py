@@ -25,7 +25,7 @@ from jengine.storage import get_filesystem, is_url, read_many
 _LOGGER = logging.getLogger("jengine")
 _INTERVAL = "JENGINE_UPLOAD_SECONDS"
 _DIRECTORY = "JENGINE_LOCAL_DIR"
-_END = 60.0  # seconds that the last upload of a run may take
+PATIENCE = 60.0  # seconds for which files are sent again before a seal and at the end of a run
 _BATCH = 2**26  # bytes that are read into memory at once
 # Files that a resumed run only adds to: pictures, traces and event files. It need not have the earlier ones
 _COMPLETE = (".png", ".jpg", ".pb", ".gz", ".npz")
@@ -56,8 +56,8 @@ class LocalFiles:
     def start(self) -> None:
         """Start to send changed files every so often."""
 
-    def try_to_send(self) -> bool:
-        """Send all changed files now; return False after an error, which is only logged."""
+    def try_to_send(self, patience: float = 0.0) -> bool:
+        """Send all changed files, for `patience` seconds again after errors; return False if one is left."""
         return True
 
     def close(self, *, keep: bool = True) -> None:
@@ -92,7 +92,7 @@ class UploadedFiles(LocalFiles):
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_failing = False
-        self._is_refused = False  # by `check`
+        self._is_store_failing = False  # not a local file, nor `check`
         self._fetched = False
 
     def fetch(self, directory: str, skip: tuple[str, ...] = ()) -> None:
@@ -175,6 +175,7 @@ class UploadedFiles(LocalFiles):
           Exception: of the store's client, if a request failed after its own retries. WorkDirLockedError: see `check`.
         """
         with self._mutex:
+            self._is_store_failing = True
             self._check()
             store = get_filesystem(self._url)
             changed, batch, size = self._find_changed(), {}, 0
@@ -196,6 +197,7 @@ class UploadedFiles(LocalFiles):
             if batch:
                 store.pipe(batch)
             self._sent.update({relative: description for relative, (_, description) in changed.items()})
+            self._is_store_failing = False
             if unreadable:
                 raise unreadable[0]
 
@@ -209,7 +211,7 @@ class UploadedFiles(LocalFiles):
             return
         thread, self._thread = self._thread, None
         self._done.set()
-        thread.join(_END)
+        thread.join(PATIENCE)
         if thread.is_alive() or self._is_failing:
             _LOGGER.error("some files of the run were not sent to %s: they are in %s", self._url, self._local_dir)
         elif not keep:
@@ -218,16 +220,24 @@ class UploadedFiles(LocalFiles):
     def _run(self, done: threading.Event) -> None:
         while not done.wait(self._interval):
             self.try_to_send()
-        deadline = time.monotonic() + _END
-        while not self.try_to_send() and time.monotonic() < deadline and not self._is_refused:
-            time.sleep(min(1.0, self._interval))
+        self.try_to_send(PATIENCE)
 
-    def try_to_send(self) -> bool:
-        """Send all changed files; return False after an error, which is logged when it is new."""
+    def try_to_send(self, patience: float = 0.0) -> bool:
+        """Send all changed files, for `patience` seconds again while the store refuses them.
+
+        Returns:
+          False after an error, which is logged when it is new.
+        """
+        deadline = time.monotonic() + patience
+        while not (is_sent := self._send_or_log()) and self._is_store_failing and time.monotonic() < deadline:
+            time.sleep(min(1.0, self._interval))
+        return is_sent
+
+    def _send_or_log(self) -> bool:
         try:
             self.send()
         except ConfigError:  # another run has taken over, which the lock has logged
-            self._is_failing = self._is_refused = True
+            self._is_failing, self._is_store_failing = True, False
             return False
         except Exception as error:
             if not self._is_failing:

@@ -15,7 +15,7 @@ from jengine.config import write_config
 from jengine.errors import ConfigError
 from jengine.hooks.run_record import GroupTable, start_record, update_record
 from jengine.logging import format_table, open_log_file, shorten_rows
-from jengine.logging.upload import LocalFiles, UploadedFiles
+from jengine.logging.upload import PATIENCE, LocalFiles, UploadedFiles
 from jengine.paths import flatten
 from jengine.runner.components import has_own_step
 from jengine.runner.end_report import log_interruption, log_summary
@@ -85,9 +85,12 @@ class RunFiles:
             self._local.fetch(self._runner.timestamp, skip=(LOCK, POINTER, CURRENT_RUN))
 
     def send(self) -> None:
-        """Send the files that have changed, if the work dir is a URL; only a lost lock is an error."""
+        """Send the files that have changed, if the work dir is a URL; only a lost lock is an error.
+
+        A checkpoint is sealed next, which must not be ahead of the log.
+        """
         self.check(before_write=True)
-        self._local.try_to_send()
+        self._local.try_to_send(PATIENCE)
 
     def close(self, *, keep: bool) -> None:
         """Send the rest of the files; without `keep` the local files may be removed at the end of the process."""

@@ -132,12 +132,23 @@ def test_a_failure_is_named_once_and_the_files_are_sent_later(tmp_path, gs_bucke
     ]
 
 
+def test_a_store_that_refuses_files_for_a_while_is_asked_again(tmp_path, gs_bucket, google_storage, monkeypatch):
+    monkeypatch.setattr("asyncio.sleep", lambda seconds: no_pause())
+    write(tmp_path, log="one\n")
+    files = UploadedFiles(str(tmp_path), gs_bucket, interval=0.01)
+    google_storage.choose_fault = lambda method, path: "error" if len(google_storage.requests) < 20 else None
+    assert not files.try_to_send()
+    assert len(google_storage.requests) < 20
+    assert files.try_to_send(patience=30)
+    assert read_all(gs_bucket) == {"log": b"one\n"}
+
+
 def test_a_file_that_cannot_be_read_does_not_keep_the_others(tmp_path, gs_bucket):
     write(tmp_path, log="one\n")
     (tmp_path / "unreadable").symlink_to("/proc/self/mem")
     os.mkfifo(tmp_path / "pipe")
     files = UploadedFiles(str(tmp_path), gs_bucket)
-    assert not files.try_to_send()
+    assert not files.try_to_send(patience=3600)  # it is not tried again
     assert read_all(gs_bucket) == {"log": b"one\n"}
 
 
