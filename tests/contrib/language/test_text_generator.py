@@ -16,7 +16,7 @@ from jengine.errors import ConfigError
 from jengine.model import get_model
 from jengine.train import compilation_counter
 
-TEXT = "abcabcabc" * 8
+TEXT = "abc" * 48
 PROMPTS = ["ab", "cabc", "a"]
 ANSWERS = ["cab", "abc", "bca"]  # three tokens after each prompt
 INNER = dict(
@@ -32,19 +32,15 @@ def share_first(text, reference):
 
 
 def make_config(work_dir, **changes):
-    tokens = np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32)
-    rows = dict(
-        tokens=np.stack([tokens[i : i + 16] for i in range(8)]),
-        targets=np.stack([tokens[i + 1 : i + 17] for i in range(8)]),
-    )
+    rows = dict(type="TokenWindows", tokens=list(TEXT.encode()), length=16)
     records = [dict(prompt=prompt, response=answer) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
     config = dict(
         model=dict(type="TextGenerator", model=INNER, tokenizer="bytes", max_new_tokens=3),
         work_dir=str(work_dir),
-        train_dataloader=dict(batch_size=4, dataset=dict(type="ArrayDataset", arrays=rows)),
+        train_dataloader=dict(batch_size=4, dataset=rows),
         train_cfg=dict(by_epoch=False, max_iters=40, val_interval=40),
         val_dataloader=dict(
-            loss=dict(batch_size=4, dataset=dict(type="ArrayDataset", arrays=rows)),
+            loss=dict(batch_size=4, dataset=rows),
             text=dict(batch_size=2, dataset=dict(type="Prompts", source=records)),
         ),
         val_evaluator=dict(
