@@ -43,6 +43,7 @@ OWN_PLACES = {
     "DistSamplerSeedHook": "default_hooks = dict(sampler_seed={})",
     "SmallCNN": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
     "SmallViT": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
+    "Quantized": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
     "TransformerLM": 'model = dict(type="LinenModel", inputs="tokens", loss=dict(type="CrossEntropy"), module={})',
     "CrossEntropy": 'model = dict(type="LinenModel", module=dict(type="SmallCNN"), loss={})',
     "MeanSquaredError": 'model = dict(type="LinenModel", module=dict(type="SmallCNN"), loss={})',
@@ -164,6 +165,7 @@ _ARGUMENTS = {
         "TextGenerator": 'tokenizer="bytes", max_new_tokens=64, temperature=0.7, model=dict(type="LinenModel", '
         'module=dict(type="TransformerLM", vocab_size=257), inputs="tokens", '
         'loss=dict(type="CrossEntropy", label="targets"))',
+        "Quantized": 'module=dict(type="SmallViT", num_classes=10, patch=4, width=16, depth=2, heads=2), dtype="int8"',
         "TransformerLM": "vocab_size=256, width=128, depth=4, heads=4",
     },
     "dataset": {

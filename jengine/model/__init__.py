@@ -21,6 +21,7 @@ from jengine.model.precision import get_precision as get_precision
 from jengine.model.prediction import predict_with_key as predict_with_key
 from jengine.model.prediction import prediction_key as prediction_key
 from jengine.model.preprocessed import PreprocessedModel as PreprocessedModel
+from jengine.model.quantized import quantize as quantize
 from jengine.model.transformer import TransformerLM as TransformerLM
 from jengine.model.transformer_nnx import nnx_transformer as nnx_transformer
 from jengine.model.transformer_nnx import split_transformer as split_transformer

@@ -46,7 +46,7 @@ def build(entries, name, config):
         return entries.check(config, save_dir=None)
     if entries is registry.VISUALIZERS:
         return entries.build(config, save_dir="work_dirs")
-    if (entries is DATASETS and name == "PseudoLabelDataset") or name == "BLEU":  # needs a package
+    if (entries is DATASETS and name == "PseudoLabelDataset") or name in ("BLEU", "Quantized"):  # needs a package
         return entries.check(config)
     return entries.build(config)
 
