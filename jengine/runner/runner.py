@@ -148,7 +148,7 @@ class Runner(MMEngineNames):
         self._sections, schedulers = config_checks.check_sections(arguments)  # refuses before anything is built
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = (
-            convert_call(Runner, {**arguments, "resume": False}) if cfg is None else remove_in_memory(resolve(cfg))
+            convert_call(Runner, arguments | {"resume": False}) if cfg is None else remove_in_memory(resolve(cfg))
         )
         self.cfg_text, opaque = format_config(self.cfg, os.path.join(work_dir, "config.py")) if self.cfg else ("", [])
 
