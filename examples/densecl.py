@@ -84,12 +84,16 @@ def predict(params, batch):
     return {"features": NETWORK.apply({"params": params}, batch["image"])[0]}
 
 
+class DenseModel(FunctionalModel):
+    """Model with the weight of the dense loss, which DenseCLHook turns on."""
+
+    loss_lambda = 0.5
+
+
 def main(max_iters: int = 1500, work_dir: str = "work_dirs/densecl") -> tuple[Runner, float, float]:
     """Train; return the Runner and the kNN accuracies of its features and of random projections of the pixels."""
-    model = FunctionalModel(init, loss, predict)
-    model.loss_lambda = 0.5
     runner = Runner(
-        model=model,
+        model=DenseModel(init, loss, predict),
         work_dir=work_dir,
         train_dataloader=dict(batch_size=128, dataset=dict(type="Digits", split="train")),
         train_cfg=dict(by_epoch=False, max_iters=max_iters),

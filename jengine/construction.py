@@ -41,6 +41,7 @@ class Unwritable:
 class _Record(NamedTuple):
     init: Callable[..., Any]  # the constructor that had the arguments; a subclass may have another one
     config: Any
+    names: frozenset[str]  # of the attributes at the end of the constructor
 
 
 _records: dict[int, _Record] = {}  # by the ID of the object
@@ -62,7 +63,9 @@ def record_construction(built: object, init: Callable[..., Any], bound: Mapping[
         except TypeError:  # a class with slots
             return
     # The constructor of a subclass ends after that of the base class
-    _records[id(built)] = _Record(init, _convert_arguments(built, init, bound))
+    _records[id(built)] = _Record(
+        init, _convert_arguments(built, init, bound), frozenset(getattr(built, "__dict__", ()))
+    )
 
 
 def to_config(value: Any) -> Any:
@@ -88,6 +91,8 @@ def to_config(value: Any) -> Any:
         return {"type": value.func, **to_config(value.keywords)}
     record = _records.get(id(value))
     if record is not None and kind.__init__ is record.init:
+        if (late := _find_late(value, record)) is not None:
+            return Unwritable(f"{kind.__name__} with {late!r} set later", f"a subclass with the attribute {late!r}")
         return {"type": kind, **record.config} if isinstance(record.config, dict) else record.config
     if dataclasses.is_dataclass(value) and kind.__dataclass_params__.init:
         return {"type": kind, **dict(_changed_fields(value))}
@@ -119,6 +124,12 @@ def convert_call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> 
     """Return the arguments of a call as a config, without those that have the default value."""
     parameters = inspect.signature(function).parameters
     return {name: to_config(value) for name, value in arguments.items() if value is not parameters[name].default}
+
+
+def _find_late(value: Any, record: _Record) -> str | None:
+    """Return a public attribute that was set from outside after the construction, if there is one."""
+    late = (name for name in getattr(value, "__dict__", {}) if name not in record.names and not name.startswith("_"))
+    return next((name for name in late if not hasattr(type(value), name)), None)  # not a cached property
 
 
 def _convert_arguments(built: object, init: Callable[..., Any], bound: Mapping[str, Any]) -> Any:

@@ -11,6 +11,8 @@ import pytest
 
 from jengine.checkpoint import load
 from jengine.cli import main
+from jengine.construction import to_config
+from jengine.model import FunctionalModel
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 MY_NET = """
@@ -178,6 +180,13 @@ def test_what_the_config_of_a_run_in_python_lacks_is_named_at_the_start_and_when
     again = jengine("train", "runs/mean/config.py", cwd=tmp_path)
     assert again.returncode == 2
     assert "the config must have `custom_hooks[0]` (Halves), which the run that wrote it had in memory" in again.stderr
+
+
+def test_an_attribute_that_was_set_on_an_object_later_is_not_lost_in_silence():
+    model = FunctionalModel(init=dict, loss=max)
+    assert to_config(model) == {"type": FunctionalModel, "init": dict, "loss": max}
+    model.loss_lambda = 0.5
+    assert to_config(model).kind == "FunctionalModel with 'loss_lambda' set later"
 
 
 def test_a_config_that_cannot_be_run_again_is_reported_with_its_key(project, capsys):

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from jengine import Runner, load_config, load_model
+from jengine.checkpoint import find_checkpoint, load
 from jengine.cli import main
 from jengine.config import resolve
 from jengine.config.modules import importable
@@ -101,6 +102,35 @@ def test_every_example_is_tested():
         *EXAMPLES,
         "experiment",
     }  # that has test_experiment.py
+
+
+AGAIN = {  # the examples in Python, with sizes for a checkpoint
+    "nnx_model": dict(max_epochs=5),
+    "plain_functions": dict(max_iters=3),
+    "gan": dict(max_iters=3),
+    "segment_digits": dict(max_epochs=1, train_images=64),
+    "simsiam": dict(max_epochs=1),
+    "densecl": dict(max_iters=3),
+    "swav": dict(max_epochs=1),
+    "deepcluster": dict(max_epochs=1),
+    "odc": dict(max_epochs=1),
+    "many_hooks": dict(max_epochs=5, target_accuracy=1.0),
+    "imix_debug": dict(total_epochs=1),
+    "ppo": dict(max_iters=10, envs=8, length=32),
+}
+
+
+@pytest.mark.many_processes
+@pytest.mark.parametrize("name", AGAIN)
+def test_the_config_that_an_example_leaves_trains_again_and_is_exported(name, tmp_path):
+    load_example(name).main(work_dir=tmp_path / "first", **AGAIN[name])
+    cfg = resolve(load_config(tmp_path / "first" / "config.py"))
+    Runner.from_cfg({**cfg, "work_dir": tmp_path / "again"}).train()
+    first, again = (load(find_checkpoint(tmp_path / name)).params for name in ("first", "again"))
+    jax.tree.map(np.testing.assert_array_equal, again, first)
+    if name not in ("gan", "ppo"):  # they predict nothing
+        command = ["ckpt", "export", str(tmp_path / "first"), "--jax-export", str(tmp_path / "model.bin"), "--trust"]
+        assert main([*command, "--platforms", "cpu", "--batch-size", "2"]) == 0
 
 
 def test_the_nnx_example_learns(tmp_path):
