@@ -147,15 +147,14 @@ class Runner(MMEngineNames):
         self._auto_scale_lr = read_auto_scale_lr(auto_scale_lr)
         self._sections, schedulers = config_checks.check_sections(arguments)  # refuses before anything is built
         self.resume_policy = parse_resume_policy(resume_policy)
-        self.cfg = (
-            convert_call(Runner, arguments | {"resume": False}) if cfg is None else remove_in_memory(resolve(cfg))
-        )
+        given = None if cfg is None else remove_in_memory(resolve(cfg))
+        self.cfg = convert_call(Runner, {**arguments, "resume": False}) if given is None else given
         self.cfg_text, opaque = format_config(self.cfg, os.path.join(work_dir, "config.py")) if self.cfg else ("", [])
 
         self.processes = get_processes()
         identity = agree_on_identity(
-            self.processes, {} if cfg is None else self.cfg, work_dir, load_from=load_from, resume=resume,
-            randomness=randomness, experiment_name=experiment_name, resume_policy=self.resume_policy,
+            self.processes, given or {}, work_dir, load_from=load_from, resume=resume, randomness=randomness,
+            experiment_name=experiment_name, resume_policy=self.resume_policy,
         )  # fmt: skip
         self.work_dir, self.local_dir, self.log_dir = identity.work_dir, identity.local_dir, identity.log_dir
         self.timestamp, self.experiment_name, self.seed = identity.timestamp, identity.experiment_name, identity.seed
