@@ -82,7 +82,9 @@ def compile_by_hand(batch: int, length: int) -> dict[str, Any]:
     def place(path, x):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         specs = [spec for rule, spec in [*RULES, *MLP_RULES] if name.endswith(rule)]
-        sharding = NamedSharding(mesh, PartitionSpec(*(specs[0] if specs else ())))
+        # The rules name axes of other meshes too.
+        axes = [(axis,) if isinstance(axis, str) else axis or () for axis in (specs[0] if specs else ())]
+        sharding = NamedSharding(mesh, PartitionSpec(*(tuple(name for name in axis if name in MESH) for axis in axes)))
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     with jax.set_mesh(mesh):
