@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +17,7 @@ Record: TypeAlias = str | Mapping[str, Any]
 Part: TypeAlias = tuple[str, bool]  # text, and whether it is learned
 
 
+@runtime_checkable
 class Records(Protocol):
     """A dataset with a record at each index."""
 

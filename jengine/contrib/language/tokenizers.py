@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,6 +18,7 @@ END = "<|endoftext|>"
 _FILE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"  # in a directory of the Hub
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """What packing and generation need of a tokenizer."""
 
