@@ -27,13 +27,17 @@ def nnx_transformer(rngs: "nnx.Rngs", **settings: Any) -> "nnx.Module":
 
     Args:
       rngs: random streams for the initial values.
-      **settings: attributes of `TransformerLM`, without `experts`.
+      **settings: attributes of `TransformerLM`, without `experts` and `logits_chunk`.
 
     Raises:
-      ConfigError: experts.
+      ConfigError: experts, or chunks of logits.
     """
     from flax import nnx
 
+    if settings.get("logits_chunk") is not None:
+        raise ConfigError(
+            f"NnxTransformerLM: `logits_chunk` must be None, got {settings['logits_chunk']}; use TransformerLM"
+        )
     if settings.get("experts") is not None:  # the bridge keeps the balance loss as a state, where it has no effect
         raise ConfigError(f"NnxTransformerLM: `experts` must be None, got {settings['experts']}; use TransformerLM")
     return nnx.bridge.lazy_init(nnx.bridge.ToNNX(TransformerLM(**settings), rngs=rngs), jnp.zeros((1, 1), int))

@@ -211,6 +211,28 @@ def test_the_optimizer_state_and_the_inputs_of_blocks_are_in_the_memory_of_the_h
     assert on_host["memory"]["optimizer state"] < 0.01 * on_chips["memory"]["optimizer state"]
 
 
+def test_tokens_of_an_example_are_divided_and_logits_are_never_gathered():
+    words, width, length, depth = 32768, 256, 8192, 2
+    sizes = f"model.module.vocab_size={words}", f"model.module.width={width}", "model.module.heads=2"
+    data = "train_dataloader.batch_size=1", f"train_dataloader.dataset.length={length}"
+    mesh = dict(data=1, fsdp=1, context=2, tensor=2)
+    plain, chunked = (
+        _plan(f"{CONFIGS / 'lm.py'}:tiny", "v5e:2x2", *sizes, *data, *chunk, mesh=mesh, training_only=True)["programs"][
+            "update"
+        ]
+        for chunk in ((), ("model.module.logits_chunk=1024",))
+    )
+    keys = 2 * length * width // 2 * 2  # and values, of the heads of a chip, in bfloat16
+    for program in (plain, chunked):
+        gathered = _collectives(program)["all-gather"]["size"]
+        head = words // 2 * width * 2  # the words of a chip
+        assert program["kernels"] == {"tpu_custom_call": 4 * depth}  # forward, again, and two for the gradients
+        assert 2 * depth * keys < gathered < 2 * depth * keys + 2 * head + 2e6  # forward and again in the backward pass
+    logits = length // 2 * words // 2 * 2  # of the tokens and words of a chip
+    temporaries = [program["memory"]["temporary buffers"] for program in (plain, chunked)]
+    assert temporaries[1] < logits / 4 < logits < temporaries[0]
+
+
 @pytest.mark.parametrize("chips", CHIPS)
 def test_replicas_exchange_nothing_while_they_accumulate_and_each_gradient_once_in_the_update(network, chips):
     plan = _plan(network, chips, "optim_wrapper.accumulative_counts=2")
