@@ -138,7 +138,7 @@ def _convert_arguments(built: object, init: Callable[..., Any], bound: Mapping[s
         if name not in bound:
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
-            config |= to_config(dict(bound[name]))
+            config |= {key: to_config(value) for key, value in bound[name].items()}
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             return Unwritable(type(built).__name__)  # which a config cannot pass
         else:

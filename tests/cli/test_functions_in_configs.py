@@ -142,7 +142,7 @@ def test_what_cannot_run_again_is_one_line_with_the_way_out(tmp_path, capsys):
         d=np.ones(2),
         e=dict(loss=make),
     )
-    with pytest.warns(UserWarning, match="wrote its repr") as warned:
+    with pytest.warns(UserWarning, match="the file says only what it was") as warned:
         dump_config(cfg)
     texts = {str(warning.message).split("`")[1]: str(warning.message) for warning in warned}
     assert set(texts) == {"a", "b.type", "b.fn", "c", "d", "e.loss"}

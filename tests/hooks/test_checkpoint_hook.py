@@ -409,7 +409,9 @@ def test_each_save_is_logged(train, caplog):
     with caplog.at_level("INFO"):
         exp = train(epochs=2, interval=2, scores=[0.1, 0.2], save_best="acc").work_dir
         train(epochs=1, interval=1, by_epoch=False)
-    assert [text for text in caplog.messages if text.startswith(("Checkpoints", "Saving", "The "))] == [
+    assert [
+        text for text in caplog.messages if text.startswith(("Checkpoints", "Saving", "The best", "The previous"))
+    ] == [
         f"Checkpoints will be saved to {exp}.",
         "The best checkpoint with 0.1000 acc at 1 epoch is saved to best_acc_epoch_1.",
         "Saving checkpoint at 2 epochs",
@@ -438,7 +440,7 @@ def test_the_files_on_disk_are_those_to_keep(make, tmp_path):
     regular, published, best = [], [], []
     for name in {*os.listdir(directory)} - {runner.timestamp}:  # the logs
         (published if "-" in name else best if name.startswith("best") else regular).append(name)
-    assert sorted(regular) == ["current_run", "epoch_2", "last_checkpoint"]
+    assert sorted(regular) == ["config.py", "current_run", "epoch_2", "last_checkpoint"]
     assert best == ["best_acc_epoch_1"]
     assert sorted(name.split("-")[0] for name in published) == ["best_acc_epoch_1", "epoch_2"]
     assert (directory / "last_checkpoint").read_text() == str(directory / "epoch_2")
