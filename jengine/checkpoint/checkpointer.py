@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jengine.checkpoint import arrays, commit
-from jengine.checkpoint.layout import encode_meta, pack_states, write_meta, write_pointer
+from jengine.checkpoint.layout import encode_meta, find_manifests, pack_states, write_meta, write_pointer
 from jengine.checkpoint.manifest import STATE, read_manifest, seal, seal_part
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.storage import is_url, storage_path
@@ -208,4 +208,16 @@ class Checkpointer:
         if self._is_primary():
             commit.abandon(path)
         reason = str(error) or type(error).__name__
-        return CheckpointSaveError(f"could not save checkpoint {path} (earlier checkpoints are intact): {reason}")
+        full = "No space left on device"  # TensorStore adds a chain of its own files
+        earlier = "earlier checkpoints are intact" if _has_others(path) else "there is no earlier one"
+        return CheckpointSaveError(
+            f"could not save checkpoint {path} ({earlier}): {full if full in reason else reason}"
+        )
+
+
+def _has_others(path: PurePath) -> bool:
+    """Return whether the directory has another checkpoint, or cannot be read."""
+    try:
+        return any(manifest and found.name != path.name for found, manifest in find_manifests(path.parent).items())
+    except Exception:  # such as a disk that is gone: the error of the save matters more
+        return True

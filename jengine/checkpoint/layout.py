@@ -230,7 +230,9 @@ def _locate(
         replacement = root.with_name(root.name + INCOMING)
         if validate_checkpoint(replacement) is None:  # killed between the renames of a replacement
             return str(replacement)
-        hint = did_you_mean(root.name, _checkpoint_names(root.parent)) or f"; {_list_contents(root.parent)}"
+        names = _checkpoint_names(root.parent)
+        close = did_you_mean(root.name, names)
+        hint = f", which has {', '.join(names)}{close}" if close else f"; {_list_contents(root.parent)}"
         raise FileNotFoundError(f"there is no checkpoint {root.name!r} in {root.parent}{hint}")
     if _is_checkpoint(entries):
         if (problem := verify(root)) is not None:

@@ -130,12 +130,16 @@ def restore_verified(
     }
     report = compare(stored, expected, rename=rename, cast=cast)
     if not report.fits:
+        some_fit = any(name.startswith("params.") for name in report.matched)
+        new_run = (
+            " For a new run with the parameters that fit, write "
+            f"load_from=dict(path={str(directory)!r}, strict=False) in place of resume, and another work_dir."
+        )
         raise CheckpointMismatchError(
             str(directory),
             report,
             "It was saved with another model, optimizer or set of hooks, and a resumed run must have the same: use the "
-            f"config of that run, {directory.parent / 'config.py'}. For a new run with the parameters that fit, write "
-            f"load_from=dict(path={str(directory)!r}, strict=False) in place of resume, and another work_dir.",
+            f"config of that run, {directory.parent / 'config.py'}.{new_run if some_fit else ''}",
         )
     return _read_matched(directory, target, expected, report), read_meta(directory, states=True)
 

@@ -34,6 +34,9 @@ def config_name(args: argparse.Namespace) -> str:
     return os.path.splitext(os.path.basename(args.config.partition(".py:")[0]))[0]
 
 
+_CHECKPOINT = "in the argument CHECKPOINT of the command line"
+
+
 def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
     """Build the Runner for a config, with arguments that override it unless they are None."""
     from jengine.runner import Runner
@@ -42,7 +45,13 @@ def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings:
     cfg.update({name: value for name, value in settings.items() if value is not None})
     if settings.get("resume") in (True, "must") and isinstance(cfg.get("load_from"), str):
         cfg["load_from"] = {"path": cfg["load_from"]}  # `--resume` means the work dir, as that of MMEngine
-    return Runner.from_cfg(cfg)
+    try:
+        return Runner.from_cfg(cfg)
+    except Exception as error:
+        if settings.get("load_from") is not None:  # not in the config
+            notes = getattr(error, "__notes__", [])
+            error.__notes__ = [_CHECKPOINT if note == "in the config at `load_from`" else note for note in notes]
+        raise
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ _DISK_ADVICE = """\
   The checkpoints from before are whole: free space, then continue with --resume.
   --config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':2}" keeps the newest two, and
   --work-dir DIR writes elsewhere."""
+_FIRST_ADVICE = "  Free space, or write to another disk with --work-dir DIR, and start again: nothing is saved yet."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.traceback:
             raise
         if _is_disk_full(error):
-            print(f"jengine: the disk is full: {error}\n{_DISK_ADVICE}", file=sys.stderr)
+            advice = _FIRST_ADVICE if "there is no earlier one" in str(error) else _DISK_ADVICE
+            print(f"jengine: the disk is full: {error}\n{advice}", file=sys.stderr)
             return 1
         if not _is_user_error(error, args.command):
             from jengine.cli.tracebacks import format_error
@@ -61,8 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(format_error(error, log_error(error)), end="", file=sys.stderr)
             return 1
         print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
+        from jengine.cli.tracebacks import JAX_NOTES
+
         for note in getattr(error, "__notes__", ()):
-            print(f"  {note}", file=sys.stderr)
+            if not note.startswith(JAX_NOTES):
+                print(f"  {note}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("jengine: interrupted", file=sys.stderr)
@@ -93,7 +98,9 @@ def _is_user_error(error: Exception, command: str) -> bool:
         return isinstance(error, OSError | ValueError | KeyError | ImportError)
     if type(error).__name__ in ("ProcessError", "PlanError"):  # the traceback only shows a wait for another process
         return True
-    in_config = any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ()))
+    in_config = any(
+        note.startswith(("in the config at ", "in the argument ")) for note in getattr(error, "__notes__", ())
+    )
     return in_config or isinstance(error, ConfigError | FileNotFoundError)
 
 

@@ -11,7 +11,7 @@ import jengine
 _ENGINE = ("jax", "jaxlib", "flax", "optax", "orbax", "chex", "grain", "etils", "numpy", "ml_collections")
 _DIRECTORIES = [pathlib.Path(jengine.__file__).parent, pathlib.Path(sysconfig.get_path("stdlib"))]
 _INSTALLED = ("site-packages", "dist-packages")
-_JAX_NOTES = ("----", "For simplicity, JAX has removed")
+JAX_NOTES = ("----", "For simplicity, JAX has removed")
 
 
 def format_error(error: BaseException, log_file: str | None) -> str:
@@ -35,7 +35,7 @@ def _keep_own_frames(report: traceback.TracebackException) -> int:
     own = [frame for frame in report.stack if not _is_library(frame.filename)]
     left_out = len(report.stack) - len(own)
     report.stack = traceback.StackSummary.from_list(own)
-    notes = [note for note in report.__notes__ or () if not note.startswith(_JAX_NOTES)]
+    notes = [note for note in report.__notes__ or () if not note.startswith(JAX_NOTES)]
     report.__notes__ = notes or None
     return left_out
 

@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import re
+import sys
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -58,10 +59,16 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
                 cfg = _run(file, argument)
         except Exception as error:
             error.add_note(f"while loading the config file {str(file)!r}")
+            if isinstance(error, ModuleNotFoundError):
+                error.add_note(
+                    f"{error.name!r} must be installed for this Python, {sys.executable}, or, if it is a file of your "
+                    "own, be next to the config file or in a directory of PYTHONPATH; or correct the name"
+                )
             raise
         if not is_mapping(cfg):
             raise ConfigError(
-                f"get_config() of {str(file)!r} must return a ConfigDict or a dict, got {type(cfg).__name__}"
+                f"get_config() of {str(file)!r} must return a ConfigDict or a dict, got "
+                + ("None; is a `return` missing at its end?" if cfg is None else type(cfg).__name__)
             )
     return apply_overrides(cfg, overrides)
 

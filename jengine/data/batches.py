@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jengine.data.collate import default_collate, to_numpy
+from jengine.data.collate import UnequalSamplesError, default_collate, to_numpy
 from jengine.data.host_entries import Batch, Sample
 from jengine.data.masking import with_mask
 from jengine.data.samplers import IteratedSampler, Sampler
@@ -86,7 +86,15 @@ class BatchSource:
                     "batch and which has no __getitem__ for its samples"
                 )
             self._collates_samples = True  # the next batches are not read twice
-        return self.collate([_read(dataset, index) for index in indices.tolist()])
+        samples = [_read(dataset, index) for index in indices.tolist()]
+        try:
+            return self.collate(samples)
+        except UnequalSamplesError as error:
+            other = error.args[1]
+            error.add_note(
+                f"sample {other} of the batch is sample {indices[other]} of the dataset, and sample 0 is {indices[0]}"
+            )
+            raise
 
 
 def _read(dataset: Samples, index: int) -> Sample:

@@ -15,6 +15,13 @@ from jengine.registry import FUNCTIONS
 _TEXT = (str, bytes, datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
 
 
+class UnequalSamplesError(ValueError):
+    """Samples that cannot be stacked; the second argument is the index, in the batch, of one unlike the first."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 @FUNCTIONS.register_module(["default_collate", "pseudo_collate"])
 def default_collate(samples: Sequence[Sample]) -> Batch:
     """Stack samples along a new leading axis; MMEngine's `pseudo_collate` is the same here.
@@ -32,7 +39,7 @@ def default_collate(samples: Sequence[Sample]) -> Batch:
     try:
         return jax.tree.map(_stack, *samples, is_leaf=_is_numbers_in(samples[0]))
     except ValueError as error:
-        raise ValueError(_describe_difference(samples)) from error
+        raise UnequalSamplesError(*_describe_difference(samples)) from error
 
 
 def _stack(*leaves: Any) -> np.ndarray:
@@ -126,19 +133,22 @@ def pad_examples(batch: Batch, size: int) -> Batch:
     return jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)]), batch)
 
 
-def _describe_difference(samples: Sequence[Sample]) -> str:
-    """Return why the samples cannot be stacked."""
+def _describe_difference(samples: Sequence[Sample]) -> tuple[str, int]:
+    """Return why the samples cannot be stacked, and which differs from the first."""
     to_array = lambda leaf: np.asarray(leaf, object) if type(leaf) is list else leaf  # noqa: E731  # of any lengths
     samples = [jax.tree.map(to_array, sample, is_leaf=_is_numbers_in(sample)) for sample in samples]
     first = paths.flatten(samples[0])
     structure: Any = jax.tree.structure(samples[0])
     for index, sample in enumerate(samples):
         if jax.tree.structure(sample) != structure:
-            return f"samples of a batch must have the same structure, got {structure} and {jax.tree.structure(sample)}"
+            other = jax.tree.structure(sample)
+            return f"samples of a batch must have the same structure, got {structure} and {other}", index
         for path, leaf in paths.flatten(sample).items():
             if np.shape(leaf) != np.shape(first[path]):
-                return (
+                text = (
                     f"samples of a batch must have the same shapes, got {path!r} of {np.shape(first[path])} in sample "
-                    f"0 and of {np.shape(leaf)} in sample {index}; pad or crop it, or pass a collate_fn"
+                    f"0 and of {np.shape(leaf)} in sample {index} of the batch; pad or crop it in the dataset, or set "
+                    "`collate_fn` in the dataloader"
                 )
-    return "the samples of a batch cannot be stacked"
+                return text, index
+    return "the samples of a batch cannot be stacked", 0

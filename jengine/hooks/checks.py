@@ -18,6 +18,44 @@ class NonFiniteLossError(FloatingPointError, AssertionError):
     """Infinite or NaN loss; also an AssertionError, which MMEngine raises."""
 
 
+def describe_loss(
+    iteration: int,
+    value: float,
+    labels: str | None,
+    rates: Mapping[str, Sequence[float]],
+    path: str | None,
+    command: str,
+) -> str:
+    """Return the message about a loss that is not finite, the likely cause first.
+
+    Args:
+      iteration, value: of the loss.
+      labels: what is wrong with the labels of its batch.
+      rates: the learning rates of the groups, by name.
+      path: the newest checkpoint from before it.
+      command: trains from there, or from scratch, with the numerics guard.
+    """
+    loss = f"the loss of iteration {iteration}, counted from 0, is {value}"
+    newest = f"The newest checkpoint from before it is {path}." if path else "There is no checkpoint from before it."
+    if labels is not None:
+        return f"{labels}. Therefore {loss}. {newest}"
+    # With several groups, `base_lr` is the rate of none
+    largest = max((rate for name, group in rates.items() if not name.endswith("base_lr") for rate in group), default=0)
+    rate = f", here {largest:g}," if largest else ""
+    cause = (
+        f"Often the learning rate{rate} is too large: set a smaller `optim_wrapper.optimizer.lr`, or limit the "
+        "gradients with `optim_wrapper.clip_grad`"
+        if iteration
+        else "No update came before it: look for values that are not finite, or too large, in the first batch, and for "
+        "a division, root or logarithm of zero in the model and its loss"
+    )
+    return (
+        f"{loss}. {cause}. {newest}\n"
+        "If that is not it, the numerics guard drops such steps (`train_cfg.on_nonfinite='warn'` keeps them), and "
+        f"after several in a row writes one for `jengine replay`:\n  {command}"
+    )
+
+
 @HOOKS.register_module()
 class CheckInvalidLossHook(Hook):
     """Check of the loss every `interval` training iterations, which ends training with NonFiniteLossError.

@@ -45,7 +45,8 @@ def build_logger(
     """Set up and return `logging.getLogger(name)` as the run logger.
 
     It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year and at every level, to
-    `log_file`; errors have the file, the function and the line before the text. Records do not propagate to the root
+    `log_file`; errors have the file, the function and the line before the text. A record with the attribute
+    `on_terminal`, of `extra=`, has that text there. Records do not propagate to the root
     logger, where handlers of other libraries would print them again. Identical warnings are printed once. Processes
     other than the first only print errors.
 
@@ -221,8 +222,12 @@ class _ShortFormatter(_Formatter):
     """Formatter for the terminal, without the year."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of the record."""
-        return super().format(record).partition("/")[2]
+        """Return the text of the record, or its shorter `on_terminal`."""
+        text = record.__dict__.get("on_terminal")
+        if text is None:
+            return super().format(record).partition("/")[2]
+        time = self.formatTime(record, self.datefmt).partition("/")[2]
+        return escape_control(f"{time} - {record.name} - {record.levelname} - {text}")
 
 
 class _TerminalHandler(logging.Handler):

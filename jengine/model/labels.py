@@ -79,10 +79,16 @@ def require_class_indices(labels: Any, num_classes: int, argument: str, ignore_i
     if not wrong.size:
         return
     advice = "`ignore_index` sets a value that marks what to leave out"
+    outputs = ""
+    if values.min() >= 0:
+        outputs = (
+            f"; correct the labels in the dataset, or give the model {values.max() + 1} outputs, for example by "
+            "`features` or `num_classes` in `model.module`"
+        )
     if ignore_index is None and len(wrong) == 1:
         advice = f"set ignore_index={wrong[0]} if this value marks what to leave out"
     raise _WrongLabelsError(
         f"`{argument}` must be class indices from 0 to {num_classes - 1}"
         f"{'' if ignore_index is None else f' or ignore_index={ignore_index}'}, as the outputs have {num_classes} "
-        f"classes, got {values.min()} to {values.max()} in the entry {labels.path!r} of a batch; {advice}"
+        f"classes, got {values.min()} to {values.max()} in the entry {labels.path!r} of a batch{outputs}; {advice}"
     )

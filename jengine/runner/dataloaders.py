@@ -18,7 +18,7 @@ from jengine.errors import ConfigError, UnknownNameError, config_path
 from jengine.evaluation.sections import loader_path
 from jengine.hooks.runner_protocol import Loader
 from jengine.logging.slow_call import report_if_slow
-from jengine.model.failing_layer import describe_failing_layer
+from jengine.model.failing_layer import explain_failing_layer
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.runner_protocol import TrainLoopInternals
 from jengine.selection import describe_tree
@@ -165,9 +165,10 @@ class DataLoaders:
             notes = getattr(error, "__notes__", ())
             is_clear = isinstance(error, ConfigError) or any(note.startswith(_CLEAR) for note in notes)
             if path in self._examples and not is_clear and not ends():
-                if (layer := describe_failing_layer(error)) is not None:
-                    error.add_note(layer)
-                error.add_note(f"with the first batch of {path}: {self._examples[path]}")
+                explained = explain_failing_layer(error)
+                explained.add_note(f"with the first batch of {path}: {self._examples[path]}")
+                if explained is not error:
+                    raise explained from None
             entries = self._host_entries.get(path)
             if entries and isinstance(error, UnknownNameError):
                 listed = ", ".join(f"{path} ({kind})" for path, kind in entries.items())

@@ -25,7 +25,7 @@ from jengine.config import write_config
 from jengine.data import select_arrays
 from jengine.distributed import process_local_batch
 from jengine.errors import read_seconds
-from jengine.hooks.checks import NonFiniteLossError
+from jengine.hooks.checks import NonFiniteLossError, describe_loss
 from jengine.logging import log_error, open_log_file
 from jengine.optim import AmpOptimWrapper
 from jengine.runner.interrupts import watch_waits
@@ -75,14 +75,8 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
         return
     labels = _find_wrong_labels(runner, iteration)
     path = _find_checkpoint_before(runner, iteration)
-    newest = f"The newest checkpoint from before it is {path}" if path else "There is no checkpoint from before it"
-    raise NonFiniteLossError(
-        f"the loss of iteration {iteration}, counted from 0, is {value} (train_cfg.on_nonfinite='warn' or 'ignore' "
-        f"continues). {labels or 'A smaller learning rate or `optim_wrapper.clip_grad` often helps'}. {newest}. To "
-        f"train from {'there' if path else 'scratch'} with the numerics guard, which drops such steps, and after "
-        f"several in a row writes one for `jengine replay`:\n"
-        f"  {runner.resume_command(path or '', guard=True)}"
-    )
+    command = runner.resume_command(path or "", guard=True)
+    raise NonFiniteLossError(describe_loss(iteration, value, labels, wrapper.get_lr(), path, command))
 
 
 def _find_wrong_labels(runner: RunnerInternals, iteration: int) -> str | None:
@@ -220,8 +214,9 @@ def handle_failure(runner: RunnerInternals, error: BaseException) -> None:
     if not any("at iteration" in note for note in getattr(error, "__notes__", ())):
         error.add_note(f"in training, at iteration {runner.iter} (epoch {runner.epoch})")
     if isinstance(error, Exception):
-        summary = str(error).partition("\n")[0]
-        runner.logger.error(f"Training stops at iteration {runner.iter} with {type(error).__name__}: {summary}")
+        summary = f"Training stops at iteration {runner.iter} with {type(error).__name__}"
+        # The terminal shows the message once, where the process ends
+        runner.logger.error(f"{summary}: {str(error).partition(chr(10))[0]}", extra={"on_terminal": f"{summary}."})
         log_error(error)
     # A run that was refused has nothing to save; after a loss that is not finite the parameters may not be either; and
     # another run may have taken over
@@ -248,7 +243,8 @@ def _save_completed_iterations(runner: RunnerInternals) -> None:
         if all_end_here and is_consistent(runner):
             runner.call_hook("on_interrupt")
         else:
-            runner.logger.error(f"Training ended within iteration {runner.iter}, which is not saved.")
+            text = f"Training ended within iteration {runner.iter}, which is not saved."
+            runner.logger.error(text, extra={"on_terminal": text})
     except Exception as error:  # it must not hide the error that ended training
         runner.logger.error(f"The completed iterations could not be saved: {type(error).__name__}: {error}")
 

@@ -14,6 +14,7 @@ from jengine.checkpoint.fingerprint import describe_settings
 from jengine.checkpoint.identity import agree_on_identity
 from jengine.checkpoint.start_from import default_resume_command, parse_resume_policy, remove_in_memory
 from jengine.config import format_config, resolve
+from jengine.config.locate import name_settings
 from jengine.construction import convert_call
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
@@ -195,7 +196,8 @@ class Runner(MMEngineNames):
           ConfigError: unknown or missing keys. MissingPackageError: the config requires an optional package.
         """
         plain, dropped = config_checks.check_top_level(resolve(cfg), cls.__init__)
-        runner = cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
+        with name_settings(plain):
+            runner = cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
         if dropped:
             runner.logger.info(dropped)
         return runner
@@ -285,7 +287,8 @@ class Runner(MMEngineNames):
         self.files.expect_training(self._group_table)
         with record_session(self, self._group_table):
             try:
-                with self._loaders.note_example("train_dataloader", ends=lambda: self.files.exist):
+                example = self._loaders.note_example("train_dataloader", ends=lambda: self.files.exist)
+                with example, name_settings(self.cfg):
                     loop.run()
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"

@@ -1,6 +1,7 @@
 """Explain the error of a device that ran out of memory: in which program, what that needs, and how to need less."""
 
 import contextlib
+import os
 from typing import Any
 
 import jax
@@ -36,13 +37,17 @@ def explain_out_of_memory(
     if not _is_out_of_memory(error) or any(_EXPLANATION in note for note in getattr(error, "__notes__", ())):
         return
     device = jax.local_devices()[0]
-    limit = (device.memory_stats() or {}).get("bytes_limit")  # None on CPUs
+    limit = (device.memory_stats() or {}).get("bytes_limit") or _host_memory(device)
     size = "" if limit is None else f" of {_format_bytes(limit)}"
-    plan = None if args is None or _is_of_compiler(error) else _describe_plan(program, args)
-    lines = [f"{_EXPLANATION}: {describe_device(device)}{size}, in {name}", *([f"  {plan}"] if plan else [])]
+    memory = None if args is None or _is_of_compiler(error) else _plan_memory(program, args)
+    plan = [] if memory is None else [f"  {_describe_plan(memory)}"]
+    lines = [f"{_EXPLANATION}: {describe_device(device)}{size}, in {name}", *plan]
+    remedies = ["What needs less memory (docs/scale.md):", *_REMEDIES]
+    if memory is not None and limit is not None and memory.argument_size_in_bytes > limit:
+        remedies = _describe_excess(args or ())
     if noticed:
         error.__notes__ = [_mark_as_waiting(note) for note in getattr(error, "__notes__", ())]
-    error.add_note("\n".join([*lines, "What needs less memory (docs/scale.md):", *_REMEDIES]))
+    error.add_note("\n".join([*lines, *remedies]))
 
 
 def _mark_as_waiting(note: str) -> str:
@@ -62,17 +67,40 @@ def _is_of_compiler(error: BaseException) -> bool:
     return "compil" in str(error).lower()  # compiling again would take as long and fail again
 
 
-def _describe_plan(program: Any, args: tuple[Any, ...]) -> str | None:
+def _describe_excess(args: tuple[Any, ...]) -> list[str]:
+    """Return what to change if the state, the first argument, or the batch do not fit into the memory alone."""
+    state, *others = (sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arg)) for arg in args)
+    if sum(others) > state:
+        return ["The batch alone is larger than the memory: set a smaller `train_dataloader.batch_size`."]
+    return [
+        "The parameters and the state of the optimizer alone are larger than the memory, so smaller batches do not "
+        "help. What helps (docs/scale.md):",
+        "  a smaller model, by its settings in `model.module`",
+        _REMEDIES[-1],
+    ]
+
+
+def _host_memory(device: jax.Device) -> int | None:
+    """Return the memory of the machine for its CPU; None for another device, or if it is unknown."""
+    with contextlib.suppress(ValueError, OSError, AttributeError):  # not a POSIX system
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if device.platform == "cpu" else None
+    return None
+
+
+def _plan_memory(program: Any, args: tuple[Any, ...]) -> Any:
     """Return the memory of a program on each device, as compiled; None if that is unknown."""
     with contextlib.suppress(Exception):  # the first error matters more; a pmap has no plan
-        memory = program.lower(*args).compile().memory_analysis()
-        parts = {
-            "arguments": memory.argument_size_in_bytes,
-            "temporaries": memory.temp_size_in_bytes,
-            "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,  # a donated argument is an output too
-        }
-        return f"on each device it needs {', '.join(f'{part} {_format_bytes(size)}' for part, size in parts.items())}"
+        return program.lower(*args).compile().memory_analysis()
     return None
+
+
+def _describe_plan(memory: Any) -> str:
+    parts = {
+        "arguments": memory.argument_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,  # a donated argument is an output too
+    }
+    return f"on each device it needs {', '.join(f'{part} {_format_bytes(size)}' for part, size in parts.items())}"
 
 
 def _format_bytes(size: int) -> str:

@@ -199,6 +199,7 @@ def test_an_error_in_the_first_trace_of_the_step_shows_the_frames_of_the_user_an
     message = next(index for index, line in enumerate(lines) if line.startswith("TypeError: dot_general requires"))
     assert lines[message + 1 :] == [
         "in Broken.traced_grads, within the step",
+        "multiply was called with x f32[8]",
         "with the first batch of train_dataloader: the batch has x f32[8], y f32[8]",
         "in training, at iteration 0 (epoch 0)",
     ]

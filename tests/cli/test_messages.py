@@ -63,8 +63,8 @@ MISTAKES = {
     "an argument that the Runner passes": (["val_cfg.speed=2"], r"no argument 'speed'; expected one of: epoch_length, evaluations, fp16\n"),
     "an input with too few axes": (
         ["model.module.type=mistaken_nets.ConvNet"],
-        r"in the layer Conv_0 \(Conv\): the call has inputs f32\[4,5\]; a kernel of size \(3, 3\) needs 4 axes: the batch, "
-        r"2 for space, channels\nwith the first batch of train_dataloader: the batch has x f32\[4,5\], y i32\[4\]",
+        r"ValueError: the layer Conv_0 \(Conv\) must have an input of 4 axes, the batch, 2 for space, channels, got "
+        r"f32\[4,5\]; give it samples of 3 axes.*\nwith the first batch of train_dataloader: the batch has x f32\[4,5\], y i32\[4\]",
     ),
     "too many devices": (
         ["parallel={'type': 'Pjit', 'mesh': {'data': 64}}"],
@@ -108,7 +108,10 @@ def test_a_message_says_what_to_write(config, tmp_path, capsys, mistake):
 def test_a_checkpoint_that_does_not_exist_is_compared_with_those_that_do(config, capsys):
     work_dir = config.parent / "base"
     assert main(["test", str(config), f"{work_dir}/epoch_11"]) == 2
-    assert f"there is no checkpoint 'epoch_11' in {work_dir}; did you mean 'epoch_1'?" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(
+        f"there is no checkpoint 'epoch_11' in {work_dir}, which has epoch_1; did you mean 'epoch_1'?\n"
+        "  in the argument CHECKPOINT of the command line\n"
+    )
     assert main(["train", str(config), "--work-dir", str(work_dir), "--resume", f"{work_dir}/best"]) == 2
     assert f"'best' in {work_dir}; {work_dir} has the checkpoints epoch_1" in capsys.readouterr().err
 

@@ -287,8 +287,11 @@ def test_a_non_finite_loss_stops_the_run_and_names_the_checkpoint_before_it(make
         runner.train()
     path = tmp_path / "run" / "iter_4"
     message = str(caught.value)
-    assert "the loss of iteration 6, counted from 0, is nan (train_cfg.on_nonfinite='warn' or 'ignore'" in message
-    assert f"The newest checkpoint from before it is {path}. " in message
+    assert (
+        "the loss of iteration 6, counted from 0, is nan. Often the learning rate, here 0.25, is too large: set"
+        in message
+    )
+    assert f"The newest checkpoint from before it is {path}.\n" in message
     guard = "default_hooks=dict(guard=dict(type='NumericsGuardHook'))"
     assert message.endswith(f"\n  Runner(..., resume='{path}', {guard})")
     assert [path.name for path in (tmp_path / "run").glob("iter_*")] == ["iter_4"]  # that of iteration 8 is not saved
@@ -306,7 +309,7 @@ def test_a_checkpoint_with_which_the_loss_is_not_finite_is_not_named(make_runner
     runner = make_runner(
         **falling(loss=loss, default_hooks=saving, optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.5)))
     )
-    with pytest.raises(FloatingPointError, match=r"iteration 3, .* is nan .* before it is \S*/iter_2\."):
+    with pytest.raises(FloatingPointError, match=r"iteration 3, .* is nan.* before it is \S*/iter_2\."):
         runner.train()
     assert not all(np.isfinite(leaf) for leaf in jax.tree.leaves(runner.state.params))
     assert sorted(path.name for path in (tmp_path / "run").glob("iter_*")) == ["iter_1", "iter_2", "iter_3"]
@@ -314,7 +317,7 @@ def test_a_checkpoint_with_which_the_loss_is_not_finite_is_not_named(make_runner
 
 def test_a_run_without_log_lines_and_checkpoints_is_checked_at_its_end(make_runner):
     runner = make_runner(**falling([15]))
-    with pytest.raises(FloatingPointError, match=r"iteration 15, .* is nan .* There is no checkpoint from before it\."):
+    with pytest.raises(FloatingPointError, match=r"iteration 15, .* is nan.* There is no checkpoint from before it\."):
         runner.train()
     assert runner.iter == 16
 

@@ -1,11 +1,14 @@
 """Test that an error of a device without memory names the program, what that needs, and the remedies."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
+from jengine.train.out_of_memory import explain_out_of_memory
 
 PIB = 2**50  # bytes: more than a process can address, so that no system promises it
 LOGGER = dict(checkpoint=None, logger=dict(type="LoggerHook", interval=1))
@@ -55,7 +58,7 @@ def test_a_program_that_needs_too_much_memory_is_named_with_its_plan_and_the_rem
         runner.train()
     (note,) = [note for note in caught.value.__notes__ if "ran out of memory" in note]
     first, needs, *remedies = note.splitlines()
-    assert first == f"the device ran out of memory: cpu, in {program}"
+    assert re.fullmatch(rf"the device ran out of memory: cpu of [\d.,]+ GiB, in {re.escape(program)}", first)
     assert needs.startswith("  on each device it needs arguments ")
     assert plan in needs
     keys = [
@@ -76,6 +79,21 @@ def test_a_hook_that_needs_too_much_memory_itself_is_named(make_runner):
     notes = caught.value.__notes__
     assert "in Allocates.before_train_iter at iteration 0 (epoch 0)" in notes
     assert any(
-        note.startswith("the device ran out of memory: cpu, in a program other than the training step\n")
+        re.match(r"the device ran out of memory: cpu of [\d.,]+ GiB, in a program other than the training step\n", note)
         for note in notes
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "batch", "remedy"),
+    [
+        (PIB, 8, r"The parameters and the state of the optimizer alone .* do not help\. .*\n  a smaller model, .*\n  more "),
+        (8, PIB, r"The batch alone is larger than the memory: set a smaller `train_dataloader.batch_size`\."),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_alone_have_only_remedies_that_help(state, batch, remedy):
+    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+    args = tuple(jax.ShapeDtypeStruct((size // 4,), jnp.float32) for size in (state, batch))
+    explain_out_of_memory(error, "the step", jax.jit(lambda state, batch: state[0] + batch[0]), args)
+    assert re.search(rf"GiB, in the step\n  on each device .*\n{remedy}", error.__notes__[0])
+    assert "precision=" not in error.__notes__[0]

@@ -75,7 +75,7 @@ def test_at_most_40_lines_are_printed_before_the_first_step_and_the_log_file_has
     text = "\n".join(start)
     for part in (
         f"devices:    1 x cpu, jax {jax.__version__}, python {platform.python_version()}, platform {platform.platform()}", "model:      54 tensors, 162 parameters, 0.00 MiB",
-        "train data: DataLoader(ArrayDataset), 4 batches of 4", "| laier (matches noth… |", "… 22 more …",
+        "train data: DataLoader(ArrayDataset), 4 batches of 4", "| no match", "… 22 more …",
         "| EMAHook ", "| update, accumulate |", "Checkpoints will be saved to",
     ):  # fmt: skip
         assert part in text

@@ -23,6 +23,7 @@ logger = logging.getLogger("jengine")
 DECAY_RULES = ("bias_decay_mult", "norm_decay_mult", "dwconv_decay_mult", "flat_decay_mult")
 _RULES = (*DECAY_RULES, "bias_lr_mult", "dcn_offset_lr_mult")
 _MAX_WARNINGS = 3  # of keys that match no parameter
+_MAX_NAMES = 8
 _NOT_SETTINGS = ("lr_mult", "decay_mult", "requires_grad")
 
 
@@ -280,7 +281,12 @@ class DefaultOptimWrapperConstructor:
         unmatched: dict[str, str] = {}
         for key in self.paramwise_cfg.get("custom_keys", {}):
             if key not in self.matched and not any(key in name for name in names):
-                unmatched[key] = f"custom_keys: {key!r} matches no parameter{paths.closest_paths(key, leaves)}"
+                listed = ", ".join(list(leaves)[:_MAX_NAMES]) + ", …" * (len(leaves) > _MAX_NAMES)
+                hint = paths.closest_paths(key, leaves) or f"; the parameters are {listed}"
+                unmatched[key] = (
+                    f"custom_keys: {key!r} matches no parameter{hint}, so its settings have no effect: "
+                    "correct or remove it in `paramwise_cfg.custom_keys` of `optim_wrapper`"
+                )
         for key in rules:
             if self.paramwise_cfg.get(key) is not None and key not in self.matched:
                 hint = "" if types else "; without `module_types` names and shapes tell the kind of a module"

@@ -215,7 +215,7 @@ class GroupedOptimizer:
             rows.append([name, ", ".join(settings.patterns), *counts, *rates])
         if tensors[-1]:
             rows.append(["frozen", "", str(tensors[-1]), f"{parameters[-1]:,}", "", ""])
-        return list(COLUMNS), rows + [["none", f"{key} (matches nothing)", "0", "0", "", ""] for key in self.unmatched]
+        return list(COLUMNS), rows + [["no match", key, "0", "0", "", ""] for key in self.unmatched]
 
     def state_dict(self) -> dict[str, Any]:
         """Return all group settings as JSON-compatible values."""

@@ -1,0 +1,56 @@
+"""The path in a config of the argument that an error names by its class: `CrossEntropy.label` is `model.loss.label`."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from jengine.config.containers import is_mapping
+
+_ARGUMENT = re.compile(r"`(\w+)\.([\w.]+)`")
+
+
+def locate_argument(cfg: Any, argument: str) -> str | None:
+    """Return the config path of an argument; None unless exactly one section has the class.
+
+    >>> locate_argument(dict(model=dict(loss=dict(type="CrossEntropy", label="y"))), "CrossEntropy.label")
+    'model.loss.label'
+
+    Args:
+      cfg: the config.
+      argument: the class and the argument; one that the section leaves out has the path of the section.
+    """
+    owner, _, name = argument.partition(".")
+    found = [(path, section) for path, section in _sections(cfg, "") if _class_name(section.get("type")) == owner]
+    if len(found) != 1 or not found[0][0]:
+        return None
+    path, section = found[0]
+    return f"{path}.{name}" if name.partition(".")[0] in section else path
+
+
+@contextlib.contextmanager
+def name_settings(cfg: Any) -> Iterator[None]:
+    """Add the path in the config to an error of the body that begins with the argument of a class."""
+    try:
+        yield
+    except Exception as error:
+        match = _ARGUMENT.match(str(error))
+        path = locate_argument(cfg, f"{match[1]}.{match[2]}") if match else None
+        if path and not any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ())):
+            error.add_note(f"in the config at `{path}`")
+        raise
+
+
+def _sections(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of each dict in a config."""
+    if is_mapping(node):
+        yield path, node
+        for key, child in node.items():
+            yield from _sections(child, f"{path}.{key}" if path else str(key))
+    elif isinstance(node, list | tuple):
+        for index, child in enumerate(node):
+            yield from _sections(child, f"{path}[{index}]")
+
+
+def _class_name(kind: object) -> str:
+    return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
