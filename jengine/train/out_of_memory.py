@@ -52,8 +52,8 @@ def explain_out_of_memory(
 
 def _mark_as_waiting(note: str) -> str:
     """Return a note that does not blame the hook which it names."""
-    is_of_hook = note.startswith("in ") and " at iteration " in note
-    return f"noticed {note}, which waited for the device" if is_of_hook else note
+    place, _, iteration = note.partition(" at iteration ")
+    return f"noticed at iteration {iteration}" if place.startswith("in ") and iteration else note
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:

@@ -108,3 +108,8 @@ def test_pixels_are_ignored_and_padding_does_not_count():
 def test_a_loss_that_is_a_dict_is_refused_by_name():
     with pytest.raises(TypeError, match="the loss 'loss_box' must be an array, .* got the dict"):
         total_loss({"loss_cls": 1.0, "loss_box": {"x": 1.0}})
+
+
+def test_labels_of_the_right_shape_that_are_floats_are_named_as_such():
+    with pytest.raises(ValueError, match=r"must be integers, the class indices, got 'y', f32\[4\], whose shape fits"):
+        CrossEntropy(label="y")(jnp.zeros((4, 3)), {"y": jnp.zeros(4)})

@@ -284,7 +284,7 @@ class DefaultOptimWrapperConstructor:
                 listed = ", ".join(list(leaves)[:_MAX_NAMES]) + ", …" * (len(leaves) > _MAX_NAMES)
                 hint = paths.closest_paths(key, leaves) or f"; the parameters are {listed}"
                 unmatched[key] = (
-                    f"custom_keys: {key!r} matches no parameter{hint}, so its settings have no effect: "
+                    f"custom_keys: {key!r} matches no parameter{hint}. Its settings have no effect: "
                     "correct or remove it in `paramwise_cfg.custom_keys` of `optim_wrapper`"
                 )
         for key in rules:
