@@ -139,9 +139,10 @@ def _pack_array(value: Any, path: str, blobs: bytearray | None) -> Json:
         value = jax.random.key_data(value)
     array = np.asarray(value)
     if array.dtype.kind not in "biufcV" or array.dtype.names is not None:  # V: bfloat16 and its like
+        remedy = "; leave it out, and make it again in `load_state_dict`" if ".state_dict()" in path else ""
         raise TypeError(
             f"`{path}` must be made of numbers, strings, bytes, arrays, lists, tuples and dicts, got "
-            f"{type(value).__name__} {value!r:.100}"
+            f"{type(value).__name__} {value!r:.100}{remedy}"
         )
     dtype = array.dtype.name if array.dtype.kind == "V" else array.dtype.str
     return {

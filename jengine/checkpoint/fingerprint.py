@@ -1,5 +1,6 @@
 """Settings of a run, described in each checkpoint, and compared with it by a resumed run."""
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -7,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jengine.checkpoint.report import CheckpointMismatchError
 from jengine.config.containers import is_mapping
 from jengine.config.dump import simplify
 from jengine.construction import has_unwritable, to_config
@@ -25,6 +27,7 @@ _OPTIMIZER_KEYS = frozenset({"optimizer", "paramwise_cfg", "constructor"})  # co
 _CHAIN = re.compile(r"optim_wrapper\.(init|update|(.*\.)?parts)\.")  # optax keeps its settings in closures
 _CODE = ".code"
 _KINDS = (".type", ".function")
+_MAX_LINES = 3  # of settings in an error
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -61,6 +64,18 @@ def _as_written(value: Any) -> Any:
 def read_flags() -> dict[str, Any]:
     """Return the jax options that change numbers."""
     return {name: getattr(jax.config, name) for name in _FLAGS}
+
+
+@contextlib.contextmanager
+def name_settings(settings: dict[str, Json], saved: Mapping[str, Any] | None) -> Iterator[None]:
+    """Add the settings of the model that differ from a fingerprint to a CheckpointMismatchError inside."""
+    try:
+        yield
+    except CheckpointMismatchError as error:
+        lines = [] if saved is None else [line for _, line in compare_settings(settings, saved, skip_chains=True)]
+        if lines := [line for line in lines if line.startswith("model.")]:
+            error.add_note(f"the model has other settings: {'; '.join(lines[:_MAX_LINES])}")
+        raise
 
 
 def compare_settings(

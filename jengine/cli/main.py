@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         for note in getattr(error, "__notes__", ()):
             if not note.startswith(JAX_NOTES):
-                print(f"  {note}", file=sys.stderr)
+                print(f"  {note}{_find_override(note, overrides)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("jengine: interrupted", file=sys.stderr)
@@ -90,6 +90,13 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
     except Exception as error:
         get_processes().fail(error)
         raise
+
+
+def _find_override(note: str, overrides: Sequence[str]) -> str:
+    """Return which arguments of the command line set the place in the config that a note names, or ""."""
+    place = note.removeprefix("in the config at ").strip("`")
+    found = [argument for argument in overrides if argument.startswith(f"--config.{place}.")]
+    return f", from the command line: {' '.join(found)}" if found and note.startswith("in the config at ") else ""
 
 
 def _is_user_error(error: Exception, command: str) -> bool:

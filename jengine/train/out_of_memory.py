@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+from jengine import paths
+from jengine.selection import describe_array
 from jengine.versions import describe_device
 
 _EXPLANATION = "the device ran out of memory"
@@ -72,9 +74,10 @@ def _describe_excess(args: tuple[Any, ...]) -> list[str]:
     state, *others = (sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arg)) for arg in args)
     if sum(others) > state:
         return ["The batch alone is larger than the memory: set a smaller `train_dataloader.batch_size`."]
+    path, largest = max(paths.flatten(args[0]).items(), key=lambda item: item[1].size)
     return [
         "The parameters and the state of the optimizer alone are larger than the memory, so smaller batches do not "
-        "help. What helps (docs/scale.md):",
+        f"help. The largest array is {path}, {describe_array(largest)}. What helps (docs/scale.md):",
         "  a smaller model, by its settings in `model.module`",
         _REMEDIES[-1],
     ]

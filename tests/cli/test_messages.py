@@ -57,7 +57,8 @@ def get_config():
 """
 MISTAKES = {
     "an argument of another library": (
-        ["optim_wrapper.optimizer.learning_rate=0.1"], r"SGD has no argument 'learning_rate'; did you mean 'lr'\?",
+        ["optim_wrapper.optimizer.learning_rate=0.1"], r"SGD has no argument 'learning_rate'; did you mean 'lr'\?\n"
+        r"  in the config at `optim_wrapper.optimizer`, from the command line: --config.optim_wrapper.optimizer.learning_rate=0.1\n",
     ),
     "an interval in val_cfg": (["val_cfg.intervl=2"], r"`val_cfg` has no `interval`: write `train_cfg.val_interval`"),
     "an argument that the Runner passes": (["val_cfg.speed=2"], r"no argument 'speed'; expected one of: epoch_length, evaluations, fp16\n"),
@@ -76,7 +77,7 @@ MISTAKES = {
     ),
     "a state that cannot be saved": (
         ["custom_hooks=[{'type': 'mistaken_nets.StateHook'}]"],
-        r"`StateHook.state_dict\(\).f` must be made of numbers, strings, .* got",
+        r"`StateHook.state_dict\(\).f` must be made of numbers, strings, .* got .*; leave it out, and make it again in `load_state_dict`",
     ),
     "a full disk": (
         ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook'}]"],
@@ -123,6 +124,7 @@ def test_a_resume_with_another_model_names_the_config_and_the_way_to_start_from_
     shown = capsys.readouterr().err
     assert "mismatch    params.Dense_1.kernel  stored float32[5,3], expected float32[5,4]" in shown
     assert f"use the config of that run, {work_dir}/config.py" in shown
+    assert "the model has other settings: model.module.width: 4 in the config, nothing in the checkpoint" in shown
     start = f"{{'path': '{work_dir}/epoch_1', 'strict': False}}"
     assert f"load_from=dict(path='{work_dir}/epoch_1', strict=False) in place of resume" in shown
     new = ["train", str(config), "--work-dir", str(work_dir.parent / "new"), wider[1], f"--config.load_from={start}"]
