@@ -67,7 +67,7 @@ def read_flags() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def name_settings(settings: dict[str, Json], saved: Mapping[str, Any] | None) -> Iterator[None]:
+def name_model_settings(settings: dict[str, Json], saved: Mapping[str, Any] | None) -> Iterator[None]:
     """Add the settings of the model that differ from a fingerprint to a CheckpointMismatchError inside."""
     try:
         yield

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from jengine.checkpoint import Checkpointer, list_arrays, load_pretrained, open_weights, read_meta
-from jengine.checkpoint.fingerprint import name_settings
+from jengine.checkpoint.fingerprint import name_model_settings
 from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
 from jengine.checkpoint.huggingface import find_differences
 from jengine.checkpoint.local_copies import replace_unfit_copy
@@ -178,7 +178,7 @@ def _restore_arrays(runner: RunnerInternals, path: str, saved_meta: Mapping[str,
     if runner.seed != saved_meta["meta"]["seed"]:  # as `resume_policy` allows
         fresh["rng"] = target.pop("rng")
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
-    with _name_versions(path, saved_meta["meta"]), name_settings(runner.settings, saved_meta.get("fingerprint")):
+    with _name_versions(path, saved_meta["meta"]), name_model_settings(runner.settings, saved_meta.get("fingerprint")):
         stored = list_arrays(path)  # shapes only
         match = match_hook_states(target["hook_state"], stored, saved_meta.get("exchanged", {}))
         target["hook_state"] = match.states

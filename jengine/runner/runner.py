@@ -188,9 +188,7 @@ class Runner(MMEngineNames):
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":
-        """Return a Runner from a config whose keys are the constructor's arguments.
-
-        The key `vars` is the user's. The log names MMEngine keys that mean nothing here.
+        """Return a Runner from a config whose keys are the constructor's arguments; the key `vars` is the user's.
 
         Raises:
           ConfigError: unknown or missing keys. MissingPackageError: the config requires an optional package.
