@@ -178,8 +178,7 @@ class Runner(MMEngineNames):
         self.log_processor = components.build_log_processor(log_processor, train_cfg)
         logs = components.build_logs(identity, log_level, self.build_logger, self.build_message_hub)
         self.logger, self.log_writer, self.message_hub = logs
-        self.optimizer_settings: dict[str, dict[str, Any]] = {}
-        self.hyperparams = Hyperparams()
+        self.hyperparams, self.optimizer_settings = Hyperparams(), dict[str, dict[str, Any]]()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._predictors: dict[str, Predictor] = {}  # by `batch_rules`
         self._loaders = DataLoaders(self._sections, self.seed, self.processes, self.strategy.data_shard)
