@@ -100,7 +100,6 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
             "its arrays in ArrayDataset"
         )
     cfg = _divide_batch(cfg, 1)
-    _require_dataset(cfg)
     check_arguments(DataLoader, resolve_functions(DataLoader, cfg))
     if not is_mapping(dataset):  # otherwise it may have the attribute `batch_axis`
         _require_batch_size(cfg)
@@ -131,14 +130,6 @@ def _divide_batch(cfg: Mapping[str, Any], shards: int) -> dict[str, Any]:
             f"of data shards, got {size}"
         )
     return {**divided, "batch_size": size // shards}
-
-
-def _require_dataset(cfg: Mapping[str, Any]) -> None:
-    if "dataset" not in cfg:
-        raise TypeError(
-            "DataLoader needs the argument 'dataset': a dict, such as dict(type='ArrayDataset', ...), a sequence of "
-            "samples, or an iterable of them"
-        )
 
 
 def _require_batch_size(cfg: Mapping[str, Any]) -> None:
