@@ -29,7 +29,7 @@ def locate_argument(cfg: Any, argument: str) -> str | None:
 
 
 @contextlib.contextmanager
-def name_settings(cfg: Any) -> Iterator[None]:
+def locate_errors(cfg: Any) -> Iterator[None]:
     """Add the path in the config to an error of the body that begins with the argument of a class."""
     try:
         yield

@@ -113,7 +113,7 @@ class ImageFolder(BaseDataset):
     Args:
       root: directory, or URL of any scheme that fsspec knows.
       size: (height, width) of all images; None for those of the files.
-      extensions: ends of the names of images, in any case; other files are ignored.
+      extensions: of images, in any case; other files are ignored.
       pipeline: further transforms, see `Pipeline`.
       indices, seed, metainfo, lazy_init: see `BaseDataset`.
 
@@ -159,7 +159,7 @@ class ImageFolder(BaseDataset):
         if empty := [directory for directory, images in found.items() if not images]:
             raise ConfigError(
                 f"ImageFolder: each directory in `root` must have images, got none in {self.root}/{empty[0]}: files "
-                f"with other ends than {', '.join(self.extensions)} are ignored"
+                f"with other extensions than {', '.join(self.extensions)} are ignored"
             )
         classes = sorted(found)
         if "classes" not in self._metainfo:

@@ -14,7 +14,7 @@ from jengine.checkpoint.fingerprint import describe_settings
 from jengine.checkpoint.identity import agree_on_identity
 from jengine.checkpoint.start_from import default_resume_command, parse_resume_policy, remove_in_memory
 from jengine.config import format_config, resolve
-from jengine.config.locate import name_settings
+from jengine.config.locate import locate_errors
 from jengine.construction import convert_call
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
@@ -193,7 +193,7 @@ class Runner(MMEngineNames):
           ConfigError: unknown or missing keys. MissingPackageError: the config requires an optional package.
         """
         plain, dropped = config_checks.check_top_level(resolve(cfg), cls.__init__)
-        with name_settings(plain):
+        with locate_errors(plain):
             runner = cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
         if dropped:
             runner.logger.info(dropped)
@@ -285,7 +285,7 @@ class Runner(MMEngineNames):
         with record_session(self, self._group_table):
             try:
                 example = self._loaders.note_example("train_dataloader", ends=lambda: self.files.exist)
-                with example, name_settings(self.cfg):
+                with example, locate_errors(self.cfg):
                     loop.run()
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
