@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 from jengine.cli.plan_process import PlanError, compile_candidates
 from jengine.cli.topologies import Topology
 from jengine.errors import ConfigError
+from jengine.model.constrain import CONTEXT
 from jengine.sharding.mesh import MeshSizes
 
 Plan = dict[str, Any]
 
 _TENSOR_SIZES = (1, 2, 4, 8)
+_CONTEXT_SIZES = (2, 4, 8, 16)
 _REFINED = 2  # the number of plans whose batch size is increased, with and without rematerialization
 _DOUBLINGS = 3
 _BATCH_DOUBLINGS = 12  # of the search for the largest batch
@@ -55,12 +57,14 @@ def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | No
     parallel = cfg.get("parallel") or {}
     if mesh is None and parallel.get("batch_axes") is not None:
         raise ConfigError(
-            f"--search tries meshes of data, fsdp and tensor, so `parallel.batch_axes` must be left out, got "
+            f"--search tries meshes of data, fsdp, tensor and context, so `parallel.batch_axes` must be left out, got "
             f"{parallel['batch_axes']}; or give the mesh with --mesh"
         )
-    # Rules may be nested in any form; without one that names `tensor`, its sizes would only divide the batch less.
-    has_tensor = "tensor" in repr((parallel.get("rules"), parallel.get("logical_axes")))
-    meshes = [mesh] if mesh is not None else list(iterate_meshes(topology.size, has_tensor, topology.slices))
+    # Rules may be nested in any form; without one that names an axis, its sizes would only divide the batch less.
+    rules = repr((parallel.get("rules"), parallel.get("logical_axes")))
+    has_tensor, has_context = (name in rules for name in ("tensor", CONTEXT))
+    tried = iterate_meshes(topology.size, has_tensor, topology.slices, has_context)
+    meshes = [mesh] if mesh is not None else list(tried)
     remat_paths = list(_find_options(cfg["model"], "remat", "model"))
     return _make_space(cfg, meshes, remat_paths)
 
@@ -78,14 +82,19 @@ def _make_space(cfg: Mapping[str, Any], meshes: Sequence[MeshSizes], remat_paths
     return Space(meshes, remat_paths, loader.get(key, 1), "parallel" in cfg, key)
 
 
-def iterate_meshes(size: int, has_tensor: bool, slices: int = 1) -> Iterator[MeshSizes]:
+def iterate_meshes(size: int, has_tensor: bool, slices: int = 1, has_context: bool = False) -> Iterator[MeshSizes]:
     """Yield meshes with `size` devices: parameters replicated, divided over all devices in a slice, and over some.
 
     >>> [mesh["fsdp"] for mesh in iterate_meshes(16, has_tensor=False)]
     [1, 4, 16]
 
-    Sizes along `tensor` are tried if the config has a rule for it; of the axes, only `data` crosses slices.
+    Sizes along `tensor` and `context` are tried if the config has a rule for them; of the axes, only `data` crosses
+    slices. `context` is for fewer examples than chips, so it leaves the others to `fsdp`.
     """
+
+    def with_slices(mesh: dict[str, int]) -> MeshSizes:
+        return mesh if slices == 1 else {**mesh, "slices": {"data": slices}}
+
     for tensor in _TENSOR_SIZES if has_tensor else (1,):
         if size // slices % tensor:
             continue
@@ -93,8 +102,10 @@ def iterate_meshes(size: int, has_tensor: bool, slices: int = 1) -> Iterator[Mes
         # between the extremes, a mesh as square as the number of devices allows
         middle = max(n for n in range(1, math.isqrt(rest) + 1) if rest % n == 0)
         for fsdp in dict.fromkeys((1, middle, rest)):
-            mesh = {"data": slices * rest // fsdp, "fsdp": fsdp, "tensor": tensor}
-            yield mesh if slices == 1 else {**mesh, "slices": {"data": slices}}
+            yield with_slices({"data": slices * rest // fsdp, "fsdp": fsdp, "tensor": tensor})
+    for context in _CONTEXT_SIZES if has_context else ():
+        if size // slices % context == 0:
+            yield with_slices({"data": slices, "fsdp": size // slices // context, "context": context, "tensor": 1})
 
 
 def _find_options(value: Any, name: str, path: str) -> Iterator[str]:

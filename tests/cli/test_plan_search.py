@@ -54,6 +54,13 @@ def test_meshes_replicate_divide_and_do_both():
     assert {mesh["tensor"] for mesh in iterate_meshes(4, has_tensor=True)} == {1, 2, 4}
 
 
+def test_a_rule_for_context_adds_meshes_that_divide_the_tokens():
+    cfg = {**CFG, "parallel": dict(type="Pjit", rules=[("up", (("context", "fsdp"), None))])}
+    meshes = build_space(cfg, parse_topology("v5e:2x4", slices=2), None).meshes
+    assert [(mesh["fsdp"], mesh["context"]) for mesh in meshes if "context" in mesh] == [(4, 2), (2, 4), (1, 8)]
+    assert all(mesh["data"] == 2 and mesh["slices"] == {"data": 2} for mesh in meshes if "context" in mesh)
+
+
 def test_the_batch_size_is_doubled_while_it_fits_and_is_faster():
     best = _search(CFG, "v5e:2x2", limit=400)[0]
     # 64 examples fit only with remat (320 bytes), at 29.3 a second; 32 fit without it, at 32 / 1.32 = 24.2
