@@ -1,9 +1,9 @@
 """End of runs that are worse than the others of a search."""
 
 import pathlib
-from typing import Any
+from typing import Any, Literal
 
-from jengine.checkpoint import pick_metric
+from jengine.checkpoint import infer_rule, pick_metric
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -21,6 +21,7 @@ class OptunaPruningHook(Hook):
 
     Args:
       monitor: the metric.
+      rule: 'greater' or 'less', which value is better; by default inferred from the name.
 
     Examples:
       >>> OptunaPruningHook(monitor="accuracy/top1").monitor
@@ -30,10 +31,15 @@ class OptunaPruningHook(Hook):
     priority = "LOWEST"
     extra = "sweep"
 
-    def __init__(self, monitor: str) -> None:
+    def __init__(self, monitor: str, rule: Literal["greater", "less"] | None = None) -> None:
         self.monitor = monitor
+        self.rule = infer_rule(monitor) if rule is None else rule
         self._record = pathlib.Path()
         self._trial: Any = None
+
+    def monitored_metrics(self) -> list[tuple[str, str, str]]:
+        """Return the monitored metric."""
+        return [("monitor", self.monitor, self.rule)]
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Find the trial in the study that the sweep's record names."""

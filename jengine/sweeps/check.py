@@ -37,10 +37,10 @@ class Plan(NamedTuple):
     fingerprint: str  # hash of the config without the settings
 
 
-def add_pruning(metric: str) -> list[str]:
+def add_pruning(metric: str, rule: str) -> list[str]:
     """Return the overrides that add Optuna's pruning to a run."""
     hook = "default_hooks.pruning"
-    return [f"{hook}.type='OptunaPruningHook'", f"{hook}.monitor={metric!r}"]
+    return [f"{hook}.type='OptunaPruningHook'", f"{hook}.monitor={metric!r}", f"{hook}.rule={rule!r}"]
 
 
 def check(request: Request) -> Plan:

@@ -1,12 +1,13 @@
 """Process that lists the runs of a sweep and checks their configs."""
 
 import hashlib
+import itertools
 import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from jengine.cli.report.run_metrics import ADDRESS, find_rule, flatten_config, list_saved_metrics
 from jengine.cli.tracebacks import format_error
@@ -18,6 +19,8 @@ from jengine.runner import Runner
 from jengine.sweeps.check import Plan, Request, add_pruning
 from jengine.sweeps.space import SEED, Setting, ValueRange, format_override, list_settings
 
+T = TypeVar("T")
+
 _NOT_CHECKED = ("parallel", "resume", "load_from")  # depend on devices and files of the run
 
 
@@ -26,13 +29,16 @@ def make_plan(request: Request) -> Plan:
     base = load_config(request.config, request.overrides)
     config = resolve(base)
     leaves = flatten_config(config)
-    grid = {complete_path(path, leaves): list(values) for path, values in request.grid.items()}
-    ranges = {complete_path(path, leaves): limits for path, limits in request.ranges.items()}
+    grid = {path: list(values) for path, values in _complete_paths(request.grid, leaves).items()}
+    ranges = _complete_paths(request.ranges, leaves)
     given = None if request.search else load_sweep(request.config)  # a search chooses the settings itself
     if given is not None:
-        given = [{complete_path(path, leaves): value for path, value in setting.items()} for setting in given]
+        given = [_complete_paths(setting, leaves) for setting in given]
+    _check_disjoint(given or [], grid, ranges, {SEED: 0} if request.seeds else {})
     if not (given or grid or ranges or request.seeds):
         raise ConfigError("there is nothing to sweep: give --grid, --range, --seeds, or get_sweep() in the config")
+    if request.draws and not (grid or ranges):
+        raise ConfigError("random draws must have ranges or a grid to draw from, got neither")
     if ranges and not request.draws and not request.search:
         raise ConfigError(f"a range of `{next(iter(ranges))}` must come with --random N or --search N, got neither")
     settings = list_settings(given, grid, ranges, 2 if request.search else request.draws, request.seeds)
@@ -44,7 +50,7 @@ def make_plan(request: Request) -> Plan:
             "a search must have a metric with a known direction: give --metric, or save_best and rule of the "
             f"CheckpointHook, got {metric or 'none'}"
         )
-    _check_configs(apply_overrides(base, add_pruning(metric)) if request.search else base, settings)
+    _check_configs(apply_overrides(base, add_pruning(metric, rule)) if request.search else base, settings)
     kept = {name: value for name, value in config.items() if name not in ("work_dir", "experiment_name")}
     text = ADDRESS.sub("", format_config(kept)[0])  # in reprs of objects
     fingerprint = hashlib.sha256(text.encode()).hexdigest()
@@ -71,6 +77,25 @@ def complete_path(name: str, paths: Iterable[str]) -> str:
         raise ConfigError(f"{name!r} must be the end of one path in the config, got several: {', '.join(found)}")
     ends = {path.rpartition(".")[2]: path for path in paths}
     raise ConfigError(f"{name!r} must be a path in the config or the end of one{closest(name, ends)}")
+
+
+def _complete_paths(values: Mapping[str, T], leaves: Iterable[str]) -> dict[str, T]:
+    complete: dict[str, T] = {}
+    for name, value in values.items():
+        path = complete_path(name, leaves)
+        if path in complete:
+            raise ConfigError(f"`{path}` must be given once, got it by two names")
+        complete[path] = value
+    return complete
+
+
+def _check_disjoint(given: Iterable[Setting], *others: Mapping[str, Any]) -> None:
+    """Raise ConfigError if two options set the same path: one of them would have no effect."""
+    sources = [{path for setting in given for path in setting}, *(set(values) for values in others)]
+    names = ("get_sweep()", "a grid", "a range", "seeds")
+    for (name, paths), (other, more) in itertools.combinations(zip(names, sources, strict=True), 2):
+        for path in sorted(paths & more):
+            raise ConfigError(f"`{path}` must be set by one of {name} and {other}, got both")
 
 
 def _check_configs(base: Any, settings: Sequence[Setting]) -> None:
@@ -110,8 +135,7 @@ def main() -> None:
     except Exception as error:
         notes = list(getattr(error, "__notes__", ()))
         is_about_config = isinstance(error, ConfigError | OSError) or any("config at" in note for note in notes)
-        text = f"{type(error).__name__}: {error}" if not isinstance(error, ConfigError) else str(error)
-        plan = {"error": text if is_about_config else format_error(error, None).strip(), "notes": notes}
+        plan = {"error": str(error) if is_about_config else format_error(error, None).strip(), "notes": notes}
     pathlib.Path(sys.argv[1]).write_text(encode(pack(plan)))
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from jengine.errors import ConfigError, closest, require_extra
+from jengine.errors import ConfigError, require_extra
 
 _POLL = 0.5  # seconds between two looks of a job at its process
 
@@ -290,7 +290,7 @@ def build_launcher(name: str, jobs: int, directory: pathlib.Path, options: Mappi
     if name == "ray":
         return RayLauncher(options)
     if name != "local":
-        raise ConfigError(f"`launcher` must be one of {', '.join(LAUNCHERS)}, got {name!r}{closest(name, LAUNCHERS)}")
+        raise ConfigError(f"`launcher` must be one of {', '.join(LAUNCHERS)}, got {name!r}")
     if options:
         raise ConfigError(
             f"the local launcher has no options, got {', '.join(options)}; did you mean another launcher?"

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -85,14 +85,14 @@ def sweep(
     request = Request(
         config=config,
         overrides=list(overrides),
-        grid={path: list(values) for path, values in (grid or {}).items()},
+        grid={path: _check_values(path, values) for path, values in (grid or {}).items()},
         ranges={path: check_range(path, limits) for path, limits in (ranges or {}).items()},
         draws=random,
         search=bool(search),
         seeds=list(range(seeds)) if isinstance(seeds, int) else list(seeds),
         metric=metric,
     )
-    _check_numbers(request, random, search)
+    _check_numbers(request, random, search, seeds)
     built = build_launcher(launcher, jobs, directory, launcher_options or {})
     plan = check(request)
     with _lock(directory):
@@ -117,10 +117,10 @@ class _Sweep:
         self.trials: list[Trial] = []
         self._slots = launcher.jobs
         if search:
-            self._search = Search(directory, plan.rule, plan.grid, plan.ranges)
+            self._search = Search(directory, plan.metric, plan.rule, plan.grid, plan.ranges)
             self._slots = min(self._slots, jobs)  # the next setting depends on the results
             self._record = self._search.record
-            self._overrides += add_pruning(plan.metric)
+            self._overrides += add_pruning(plan.metric, plan.rule)
             self.trials = self._continue_search(self._search)
             self._left = max(search - self._search.count() - len(self.trials), 0)
             self._total = search
@@ -251,7 +251,7 @@ def _write(cfg: Mapping[str, Any], directory: pathlib.Path) -> str:
     return str(path)
 
 
-def _check_numbers(request: Request, random: int, search: int) -> None:
+def _check_numbers(request: Request, random: int, search: int, seeds: int | Sequence[int]) -> None:
     if random < 0 or search < 0 or (random and search):
         raise ConfigError(f"one of `random` and `search` may be above 0, got {random} and {search}")
     if search and request.seeds:
@@ -260,6 +260,18 @@ def _check_numbers(request: Request, random: int, search: int) -> None:
         )
     if search and not (request.grid or request.ranges):
         raise ConfigError("a search must have ranges or a grid, got neither")
+    if request.metric and not search:
+        raise ConfigError(
+            f"`metric` must come with a search, got {request.metric!r}: other runs are compared by all their metrics"
+        )
+    if isinstance(seeds, int) and seeds < 0:
+        raise ConfigError(f"`seeds` must be at least 0, got {seeds}")
+
+
+def _check_values(path: str, values: Sequence[Any]) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable) or not (listed := list(values)):
+        raise ConfigError(f"the grid of `{path}` must be a list of values, got {values!r}")
+    return listed
 
 
 @contextlib.contextmanager

@@ -4,9 +4,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from jengine.errors import require_extra
+from jengine.errors import ConfigError, require_extra
 from jengine.sweeps.space import Setting, ValueRange, round_number
-from jengine.sweeps.trials import Trial
+from jengine.sweeps.trials import Trial, relative
 
 STUDY = "optuna.log"
 _STATES = {"finished": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
@@ -17,14 +17,19 @@ class Search:
 
     Args:
       directory: of the sweep.
+      metric: what to search for.
       rule: 'greater' or 'less': which value of the metric is better.
       grid: lists of values by config path.
       ranges: ranges by config path.
+
+    Raises:
+      ConfigError: the directory has a search for another metric or over other values.
     """
 
     def __init__(
         self,
         directory: pathlib.Path,
+        metric: str,
         rule: str,
         grid: Mapping[str, Sequence[Any]],
         ranges: Mapping[str, ValueRange],
@@ -36,6 +41,21 @@ class Search:
         self._grid, self._ranges = grid, ranges
         self.record = {"path": str(directory / STUDY), "name": directory.name}
         self._study = open_study(self.record, "maximize" if rule == "greater" else "minimize")
+        self._check_study(directory, metric)
+
+    def _check_study(self, directory: pathlib.Path, metric: str) -> None:
+        """Check what Optuna cannot change: the metric, the choices, and the kind of a range; limits may move."""
+        kept: dict[str, Any] = {"metric": metric}
+        kept |= {path: [repr(value) for value in values] for path, values in self._grid.items()}
+        kept |= {path: {"log": limits.log, "int": limits.is_int} for path, limits in self._ranges.items()}
+        known = self._study.user_attrs.get("kept", {})
+        for name, value in kept.items():
+            if known.get(name, value) != value:
+                raise ConfigError(
+                    f"`{name}` of a search must stay the same, {known[name]}, got {value}: give another --work-dir "
+                    f"than {relative(directory)}"
+                )
+        self._study.set_user_attr("kept", {**known, **kept})
 
     def count(self) -> int:
         """Return the number of trials that are done; one that failed is replaced by another."""
@@ -46,7 +66,8 @@ class Search:
         """Return the trials of an earlier start that did not end: number and setting."""
         running = self._optuna.trial.TrialState.RUNNING
         trials = self._study.get_trials(deepcopy=False, states=(running,))
-        return [(trial.number, self._setting(trial.params)) for trial in trials]
+        paths = {*self._grid, *self._ranges}  # a kill may leave a trial without them
+        return [(trial.number, self._setting(trial.params)) for trial in trials if set(trial.params) == paths]
 
     def ask(self) -> tuple[int, Setting]:
         """Return the number and the setting of the next trial."""

@@ -68,11 +68,12 @@ def check_range(path: str, limits: ValueRange | Sequence[Any]) -> ValueRange:
     result = limits if isinstance(limits, ValueRange) else ValueRange(low, high, "log" in flags, "int" in flags)
     numbers = [value for value in result[:2] if isinstance(value, int | float) and math.isfinite(value)]
     is_known = isinstance(limits, ValueRange) or set(flags) <= {"log", "int"}
-    if len(numbers) < 2 or not is_known or not result.low < result.high or (result.log and result.low <= 0):
-        above = " above 0" if result.log else ""
+    is_integer = not result.is_int or all(value == round(value) for value in numbers)
+    is_above = not result.log or result.low > 0
+    if len(numbers) < 2 or not is_known or not result.low < result.high or not is_above or not is_integer:
+        kind = f"{'integers ' if result.is_int else ''}low and high{' above 0' if result.log else ''}"
         raise ConfigError(
-            f"the range of `{path}` must be low and high{above}, perhaps with log or int, such as 1e-4..1e-1:log, "
-            f"got {limits!r}"
+            f"the range of `{path}` must be {kind}, perhaps with log or int, such as 1e-4..1e-1:log, got {limits!r}"
         )
     return result
 
@@ -83,9 +84,15 @@ def parse_grid(arguments: Iterable[str]) -> dict[str, list[Any]]:
     >>> parse_grid(["optim_wrapper.optimizer.lr=1e-3,1e-2", "model.module.widths=(8,16),(16,32)"])
     {'optim_wrapper.optimizer.lr': [0.001, 0.01], 'model.module.widths': [(8, 16), (16, 32)]}
     """
-    return {
-        path: [parse_value(text.strip()) for text in _split(values)] for path, values in _pairs("--grid", arguments)
-    }
+    grid = {}
+    for path, values in _pairs("--grid", arguments):
+        texts = [text.strip() for text in _split(values)]
+        if not all(texts):
+            raise ConfigError(
+                f"`--grid` must have a value between two commas, got {path}={values}; write '' for no text"
+            )
+        grid[path] = [parse_value(text) for text in texts]
+    return grid
 
 
 def parse_ranges(arguments: Iterable[str]) -> dict[str, ValueRange]:
@@ -97,9 +104,11 @@ def parse_ranges(arguments: Iterable[str]) -> dict[str, ValueRange]:
     ranges = {}
     for path, text in _pairs("--range", arguments):
         match = _RANGE.fullmatch(text)
-        limits = [parse_value(match[name]) for name in ("low", "high")] if match else [text]
-        flags = [name for name in ("log", "int") if match and match[name]]
-        ranges[path] = check_range(path, (*limits, *flags))
+        if match is None:
+            check_range(path, text)  # raises
+            continue
+        limits = [parse_value(match[name]) for name in ("low", "high")]
+        ranges[path] = check_range(path, (*limits, *(name for name in ("log", "int") if match[name])))
     return ranges
 
 
@@ -148,13 +157,16 @@ def _draw(grid: Mapping[str, Sequence[Any]], ranges: Mapping[str, ValueRange], i
 
 
 def _pairs(option: str, arguments: Iterable[str]) -> list[tuple[str, str]]:
-    pairs = []
+    pairs: dict[str, str] = {}
     for argument in arguments:
         path, equals, text = argument.partition("=")
         if not (path and equals and text):
             raise ConfigError(f"`{option}` must be PATH=VALUES, got {argument!r}")
-        pairs.append((path.removeprefix("--").removeprefix("config."), text))
-    return pairs
+        path = path.removeprefix("--").removeprefix("config.")
+        if path in pairs:
+            raise ConfigError(f"`{option}` must have each path once, got {path}={pairs[path]} and {path}={text}")
+        pairs[path] = text
+    return list(pairs.items())
 
 
 def _split(text: str) -> list[str]:

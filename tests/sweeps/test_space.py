@@ -27,7 +27,20 @@ def test_values_of_a_grid_are_literals_or_words():
     assert grid == {"a": [1e-3, True, None, "Adam"], "b": [[1, 2], {"x": "a,b"}]}
 
 
-@pytest.mark.parametrize("text", ["lr", "lr=1", "lr=1..x", "lr=2..1", "lr=0..1:log", "lr=1..2:linear"])
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["lr=1e-3,,1e-2"], "must have a value between two commas, got lr=1e-3,,1e-2"),
+        (["lr=1e-3", "lr=1e-2"], "must have each path once, got lr=1e-3 and lr=1e-2"),
+        (["lr"], "must be PATH=VALUES, got 'lr'"),
+    ],
+)
+def test_a_grid_of_another_form_is_refused(texts, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_grid(texts)
+
+
+@pytest.mark.parametrize("text", ["lr", "lr=1", "lr=1..x", "lr=2..1", "lr=0..1:log", "lr=1..2:linear", "lr=0.2..3:int"])
 def test_a_range_of_another_form_is_refused(text):
     with pytest.raises(ConfigError, match="--range|the range of `lr`"):
         parse_ranges([text])

@@ -10,6 +10,9 @@ import jengine
 from jengine.cli import main
 from jengine.cli.parser import build_parser
 from jengine.errors import ConfigError
+from jengine.sweeps.check import Request
+from jengine.sweeps.check_worker import make_plan
+from jengine.sweeps.space import ValueRange
 from jengine.sweeps.trials import make_trials, read_record
 
 CONFIG = pathlib.Path(__file__).parent / "swept_config.py"
@@ -41,11 +44,31 @@ def test_a_bad_value_of_any_run_is_refused_before_the_first_starts(tmp_path, arg
         (dict(search=2, seeds=2, grid={"lr": [1, 2]}), "a search has one seed"),
         (dict(search=2), "a search must have ranges or a grid"),
         (dict(ranges={"lr": (1.0, 0.1)}), "the range of `lr` must be low and high"),
+        (dict(seeds=-1), "`seeds` must be at least 0, got -1"),
+        (dict(grid={"lr": 0.1}), "the grid of `lr` must be a list of values, got 0.1"),
+        (dict(grid={"lr": []}), r"the grid of `lr` must be a list of values, got \[\]"),
+        (dict(grid={"lr": [0.1]}, metric="loss"), "`metric` must come with a search, got 'loss'"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(tmp_path, arguments, message):
     with pytest.raises(ConfigError, match=message):
         jengine.sweep(CONFIG, work_dir=tmp_path, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(draws=2, seeds=[0, 1]), "random draws must have ranges or a grid"),
+        (dict(grid={"lr": [0.1]}, ranges={"optimizer.lr": ValueRange(0.1, 1)}, draws=2), "one of a grid and a range"),
+        (dict(grid={"lr": [0.1], "optimizer.lr": [0.2]}), "`optim_wrapper.optimizer.lr` must be given once"),
+        (dict(grid={"randomness.seed": [1]}, seeds=[0]), "`randomness.seed` must be set by one of a grid and seeds"),
+        (dict(search=True, grid={"lr": [0.1]}, metric="lossy"), "must be a metric of val_evaluator, got 'lossy'"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, message):
+    request = Request(str(CONFIG), [], {}, {}, draws=0, search=False, seeds=[], metric=None)
+    with pytest.raises(ConfigError, match=message):
+        make_plan(request._replace(**settings))
 
 
 def test_a_second_sweep_in_the_same_directory_is_refused(tmp_path):
@@ -105,6 +128,8 @@ def test_a_search_ends_runs_that_are_worse_and_continues(tmp_path):
     assert {row.status for row in table.rows} == {"finished"}
     assert len((tmp_path / "optuna.log").read_text().splitlines()) > 4
     assert {read_record(path)["study"]["number"] for path in tmp_path.glob("lr=*")} <= {0, 1}
+    with pytest.raises(ConfigError, match=r"`optim_wrapper.optimizer.lr` of a search must stay the same, \['0.01', '0"):
+        jengine.sweep(CONFIG, search=3, **{**arguments, "grid": {"lr": [0.01, 0.2]}})
 
 
 @pytest.mark.many_processes
