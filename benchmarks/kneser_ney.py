@@ -3,7 +3,7 @@
     python -m benchmarks.kneser_ney [--order 5] [--vocab-size 1024]
 
 Interpolated Kneser-Ney smoothing (Kneser and Ney 1995; Chen and Goodman 1999), with one discount for each order, on the
-tokens and the split of `configs/lm.py:python`.
+tokens and the split of `configs/lm.py:tiny`.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Fine-tune a language model on prompts with responses: LoRA, and a loss on the responses only.
 
     jengine train configs/instruct.py:weights/Llama-3.2-1B --config.train_dataloader.dataset.sources=answers.jsonl
-    jengine train configs/lm.py:python --work-dir work_dirs/lm
+    jengine train configs/lm.py:tiny --work-dir work_dirs/lm
     jengine train configs/instruct.py:work_dirs/lm
 
 The first adapts a directory of the Hugging Face Hub, with the data of a file; the others a model of bytes that was
@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from jengine.checkpoint import transformer_arguments
 
-# As `python` in configs/lm.py.
+# As `tiny` in configs/lm.py.
 SMALL = dict(width=128, depth=3, heads=4, mlp_width=384, vocab_size=257, remat=False)
 
 
@@ -23,7 +23,7 @@ def get_config(base: str = "") -> ConfigDict:
 
     Args:
       base: a directory of the Hugging Face Hub with a Llama, Mistral or GPT-2 and its tokenizer, or a checkpoint or
-        work dir of `configs/lm.py:python`.
+        work dir of `configs/lm.py:tiny`.
     """
     config = ConfigDict()
     is_hub = os.path.isfile(os.path.join(base, "config.json"))

@@ -162,7 +162,7 @@ def test_the_transformer_takes_no_more_than_that_of_maxtext(tokens, more_exchang
 def test_attention_is_cudnns_on_gpus():
     sizes = "model.module.vocab_size=512", "model.module.width=256", "train_dataloader.dataset.length=256"
     mesh = dict(data=1, fsdp=8, tensor=1)
-    plan = _plan(f"{CONFIGS / 'lm.py'}:tiny", "h100:8", *sizes, mesh=mesh, training_only=True)
+    plan = _plan(f"{CONFIGS / 'lm.py'}:toy", "h100:8", *sizes, mesh=mesh, training_only=True)
     kernels = plan["programs"]["update"]["kernels"]
     assert sum(count for name, count in kernels.items() if name.startswith("__cudnn")) == 2 * 3  # each block, see above
 
@@ -172,7 +172,7 @@ def test_embedded_tokens_are_exchanged_and_not_the_embedding():
     sizes = f"model.module.vocab_size={words}", f"model.module.width={width}", "parallel.fsdp_min_size=1024"
     data = f"train_dataloader.batch_size={examples}", f"train_dataloader.dataset.length={length}"
     mesh = dict(data=1, fsdp=4, tensor=1)
-    plan = _plan(f"{CONFIGS / 'lm.py'}:tiny", "v5e:2x2", *sizes, *data, mesh=mesh, training_only=True)
+    plan = _plan(f"{CONFIGS / 'lm.py'}:toy", "v5e:2x2", *sizes, *data, mesh=mesh, training_only=True)
     collectives = _collectives(plan["programs"]["update"])
     assert collectives["all-to-all"]["size"] == 2 * examples // 4 * length * width * 2  # tokens of a chip and gradients
     # The head is gathered in bfloat16, forward and backward; the embedding, as large, is not.
@@ -200,7 +200,7 @@ def test_an_axis_of_experts_exchanges_tokens_in_the_place_of_the_parameters_of_a
 def test_the_optimizer_state_and_the_inputs_of_blocks_are_in_the_memory_of_the_host():
     sizes = "model.module.width=256", "model.module.heads=4", "model.module.depth=4", "parallel.fsdp_min_size=1024"
     settings = "parallel.offload=optimizer", "model.module.remat=offload"
-    config, mesh = f"{CONFIGS / 'lm.py'}:tiny", dict(data=1, fsdp=4, tensor=1)
+    config, mesh = f"{CONFIGS / 'lm.py'}:toy", dict(data=1, fsdp=4, tensor=1)
     on_chips, on_host = (
         _plan(config, "v5e:2x2", *overrides, mesh=mesh, training_only=True)["programs"]["update"]
         for overrides in (sizes, (*sizes, *settings))
@@ -217,7 +217,7 @@ def test_tokens_of_an_example_are_divided_and_logits_are_never_gathered():
     data = "train_dataloader.batch_size=1", f"train_dataloader.dataset.length={length}"
     mesh = dict(data=1, fsdp=1, context=2, tensor=2)
     plain, chunked = (
-        _plan(f"{CONFIGS / 'lm.py'}:tiny", "v5e:2x2", *sizes, *data, *chunk, mesh=mesh, training_only=True)["programs"][
+        _plan(f"{CONFIGS / 'lm.py'}:toy", "v5e:2x2", *sizes, *data, *chunk, mesh=mesh, training_only=True)["programs"][
             "update"
         ]
         for chunk in ((), ("model.module.logits_chunk=1024",))
@@ -276,7 +276,7 @@ def test_all_meshes_of_a_search_compile(network, chips, slices):
 @pytest.mark.parametrize("chips", CHIPS)
 def test_what_layers_in_a_loop_exchange_grows_with_their_number(chips):
     overrides = "model.module.width=256", "model.module.heads=4", "parallel.fsdp_min_size=1024"
-    config, mesh = f"{CONFIGS / 'lm.py'}:tiny", dict(data=1, fsdp=parse_topology(chips).size)
+    config, mesh = f"{CONFIGS / 'lm.py'}:toy", dict(data=1, fsdp=parse_topology(chips).size)
     three, five, seven = (
         _plan(config, chips, *overrides, f"model.module.depth={depth}", mesh=mesh, training_only=True)["programs"][
             "update"
@@ -308,7 +308,7 @@ def test_a_transformer_gathers_no_more_with_the_guard_than_without(chips):
     sizes = dict(width=384, depth=6, heads=6, mlp_width=1024, vocab_size=6144)
     overrides = [f"model.module.{name}={value}" for name, value in sizes.items()]
     overrides += ["optim_wrapper.accumulative_counts=2", "train_cfg.steps_per_call=4"]
-    config, mesh = f"{CONFIGS / 'lm.py'}:tiny", dict(data=2, fsdp=4, tensor=1)
+    config, mesh = f"{CONFIGS / 'lm.py'}:toy", dict(data=2, fsdp=4, tensor=1)
     plain = _plan(config, chips, *overrides, mesh=mesh)
     guarded = _plan(config, chips, *overrides, "custom_hooks=[{'type': 'NumericsGuardHook'}]", mesh=mesh)
     assert sum(math.prod(parameter["shape"]) for parameter in plain["parameters"]) == pytest.approx(15e6, rel=0.05)

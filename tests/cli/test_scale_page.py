@@ -23,7 +23,7 @@ def memory_per_chip():
 
 def test_the_formula_has_the_state_of_a_compiled_update(memory_per_chip):
     mesh = dict(data=2, fsdp=2, tensor=2)
-    cfg = resolve(load_config(f"{ROOT / 'configs' / 'lm.py'}:tiny"))
+    cfg = resolve(load_config(f"{ROOT / 'configs' / 'lm.py'}:toy"))
     cfg["model"]["module"].update(SIZE, heads=2)
     cfg["optim_wrapper"]["accumulative_counts"] = 2
     memory = compile_plan(set_devices(cfg, 8, mesh), training_only=True)["programs"]["update"]["memory"]

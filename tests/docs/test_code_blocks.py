@@ -337,7 +337,7 @@ def test_rl_page(run_page):
 
 
 def test_scale_page(run_page, tmp_path):
-    names = run_page("scale.md", dict(config=config.load_config(f"{ROOT / 'configs' / 'lm.py'}:tiny")))
+    names = run_page("scale.md", dict(config=config.load_config(f"{ROOT / 'configs' / 'lm.py'}:toy")))
     dataset = config.resolve(names["config"])["train_dataloader"]["dataset"]
     np.save(tmp_path / "tokens.npy", np.arange(5000, dtype=np.uint16))
     windows = DATASETS.build({**dataset, "tokens": str(tmp_path / "tokens.npy")})

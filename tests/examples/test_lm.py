@@ -43,7 +43,7 @@ def large():
     ids=["Pjit", "DataParallel"],
 )
 def test_the_loss_of_the_small_size_falls_from_a_guess_to_two_nats_in_thirty_steps(tmp_path, parallel):
-    cfg = resolve(load_config(f"{CONFIG}:tiny"))
+    cfg = resolve(load_config(f"{CONFIG}:toy"))
     cfg.update(train_cfg=dict(by_epoch=False, max_iters=30), work_dir=tmp_path, default_hooks=dict(checkpoint=None))
     for name in ("val_dataloader", "val_evaluator", "val_cfg"):
         del cfg[name]
@@ -98,5 +98,5 @@ def test_norms_and_the_embedding_have_no_weight_decay(large):
 
 
 def test_an_unknown_size_is_refused():
-    with pytest.raises(ValueError, match=r"must be one of \('tiny', 'python', '124m', '1b', '7b', 'moe'\), got '2b'"):
+    with pytest.raises(ValueError, match=r"must be one of \('toy', 'tiny', '124m', '1b', '7b', 'moe'\), got '2b'"):
         load_config(f"{CONFIG}:2b")

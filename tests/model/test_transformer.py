@@ -180,7 +180,7 @@ def test_tokens_divided_over_a_mesh_have_the_gradients_of_one_device():
         compiled = jax.jit(jax.value_and_grad(total))
         if mesh is None:
             return compiled(variables, tokens, segments, positions)
-        placed = Placement(mesh, load_config(f"{CONFIG}:tiny").parallel.rules).place(variables)
+        placed = Placement(mesh, load_config(f"{CONFIG}:toy").parallel.rules).place(variables)
         leaves = paths.map_with_path(
             lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, placed[path].spec)), variables
         )
