@@ -23,8 +23,7 @@ _MAX_SEEN_WARNINGS = 1000
 _LOGGED = "_jengine_log_file"  # attribute of a logged error
 # ASCII's, those of Latin-1, separators of lines, overrides of the writing direction, and halves of surrogate pairs
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
-_ERROR_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(pathname)s - %(funcName)s - %(lineno)d - %(message)s"
+_DATE_FORMAT = "%Y/%m/%d %H:%M:%S"
 _FILE_HANDLERS: dict[str, type[logging.FileHandler]] = {
     "FileHandler": logging.FileHandler,
     "RotatingFileHandler": logging.handlers.RotatingFileHandler,
@@ -73,9 +72,8 @@ def build_logger(
         handlers.append(_RunFileHandler(log_file, wait, file_handler_cfg))
     for handler in handlers:
         formatter = _ShortFormatter if isinstance(handler, _TerminalHandler) else _Formatter
-        handler.setFormatter(formatter(_FORMAT, "%Y/%m/%d %H:%M:%S"))
-        handler.addFilter(_is_first_process_or_error)
-        handler.addFilter(_RepeatedWarningFilter())
+        handler.setFormatter(formatter(datefmt=_DATE_FORMAT))
+        handler.addFilter(_RecordFilter())
         logger.addHandler(handler)
     # The file gets every level; the terminal's handler has a level of its own.
     logger.setLevel(level_number if log_file is None else min(level_number, logging.DEBUG))
@@ -159,7 +157,8 @@ def write_line(line: str, level: str = "INFO") -> None:
     file = terminal.file
     # Without rich: a file or a pipe needs none of its layout.
     if not _is_tty(file):
-        print(line, file=file, flush=True)
+        file.write(f"{line}\n")  # in one piece: `print` writes the newline separately, after another thread's line
+        file.flush()
         return
     text = Text(line)
     start = line.find(f" - {level} - ")
@@ -187,6 +186,7 @@ def escape_control(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+@functools.lru_cache(maxsize=1000)
 def escape_name(name: str) -> str:
     """Escape control characters and newlines in a name, so that it cannot add lines to a log."""
     return name if name.isprintable() else escape_control(name).replace("\n", "\\n")
@@ -197,11 +197,16 @@ class _Formatter(logging.Formatter):
 
     _second = -1
     _time = ""
-    _errors = logging.PercentStyle(_ERROR_FORMAT)
+
+    def usesTime(self) -> bool:
+        """Return True: each line has the time."""
+        return True
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line of the record, for errors with the place in the code."""
-        return (self._errors if record.levelno >= logging.ERROR else self._style).format(record)
+        is_error = record.levelno >= logging.ERROR
+        place = f"{record.pathname} - {record.funcName} - {record.lineno} - " if is_error else ""
+        return f"{record.asctime} - {record.name} - {record.levelname} - {place}{record.message}"
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of the record, with the year."""
@@ -295,15 +300,17 @@ class _RunFileHandler(logging.Handler):
         super().close()
 
 
-class _RepeatedWarningFilter(logging.Filter):
-    """Filter against warnings whose text was logged before."""
+class _RecordFilter(logging.Filter):
+    """Filter against warnings whose text was logged before, and against all but errors of processes after the first."""
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return False for a warning whose text was logged before."""
+        """Return whether a handler should write the record."""
+        if record.levelno < logging.ERROR and _process_index() != 0:
+            return False
         if record.levelno != logging.WARNING:
             return True
         text = record.getMessage()
@@ -313,10 +320,6 @@ class _RepeatedWarningFilter(logging.Filter):
             self._seen.clear()
         self._seen.add(text)
         return True
-
-
-def _is_first_process_or_error(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR or _process_index() == 0
 
 
 def _process_index() -> int:

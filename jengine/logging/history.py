@@ -1,7 +1,9 @@
 """History of one logged scalar: the newest values, and totals over all values."""
 
 import array
+import functools
 import math
+import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -58,15 +60,15 @@ class HistoryBuffer:
         Raises:
           TypeError: `value` is not a real number. ValueError: `value` has several elements, or `count` is below 1.
         """
-        self.extend((to_float(value),), check_count(count))
+        self.extend([to_float(value)], check_count(count))
 
-    def extend(self, values: Sequence[float], count: int = 1) -> None:
+    def extend(self, values: list[float], count: int = 1) -> None:
         """Append several values that are already checked, each the sum over `count` samples."""
         if not values:
             return
         if count != 1 and self._counts is None:  # the first value with several samples
             self._counts = array.array("q", [1]) * len(self._values)
-        self._values.extend(values)
+        self._values.fromlist(values)
         if self._counts is not None:
             self._counts.extend([count] * len(values))
         if len(self._values) > 1.125 * self._capacity:  # seldom, as it moves all values
@@ -75,12 +77,12 @@ class HistoryBuffer:
                 del self._counts[: -self._capacity]
         self._updates += len(values)
         self._count += len(values) * count
-        for value in values:  # `sum` would round otherwise if values come one by one
-            self._sum += value
-        if math.isnan(self._sum):  # a NaN replaces the extremum and stays there; for `max` it depends on the order
+        # One by one: `sum` compensates, so the total would depend on how many values come together.
+        total = self._sum = functools.reduce(operator.add, values, self._sum)
+        if math.isnan(total):  # a NaN replaces the extremum and stays there; for `max` it depends on the order
             self._max, self._min = float(np.max([self._max, *values])), float(np.min([self._min, *values]))
         else:
-            self._max, self._min = max(self._max, *values), min(self._min, *values)
+            self._max, self._min = max(self._max, max(values)), min(self._min, min(values))
 
     @property
     def updates(self) -> int:
@@ -147,7 +149,7 @@ class HistoryBuffer:
         """Replace the history with a result of `state_dict`."""
         self._clear()
         for value, count in zip(state["values"], state["counts"], strict=True):
-            self.extend((float(value),), int(count))
+            self.extend([float(value)], int(count))
         self._updates = int(state["updates"])
         self._sum, self._count = float(state["sum"]), int(state["count"])
         self._max, self._min = float(state["max"]), float(state["min"])
@@ -171,7 +173,8 @@ class HistoryBuffer:
 
     def _newest(self, size: int | None = None) -> "array.array[float]":
         """Return the newest `size` values, oldest first; at most all that are kept."""
-        return self._values[-min(size or len(self), len(self)) :]
+        kept = min(len(self._values), self._capacity)
+        return self._values[-min(size or kept, kept) :]
 
     def _newest_counts(self, size: int | None = None) -> Sequence[int]:
         size = min(size or len(self), len(self))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 _LOSS = "train/loss"
 # of a loss scale and of hooks; with several optimizers the optimizer's name follows
 _COUNTERS = ("train/skipped_steps", "train/dropped_steps")
+WATCHED = (_LOSS, *_COUNTERS)
+"""How the names start that `LossWatch.add` looks at; the caller leaves out the others, which are most."""
 
 
 class LossWatch:
@@ -34,8 +36,9 @@ class LossWatch:
             return
         with self._lock:
             if key == _LOSS:
-                pairs = zip(iterations, values, strict=True)
-                self._bad += [(iteration, value) for iteration, value in pairs if not math.isfinite(value)]
+                if not all(map(math.isfinite, values)):
+                    pairs = zip(iterations, values, strict=True)
+                    self._bad += [(iteration, value) for iteration, value in pairs if not math.isfinite(value)]
                 return
             last, count = self._counters.get(key, (iterations[0] - 1, before))
             for iteration, value in zip(iterations, values, strict=True):
@@ -54,6 +57,9 @@ class LossWatch:
             skips as a whole.
         """
         with self._lock:
+            if not self._bad:  # nearly always
+                self._dropped = []
+                return None
             known = max((last for last, _ in self._counters.values()), default=-1) if waits else math.inf
             decided = [entry for entry in self._bad if entry[0] <= min(known, last)]
             self._bad = self._bad[len(decided) :]

@@ -16,7 +16,7 @@ import numpy as np
 from jengine.errors import ArgumentError, UnknownNameError, closest
 from jengine.json_codec import to_plain
 from jengine.logging.history import HistoryBuffer, check_count, to_float
-from jengine.logging.loss_watch import LossWatch
+from jengine.logging.loss_watch import WATCHED, LossWatch
 from jengine.logging.pending_scalars import PendingScalars
 
 # device array types seen so far: `isinstance(value, jax.Array)` is slower than an update
@@ -291,7 +291,7 @@ class MessageHub:
             history = self._log_scalars.get(key)
             if history is None:
                 history = self._log_scalars[key] = HistoryBuffer()
-            if self.losses is not None:
+            if self.losses is not None and key.startswith(WATCHED):
                 self.losses.add(key, iterations, values, history.current() if history.updates else 0.0)
             history.extend(values, count)
 

@@ -1,14 +1,16 @@
 """Buffer for scalars that nobody has read yet, so that the training loop never waits for the device."""
 
 import bisect
-import math
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-Segment = tuple[int, list[int], list[float]]  # number of samples per value, steps, values
+# Number of samples per value, steps, values; before they are fetched, also indices to keep instead of the number, the
+# first step, and an array with one value for each step
+_Part = tuple[int | Sequence[int], list[int], list[Any]]
 
 
 class PendingScalars:
@@ -23,10 +25,7 @@ class PendingScalars:
     def __init__(self) -> None:
         self.columns: dict[str, tuple[list[int], list[Any]]] = {}
         self.size = 0
-        # The earlier rest of each column: (number of samples per value, steps, values); or with the indices to keep
-        # instead of the number, and an array with one value for each step
-        self._earlier: dict[str, list[tuple[int | Sequence[int], list[int], list[Any]]]] = {}
-        self._segments: dict[str, list[Segment]] = {}  # consecutive fetched values with the same number of samples
+        self._earlier: dict[str, list[_Part]] = {}  # what precedes each column, in order
 
     def start_column(self, key: str) -> tuple[list[int], list[Any]]:
         """Return the new, empty column of a key."""
@@ -39,7 +38,8 @@ class PendingScalars:
         earlier = self._earlier.setdefault(key, [])
         if (column := self.columns.pop(key, None)) is not None:
             earlier.append((1, *column))
-        earlier.append((samples, [step], [value]))
+        if samples:  # no index: no iteration of the chunk reports the value
+            earlier.append((samples, [step], [value]))
 
     def fetch(self) -> bool:
         """Transfer all device arrays to the host at once and wait until they are computed.
@@ -47,15 +47,21 @@ class PendingScalars:
         Returns:
           True if there were arrays to transfer.
         """
-        earlier, columns = self._earlier, self.columns
-        self._earlier, self.columns, self.size = {}, {}, 0
-        for key, column in columns.items():
-            earlier[key].append((1, *column))
+        for key, column in self.columns.items():
+            self._earlier[key].append((1, *column))
+        earlier, self.columns, self.size = self._earlier, {}, 0
         arrays = [x for parts in earlier.values() for _, _, values in parts for x in values if type(x) is not float]
         try:
             fetched = iter(fetch_arrays(arrays))
+            for parts in earlier.values():
+                for i, (samples, steps, values) in enumerate(parts):
+                    if isinstance(samples, int):
+                        values[:] = [x if type(x) is float else next(fetched).item() for x in values]
+                    else:
+                        kept = next(fetched)[list(samples)].tolist()
+                        parts[i] = 1, [steps[0] + offset for offset in samples], kept
         except RuntimeError as error:
-            self._segments = {}
+            self._earlier = {}
             deleted = {
                 key
                 for key, parts in earlier.items()
@@ -64,18 +70,6 @@ class PendingScalars:
             if deleted:
                 error.add_note(f"{sorted(deleted)} were logged from donated arrays: log outputs of the step instead")
             raise
-        for key, parts in earlier.items():
-            segments = self._segments.setdefault(key, [])
-            for samples, steps, values in parts:
-                if isinstance(samples, int):
-                    segment = samples, steps, [x if type(x) is float else next(fetched).item() for x in values]
-                else:
-                    segment = 1, [steps[0] + i for i in samples], next(fetched)[list(samples)].tolist()
-                if segments and segments[-1][0] == segment[0]:
-                    segments[-1][1].extend(segment[1])
-                    segments[-1][2].extend(segment[2])
-                else:  # the first, or e.g. a last, smaller batch
-                    segments.append(segment)
         return bool(arrays)
 
     def take(self, step: float) -> Iterator[tuple[str, list[int], list[float], int]]:
@@ -84,19 +78,23 @@ class PendingScalars:
         Yields:
           The key, the steps, the values in order, and the number of samples in each.
         """
-        taken, self._segments = self._segments, {}  # segments may end after `step`: their rest is kept
-        for key, segments in taken.items():
-            for count, steps, values in segments:
-                # Steps are in order, as scalars are added by the loop.
-                end = len(steps) if step == math.inf else bisect.bisect_right(steps, step)
+        for key, parts in self._earlier.items():
+            while parts and parts[0][1][0] <= step:
+                count, steps, values = parts.pop(0)
+                # Steps are in order, as scalars are added by the loop; the rest is for a later line of the same chunk.
+                end = bisect.bisect_right(steps, step)
                 if end < len(steps):
-                    self._segments.setdefault(key, []).append((count, steps[end:], values[end:]))
-                if end:
-                    yield key, steps[:end], values[:end], count
+                    parts.insert(0, (count, steps[end:], values[end:]))
+                yield key, steps[:end], values[:end], count
 
 
-def fetch_arrays(arrays: list[Any]) -> list[np.ndarray]:
-    """Return the arrays on the host: with one `jax.device_get`, or without a copy if they are on the CPU."""
+def fetch_arrays(arrays: list[Any]) -> Iterable[np.ndarray]:
+    """Return the arrays on the host: with one `jax.device_get`, or one by one without a copy if they are on the CPU."""
     # device_get makes Python calls for each array, which cost more than the copy of a scalar
-    on_cpu = all(isinstance(x, np.ndarray) or next(iter(x.devices())).platform == "cpu" for x in arrays[:1])
-    return [np.asarray(array) for array in arrays] if on_cpu else jax.device_get(arrays)
+    on_cpu = all(isinstance(x, np.ndarray) or _is_on_cpu(x.sharding) for x in arrays[:1])
+    return map(np.asarray, arrays) if on_cpu else jax.device_get(arrays)
+
+
+@functools.lru_cache(maxsize=16)  # one sharding for all metrics of a run, and its set of devices is built at each call
+def _is_on_cpu(sharding: jax.sharding.Sharding) -> bool:
+    return next(iter(sharding.device_set)).platform == "cpu"

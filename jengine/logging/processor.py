@@ -126,16 +126,14 @@ class LogProcessor:
         eta = runner.message_hub.get_info("eta")
         if eta is not None and "time" in scalars and "data_time" in scalars:
             parts.append(f"eta: {datetime.timedelta(seconds=int(eta))}")
-            parts += [f"{name}: {self._format_value(scalars[name])}" for name in ("time", "data_time")]
-            others = {name: text for name, text in others.items() if name not in ("time", "data_time")}
+            for name in ("time", "data_time"):
+                parts.append(others.pop(name, None) or f"{name}: {self._format_value(scalars[name])}")
         if self._reporting_devices:  # the highest peak since the process started
             peaks = [device.memory_stats()["peak_bytes_in_use"] for device in self._reporting_devices]
             tag["memory"] = max(peaks) // _BYTES_PER_MB
             parts.append(f"memory: {tag['memory']}")
         parts.append("  ".join(others.values()))
-        if mode == "train" and (
-            slowest := runner.message_hub.get_info("slowest")
-        ):  # of several processes, now and then
+        if mode == "train" and (slowest := runner.message_hub.get_info("slowest")):  # of several processes
             parts.append(f"slowest: {slowest}")
         return tag, "  ".join(parts)
 

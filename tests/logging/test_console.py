@@ -190,7 +190,7 @@ def test_repeated_warnings_are_printed_once(tmp_path, capsys):
 
 
 def test_number_of_remembered_warnings_is_bounded():
-    warning_filter = console._RepeatedWarningFilter()
+    warning_filter = console._RecordFilter()
     for number in range(2500):
         record = logging.LogRecord("x", logging.WARNING, "", 0, f"at {number}", None, None)
         assert warning_filter.filter(record)
