@@ -87,6 +87,27 @@ def flatten_description(description: Json, path: str = "") -> dict[str, Json]:
     return {key: leaf for item in items for key, leaf in flatten_description(item[1], item[0]).items()}
 
 
+def first_difference(one: object, other: object, path: str = "") -> tuple[str, str, str] | None:
+    """Return the path and the two values at which nested dicts and lists first differ; None if they are equal.
+
+    >>> first_difference({"lr": [0.1, 0.2]}, {"lr": [0.1, 0.3]})
+    ('lr[1]', '0.2', '0.3')
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = [*one, *(key for key in other if key not in one)]
+        pairs = [(f"{path}.{key}" if path else key, one.get(key, ...), other.get(key, ...)) for key in keys]
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = [(f"{path}[{i}]", a, b) for i, (a, b) in enumerate(zip(one, other, strict=True))]
+    else:
+        both_nan = one != one and other != other
+        if one == other or both_nan:
+            return None
+        first, second = ("nothing" if value is ... else repr(value) for value in (one, other))
+        return path, first, second
+    differences = (first_difference(a, b, item_path) for item_path, a, b in pairs)
+    return next((difference for difference in differences if difference is not None), None)
+
+
 def hash_array(array: np.ndarray[Any, Any]) -> str:
     """Return a hash over an array's shape, dtype and elements; over evenly spaced rows in a large one."""
     if array.nbytes > _MAX_BYTES:

@@ -17,9 +17,8 @@ from jengine.distributed.dist import is_main_process as is_main_process
 from jengine.distributed.dist import master_only as master_only
 from jengine.distributed.dist import sync_random_seed as sync_random_seed
 from jengine.distributed.failures import ProcessError as ProcessError
-from jengine.distributed.gather import all_gather_objects as all_gather_objects
-from jengine.distributed.gather import process_local_batch as process_local_batch
 from jengine.distributed.launch import launch as launch
 from jengine.distributed.processes import ProcessMismatchError as ProcessMismatchError
+from jengine.distributed.processes import all_gather_objects as all_gather_objects
 from jengine.distributed.processes import assert_equal_across_processes as assert_equal_across_processes
 from jengine.distributed.processes import get_processes as get_processes

@@ -5,7 +5,6 @@ compiled step none of them is needed: arrays are global there.
 """
 
 import functools
-import itertools
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
@@ -13,14 +12,12 @@ from typing import Any, Literal, TypeVar
 import jax
 import numpy as np
 
-from jengine.distributed.processes import get_processes
+from jengine.distributed.processes import get_processes, to_host
 from jengine.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 Op = Literal["sum", "mean", "min", "max", "product"]
-_OPS: dict[str, Callable[..., Any]] = {
-    "sum": np.sum, "mean": np.mean, "min": np.min, "max": np.max, "product": np.prod,
-}  # fmt: skip
+_OPS: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "min": np.min, "max": np.max, "product": np.prod}
 
 
 def get_rank() -> int:
@@ -73,7 +70,7 @@ def all_gather_object(data: Any) -> list[Any]:
     >>> all_gather_object({"score": 1})
     [{'score': 1}]
     """
-    return get_processes().all_gather("dist.all_gather_object", _to_host(data))
+    return get_processes().all_gather("dist.all_gather_object", to_host(data))
 
 
 def gather_object(data: Any, dst: int = 0) -> list[Any] | None:
@@ -84,7 +81,7 @@ def gather_object(data: Any, dst: int = 0) -> list[Any] | None:
 
 def broadcast_object_list(data: list[Any], src: int = 0) -> None:
     """Replace the items of the list `data` by those of the process `src`."""
-    data[:] = get_processes().broadcast("dist.broadcast_object_list", _to_host(data), src)
+    data[:] = get_processes().broadcast("dist.broadcast_object_list", to_host(data), src)
 
 
 def collect_results(results: list[Any], size: int, device: str = "cpu", tmpdir: str | None = None) -> list[Any] | None:
@@ -101,9 +98,8 @@ def collect_results(results: list[Any], size: int, device: str = "cpu", tmpdir: 
     parts = all_gather_object(results)
     if not is_main_process():
         return None
-    missing = object()
-    taken_in_turn = itertools.chain.from_iterable(itertools.zip_longest(*parts, fillvalue=missing))
-    return [result for result in taken_in_turn if result is not missing][:size]
+    longest = max(map(len, parts))
+    return [part[i] for i in range(longest) for part in parts if i < len(part)][:size]  # taken in turn
 
 
 def sync_random_seed() -> int:
@@ -135,7 +131,3 @@ def all_reduce_dict(data: Mapping[str, jax.typing.ArrayLike], op: Op = "sum") ->
 def broadcast(data: jax.typing.ArrayLike, src: int = 0) -> np.ndarray:
     """Return the array of the process `src`; unlike MMEngine's, `data` does not change."""
     return np.asarray(get_processes().broadcast("dist.broadcast", np.asarray(data), src))
-
-
-def _to_host(data: Any) -> Any:
-    return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)

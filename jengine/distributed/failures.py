@@ -77,10 +77,10 @@ class FailureWatch:
                 self._thread.join()  # it ends this process
         self.failing = True
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # the hook, the iteration
-        failure = {"process": self._index, "name": describe_process(self._index)}
+        name = f"process {self._index} (pid {os.getpid()} on host {socket.gethostname()})"
         reason = f"failed: {type(error).__name__}: {error}{notes}"[:2000]
         with contextlib.suppress(Exception):  # another process was first, or the service is gone
-            self._client.key_value_set(_KEY, encode({**failure, "reason": reason}))
+            self._client.key_value_set(_KEY, encode({"process": self._index, "name": name, "reason": reason}))
         timer = threading.Timer(_GRACE, self._leave)
         timer.daemon = True
         timer.start()
@@ -125,8 +125,3 @@ class FailureWatch:
         if self.failing or issubclass(kind, Exception):  # after Ctrl-C all processes end together
             self.fail(error)
             self._leave()  # Python would first join threads that may wait for other processes
-
-
-def describe_process(index: int) -> str:
-    """Return the index with process id and host."""
-    return f"process {index} (pid {os.getpid()} on host {socket.gethostname()})"

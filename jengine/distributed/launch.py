@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import logging
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +24,10 @@ _MPI = (
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
 )
 _METHODS = {"slurm": "slurm", "kubernetes": "k8s"}
+_REQUIRED = {
+    "slurm": (_SLURM, "start with srun, one task per process"),
+    "kubernetes": (("KUBERNETES_SERVICE_HOST",), "start inside a pod"),
+}
 logger = logging.getLogger("jengine")
 
 
@@ -138,12 +143,7 @@ def find_settings(
 ) -> LaunchSettings | None:
     """Return how to find the other processes; None without others. Arguments override the launcher's values.
 
-    Args:
-      launcher, coordinator, num_processes, process_id: see `launch`.
-      environ: the environment variables.
-
-    Raises:
-      ConfigError: as for `launch`.
+    Arguments and errors as for `launch`; `environ` has the environment variables.
 
     >>> find_settings("none", {}, "host:1234", num_processes=2, process_id=0).num_processes
     2
@@ -151,7 +151,7 @@ def find_settings(
     if launcher not in LAUNCHERS:
         raise ConfigError(f"--launcher must be one of {LAUNCHERS}, got {launcher!r}{closest(launcher, LAUNCHERS)}")
     given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-    _check_arguments(given)
+    _check_arguments(coordinator, num_processes, process_id)
     if launcher == "none":
         missing = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
         if len(missing) == len(given):
@@ -159,20 +159,12 @@ def find_settings(
         if missing:
             raise ConfigError(f"--launcher none: several processes also require {', '.join(missing)}")
         return LaunchSettings(coordinator, num_processes, process_id, method="deactivate")
-    if launcher == "slurm":
-        missing = [name for name in _SLURM if name not in environ]
-        if missing:
-            raise ConfigError(
-                f"--launcher slurm: the environment must have {', '.join(missing)}; "
-                "start with srun, one task per process"
-            )
+    required, advice = _REQUIRED.get(launcher, ((), ""))
+    if missing := [name for name in required if name not in environ]:
+        raise ConfigError(f"--launcher {launcher}: the environment must have {', '.join(missing)}; {advice}")
     if launcher == "mpi":
         return _mpi_settings(environ, given)
     if launcher == "kubernetes":
-        if "KUBERNETES_SERVICE_HOST" not in environ:
-            raise ConfigError(
-                "--launcher kubernetes: the environment must have KUBERNETES_SERVICE_HOST; start inside a pod"
-            )
         with require_extra("kubernetes", "the launcher requires kubernetes"):
             import kubernetes  # noqa: F401
     return LaunchSettings(coordinator, num_processes, process_id, method=_METHODS.get(launcher))
@@ -185,29 +177,23 @@ def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> LaunchSe
             f"--launcher mpi: the environment must have {_MPI[0][0]} or {_MPI[1][0]}; start with mpirun or mpiexec"
         )
     count, index, local_index = variables
-    method = "deactivate"
-    if given["coordinator"] is None:
-        if "OMPI_MCA_orte_hnp_uri" not in environ:
-            raise ConfigError(
-                "--launcher mpi: this MPI does not provide the host of process 0; give --coordinator HOST:PORT with a "
-                "port that is free on that host"
-            )
-        method = "ompi"  # JAX reads the host from the environment
+    if given["coordinator"] is None and "OMPI_MCA_orte_hnp_uri" not in environ:
+        raise ConfigError(
+            "--launcher mpi: this MPI does not provide the host of process 0; give --coordinator HOST:PORT with a "
+            "port that is free on that host"
+        )
     return LaunchSettings(
         coordinator=given["coordinator"],
         num_processes=int(environ[count]) if given["num_processes"] is None else given["num_processes"],
         process_id=int(environ[index]) if given["process_id"] is None else given["process_id"],
         local_device_ids=[int(environ[local_index])] if local_index in environ else None,
-        method=method,
+        method="ompi" if given["coordinator"] is None else "deactivate",  # JAX reads the host from the environment
     )
 
 
-def _check_arguments(given: Mapping[str, Any]) -> None:
-    coordinator, num_processes, process_id = given.values()
-    if coordinator is not None:
-        host, _, port = coordinator.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError(f"--coordinator must be HOST:PORT of process 0, got {coordinator!r}")
+def _check_arguments(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
+    if coordinator is not None and not re.fullmatch(r".+:[0-9]+", coordinator):
+        raise ConfigError(f"--coordinator must be HOST:PORT of process 0, got {coordinator!r}")
     if num_processes is not None and num_processes < 1:
         raise ConfigError(f"--num-processes must be at least 1, got {num_processes}")
     if process_id is not None and (process_id < 0 or (num_processes is not None and process_id >= num_processes)):

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jengine.description import describe
+from jengine.description import describe, first_difference
 from jengine.distributed.failures import FailureWatch, ProcessError
 from jengine.errors import ConfigError
 from jengine.json_codec import encode
@@ -20,7 +20,6 @@ from jengine.json_codec import encode
 _CHUNK_SIZE = 2**20  # bytes; each device holds one chunk of every process
 _MIN_SIZE = 2**7  # bytes; few sizes mean few programs, and a header has this one
 _HEADER = struct.Struct("<120sQ")  # the subject of an exchange, and the number of bytes
-_MISSING = "nothing"
 
 
 class ProcessMismatchError(ConfigError):
@@ -58,12 +57,10 @@ class Processes:
 
     Args:
       watch: watches for failures of the others.
-      index: this process.
-      count: number of processes.
     """
 
-    def __init__(self, watch: FailureWatch, index: int, count: int) -> None:
-        self.index, self.count = index, count
+    def __init__(self, watch: FailureWatch) -> None:
+        self.index, self.count = jax.process_index(), jax.process_count()
         self._watch = watch
         self._rounds = 0
 
@@ -136,7 +133,7 @@ def get_processes() -> SingleProcess | Processes:
 def _connect(client: Any) -> Processes:
     watch = FailureWatch(client, jax.process_index())
     watch.start()  # once per connection: this function is cached
-    return Processes(watch, jax.process_index(), jax.process_count())
+    return Processes(watch)
 
 
 def _get_client() -> Any:
@@ -157,6 +154,36 @@ def _exchange(collective: Callable[[np.ndarray], np.ndarray], data: bytes, longe
     return np.concatenate([collective(padded[i : i + size]) for i in range(0, len(padded), size)], axis=-1)
 
 
+def all_gather_objects(values: list[Any], name: str, processes: SingleProcess | Processes) -> list[Any]:
+    """Join the lists from all processes into one, in process order; all of them must call it.
+
+    Args:
+      values: objects that can be pickled; they arrive with the same types and bits, JAX arrays as NumPy arrays.
+      name: the metric or hook that they belong to, for errors.
+      processes: see `get_processes`; a single one gets `values` itself.
+
+    Raises:
+      TypeError: a value that cannot be pickled, named with the position.
+
+    >>> all_gather_objects([1, 2], "scores", SingleProcess())
+    [1, 2]
+    """
+    if processes.count == 1:
+        return values
+    values = to_host(values)
+    for i, value in enumerate(values):
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            raise TypeError(f"{name}: results[{i}] must be an object that can be pickled, got {value!r}") from error
+    return [value for part in processes.all_gather(name, values) for value in part]
+
+
+def to_host(tree: Any) -> Any:
+    """Return the tree with NumPy arrays in place of JAX arrays: a device of another process does not exist here."""
+    return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, tree)
+
+
 def assert_equal_across_processes(processes: SingleProcess | Processes, values: Mapping[str, Any]) -> None:
     """Check that all processes have the same values, for instance the same config.
 
@@ -175,35 +202,13 @@ def assert_equal_across_processes(processes: SingleProcess | Processes, values: 
     plain = describe(values, shallow=True)
     text = encode(plain, sort_keys=True)
     hashes = processes.all_gather("a hash", hashlib.sha256(text.encode()).hexdigest())
-    holders = sorted({hashes.index(other) for other in set(hashes)})  # the first process with each hash
-    expected = processes.broadcast("the values of process 0", plain) if len(holders) > 1 else plain
-    for process in holders[1:]:
-        other = processes.broadcast("the values that differ", plain, process)
+    if len(set(hashes)) == 1:
+        return
+    expected, *others = processes.all_gather("the values that differ", plain)
+    for process, other in enumerate(others, start=1):
         if (difference := first_difference(expected, other)) is not None:
             path, first, second = difference
             raise ProcessMismatchError(
                 f"`{path}` must be the same on all processes, got {first} on process 0 and {second} on process "
                 f"{process}; start all of them with the same config and the same command"
             )
-
-
-def first_difference(one: object, other: object, path: str = "") -> tuple[str, str, str] | None:
-    """Return the path and the two values at which nested dicts and lists first differ; None if they are equal.
-
-    >>> first_difference({"lr": [0.1, 0.2]}, {"lr": [0.1, 0.3]})
-    ('lr[1]', '0.2', '0.3')
-    """
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = [*one, *(key for key in other if key not in one)]
-        pairs = [(f"{path}.{key}" if path else key, one.get(key, ...), other.get(key, ...)) for key in keys]
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = [(f"{path}[{i}]", a, b) for i, (a, b) in enumerate(zip(one, other, strict=True))]
-    else:
-        both_nan = one != one and other != other
-        return None if one == other or both_nan else (path, _format(one), _format(other))
-    differences = (first_difference(a, b, item_path) for item_path, a, b in pairs)
-    return next((difference for difference in differences if difference is not None), None)
-
-
-def _format(value: object) -> str:
-    return _MISSING if value is ... else repr(value)

@@ -11,12 +11,12 @@ import numpy as np
 from jengine.annotations import Count
 from jengine.data.batch_check import Batch
 from jengine.data.masking import get_mask
-from jengine.distributed import process_local_batch
 from jengine.errors import require_extra
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.selection import Selector, find, select_array
+from jengine.sharding.local_batch import process_local_batch
 from jengine.visualization.draw import resize_nearest
 from jengine.visualization.samples import to_entry
 

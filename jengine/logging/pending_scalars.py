@@ -85,6 +85,7 @@ class PendingScalars:
                 end = bisect.bisect_right(steps, step)
                 if end < len(steps):
                     parts.insert(0, (count, steps[end:], values[end:]))
+                assert isinstance(count, int)  # since `fetch`
                 yield key, steps[:end], values[:end], count
 
 
@@ -97,4 +98,5 @@ def fetch_arrays(arrays: list[Any]) -> Iterable[np.ndarray]:
 
 @functools.lru_cache(maxsize=16)  # one sharding for all metrics of a run, and its set of devices is built at each call
 def _is_on_cpu(sharding: jax.sharding.Sharding) -> bool:
-    return next(iter(sharding.device_set)).platform == "cpu"
+    device: jax.Device = next(iter(sharding.device_set))
+    return device.platform == "cpu"

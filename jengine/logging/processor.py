@@ -127,7 +127,7 @@ class LogProcessor:
         if eta is not None and "time" in scalars and "data_time" in scalars:
             parts.append(f"eta: {datetime.timedelta(seconds=int(eta))}")
             for name in ("time", "data_time"):
-                parts.append(others.pop(name, None) or f"{name}: {self._format_value(scalars[name])}")
+                parts.append(others.pop(name, "") or f"{name}: {self._format_value(scalars[name])}")
         if self._reporting_devices:  # the highest peak since the process started
             peaks = [device.memory_stats()["peak_bytes_in_use"] for device in self._reporting_devices]
             tag["memory"] = max(peaks) // _BYTES_PER_MB

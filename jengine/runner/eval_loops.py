@@ -15,7 +15,7 @@ from jengine.annotations import Count
 from jengine.data import BatchCheck, prefetch_to_device, put_arrays, select_arrays
 from jengine.data.batch_check import Batch
 from jengine.data.masking import on_whole_batches, whole_batches
-from jengine.distributed import all_gather_objects, process_local_batch
+from jengine.distributed import all_gather_objects
 from jengine.errors import ConfigError
 from jengine.evaluation import Evaluator
 from jengine.evaluation.sections import EvalSettings, loader_path
@@ -28,6 +28,7 @@ from jengine.runner.failures import mark_inconsistent, step_failed
 from jengine.runner.interrupts import WaitedLoader, iterate
 from jengine.runner.programs import report_first_compile
 from jengine.runner.runner_protocol import RunnerInternals
+from jengine.sharding.local_batch import process_local_batch
 from jengine.sharding.placement import Rules
 from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
 from jengine.train.out_of_memory import explain_out_of_memory

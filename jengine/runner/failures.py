@@ -23,13 +23,13 @@ from jengine.checkpoint.layout import find_manifests
 from jengine.checkpoint.lock_holder import WorkDirLockedError
 from jengine.config import write_config
 from jengine.data import select_arrays
-from jengine.distributed import process_local_batch
 from jengine.errors import read_seconds
 from jengine.hooks.checks import NonFiniteLossError, describe_loss
 from jengine.logging import log_error, open_log_file
 from jengine.optim import AmpOptimWrapper
 from jengine.runner.interrupts import watch_waits
 from jengine.runner.runner_protocol import RunnerInternals, TrainLoopInternals
+from jengine.sharding.local_batch import process_local_batch
 from jengine.sharding.strategy import is_pending
 from jengine.storage import storage_path
 from jengine.train.out_of_memory import explain_out_of_memory

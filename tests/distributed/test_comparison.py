@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.description import describe
-from jengine.distributed.processes import SingleProcess, assert_equal_across_processes, first_difference
+from jengine.description import describe, first_difference
+from jengine.distributed.processes import SingleProcess, assert_equal_across_processes
 
 
 @pytest.mark.parametrize(

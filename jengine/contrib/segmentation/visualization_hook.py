@@ -14,12 +14,12 @@ import numpy as np
 from jengine.annotations import Count, NonNegative
 from jengine.data.image_files import read_image
 from jengine.data.masking import get_mask
-from jengine.distributed import process_local_batch
 from jengine.downloads import apply_backend_args, check_backend_args
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.selection import Selector, find, select, select_array
+from jengine.sharding.local_batch import process_local_batch
 from jengine.visualization.draw import resize_nearest
 
 

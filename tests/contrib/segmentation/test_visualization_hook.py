@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jengine.contrib.segmentation import SegVisualizationHook
-from jengine.distributed.gather import concatenate_local_shards
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
+from jengine.sharding.local_batch import concatenate_local_shards
 from jengine.storage import write_bytes
 from jengine.visualization import LocalVisualizer
 

@@ -1,12 +1,10 @@
-"""Selection of local examples from global arrays, and gathering of lists from all processes."""
+"""Examples of this process from global arrays."""
 
-import pickle
 from typing import Any
 
 import jax
 import numpy as np
 
-from jengine.distributed.processes import Processes, SingleProcess
 from jengine.model.model import ArrayTree, Batch
 
 PyTree = Any
@@ -59,28 +57,3 @@ def concatenate_local_shards(array: jax.Array) -> np.ndarray:
     """Concatenate the local shards of an array that is sharded along the first axis."""
     shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)])
-
-
-def all_gather_objects(values: list[Any], name: str, processes: SingleProcess | Processes) -> list[Any]:
-    """Join the lists from all processes into one, in process order; all of them must call it.
-
-    Args:
-      values: objects that can be pickled; they arrive with the same types and bits, JAX arrays as NumPy arrays.
-      name: the metric or hook that they belong to, for errors.
-      processes: see `get_processes`; a single one gets `values` itself.
-
-    Raises:
-      TypeError: a value that cannot be pickled, named with the position.
-
-    >>> all_gather_objects([1, 2], "scores", SingleProcess())
-    [1, 2]
-    """
-    if processes.count == 1:
-        return values
-    values = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, values)
-    for i, value in enumerate(values):
-        try:
-            pickle.dumps(value)
-        except Exception as error:
-            raise TypeError(f"{name}: results[{i}] must be an object that can be pickled, got {value!r}") from error
-    return [value for part in processes.all_gather(name, values) for value in part]
