@@ -37,6 +37,7 @@ from jengine.checkpoint.manifest import (
     validate_checkpoint,
 )
 from jengine.checkpoint.progress import wait_for_processes
+from jengine.distributed.processes import SingleProcess
 from jengine.errors import did_you_mean
 from jengine.json_codec import decode, encode, pack, unpack
 from jengine.storage import is_url, list_directory, read_bytes, read_many, storage_path, write_bytes
@@ -62,14 +63,7 @@ class ProcessGroup(Protocol):
         """Return the values of all processes."""
 
 
-class _SingleProcess:
-    index, count = 0, 1
-
-    def all_gather(self, name: str, value: Any) -> list[Any]:
-        return [value]
-
-
-ALONE = _SingleProcess()
+ALONE = SingleProcess()
 
 
 def read_pointer(work_dir: PurePath) -> PurePath | None:

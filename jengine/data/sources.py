@@ -35,8 +35,11 @@ class Stateful(Protocol):
     """Data that know their position."""
 
     def __iter__(self) -> Iterator[Batch]: ...
-    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
-    def load_state_dict(self, state: Any) -> object: ...  # noqa: D102
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data."""
+
+    def load_state_dict(self, state: Any) -> object:
+        """Continue from a position that `state_dict` returned."""
 
 
 def _no_state(reading: Pass) -> None:

@@ -118,10 +118,8 @@ class FailureWatch:
             jax.distributed.shutdown()
         self._thread.join(_GRACE)
 
-    def _report_and_leave(
-        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        self._print_error(kind, error, traceback)
+    def _report_and_leave(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._print_error(kind, error, trace)
         if self.failing or issubclass(kind, Exception):  # after Ctrl-C all processes end together
             self.fail(error)
             self._leave()  # Python would first join threads that may wait for other processes

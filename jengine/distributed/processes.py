@@ -202,10 +202,10 @@ def assert_equal_across_processes(processes: SingleProcess | Processes, values: 
     plain = describe(values, shallow=True)
     text = encode(plain, sort_keys=True)
     hashes = processes.all_gather("a hash", hashlib.sha256(text.encode()).hexdigest())
-    if len(set(hashes)) == 1:
-        return
-    expected, *others = processes.all_gather("the values that differ", plain)
-    for process, other in enumerate(others, start=1):
+    holders = sorted({hashes.index(other) for other in set(hashes)})  # the first process with each hash
+    expected = processes.broadcast("the values of process 0", plain) if len(holders) > 1 else plain
+    for process in holders[1:]:
+        other = processes.broadcast("the values that differ", plain, process)
         if (difference := first_difference(expected, other)) is not None:
             path, first, second = difference
             raise ProcessMismatchError(

@@ -28,11 +28,11 @@ class RunFilesProtocol(Protocol):
 
     exist: bool
 
-    def open(self) -> None: ...
-    def check(self, *, before_write: bool = False) -> None: ...
-    def fetch(self) -> None: ...
-    def send(self) -> None: ...
-    def close(self, *, keep: bool) -> None: ...
+    def open(self) -> None: ...  # create them
+    def check(self, *, before_write: bool = False) -> None: ...  # whether the work dir is still this run's
+    def fetch(self) -> None: ...  # those of an earlier session, if the work dir is a URL
+    def send(self) -> None: ...  # those that have changed, if the work dir is a URL
+    def close(self, *, keep: bool) -> None: ...  # send the rest; without `keep` local ones may be removed
 
 
 class TrainLoopInternals(runner_protocol.TrainLoopProtocol, Protocol):
@@ -70,10 +70,10 @@ class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):
     @property
     def train_loop(self) -> TrainLoopInternals: ...  # None in runs that do not train
     @property
-    def iters_this_session(self) -> int: ...
+    def iters_this_session(self) -> int: ...  # since the start or the resume
     @property
     def files(self) -> RunFilesProtocol: ...
-    def get_hooks_info(self) -> str: ...
+    def get_hooks_info(self) -> str: ...  # the hooks of each stage, in order
     def train_step(self, batch: Batch) -> dict[str, jax.Array]: ...
     def train_chunk(
         self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]

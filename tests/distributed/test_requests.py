@@ -43,7 +43,7 @@ def most(counts, event, kind):
     ("event", "requests", "collectives"),
     [
         ("start", 1, 12),  # the thread that watches for failures; a header and the data of each of six exchanges
-        ("other config", 0, 4),
+        ("other config", 0, 6),
         ("1,000 iterations", 0, 0),
         ("epoch", 0, 2),
         ("validation", 0, 4),
