@@ -329,6 +329,7 @@ def _split(array: np.ndarray, split: int | Mapping[str, Any], part: int, parts: 
         return np.split(array, parts, axis=axis)[part]
     if len(sizes) != parts or sum(sizes) != array.shape[axis]:
         raise ValueError(f"`split` must have {parts} sizes with the sum {array.shape[axis]}, got {sizes}")
+    # Views: a part is copied only when it is placed, so that large tensors are not held twice.
     return np.split(array, np.cumsum(sizes)[:-1], axis=axis)[part]
 
 

@@ -71,9 +71,12 @@ def check_storable(state: Any) -> None:
     jengine.errors.ConfigError: `scale` must have at least one element, got shape (0, 3); leave it out
     """
     leaves = flatten(state)
+    # The store is flat: the second array with a path would overwrite the first.
     if len(leaves) != len(jax.tree.leaves(state)):
         raise ConfigError("two arrays of the state have the same dotted path; use names without dots")
     for path, leaf in leaves.items():
+        # Tensorstore cannot write an array without chunks; without this check the first save would fail, after an
+        # epoch.
         if 0 in getattr(leaf, "shape", ()):
             raise ConfigError(f"`{path}` must have at least one element, got shape {tuple(leaf.shape)}; leave it out")
         if hasattr(leaf, "dtype") and not is_key(leaf) and not _is_storable(np.dtype(leaf.dtype)):
@@ -84,6 +87,7 @@ def check_storable(state: Any) -> None:
 
 
 def _is_storable(dtype: np.dtype) -> bool:
+    # Built-in dtypes are known to be fine; tensorstore, which takes a while to import, is asked only about the others.
     if dtype.isbuiltin != 1 and dtype.name != "bfloat16":
         import tensorstore
 
@@ -122,6 +126,7 @@ def _in_host_memory(state: Any) -> bool:
 def to_struct(leaf: Any) -> jax.ShapeDtypeStruct:
     """Return the stored shape, dtype and sharding; a typed key is stored as raw data."""
     if is_key(leaf):
+        # Keys are stored as their uint32 data: a checkpoint must not depend on how JAX represents a key.
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
         return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=getattr(leaf, "sharding", None))
     if not hasattr(leaf, "dtype"):

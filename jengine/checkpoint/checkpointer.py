@@ -165,6 +165,8 @@ class Checkpointer:
         sealing: Mapping[str, Any],
     ) -> None:
         """Finish writing the arrays, then seal the checkpoint; runs in the background thread."""
+        # The order is what makes a kill at any line harmless: arrays, their hashes from all processes, metadata, the
+        # seal, the rename, and only then the pointer and the removal of older checkpoints.
         finish_write()
         incoming = commit.find_incoming(path)
         if jax.process_count() > 1 and not self._alone:
@@ -179,6 +181,8 @@ class Checkpointer:
                 write_pointer(self._work_dir, str(path))
             self._evict(path.parent, evict)
         if not self._alone:
+            # Also at the end: a process that left earlier could start the next save while the first one is still
+            # renaming this.
             wait_for_processes("end of a save")
 
     def _is_primary(self) -> bool:

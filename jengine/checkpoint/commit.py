@@ -57,6 +57,8 @@ def begin(path: PurePath, run: str) -> None:
     Raises:
       FileExistsError: `path` exists and is not a checkpoint of the run.
     """
+    # What is at the path may be another run's, or a user's directory with such a name: it is not touched unless its
+    # manifest says that it is ours.
     manifest = read_manifest(path)
     is_own = manifest is not None and manifest.run == run
     refusal = f"{path} exists and is not a checkpoint of this run; move it elsewhere"
@@ -64,11 +66,13 @@ def begin(path: PurePath, run: str) -> None:
         os.makedirs(path.parent, exist_ok=True)
         if os.path.exists(path) and not is_own:
             raise FileExistsError(refusal)
+        # A directory beside the path: the old checkpoint with this name stays whole until the new one is sealed.
         claim(find_incoming(path), run)
         return
     files = list_files(path)
     if not is_own and (manifest is not None or not all(map(_OWN.fullmatch, files))):
         raise FileExistsError(refusal)
+    # Before objects are removed: an object store cannot rename, so this mark says that what is there is incomplete.
     write_bytes(_beside(path, INCOMING), run.encode())
     _remove_objects(path, files)
 
@@ -108,6 +112,7 @@ def delete(path: PurePath) -> None:
         files = list_files(path)
         if files and not all(map(_OWN.fullmatch, files)):
             raise FileExistsError(f"{path} is not a checkpoint of jengine, so it is not removed")
+        # The mark first: a kill between two removals leaves a checkpoint that is known to be half removed.
         write_bytes(outgoing, b"")
         _remove_objects(path, files)
         remove_files([outgoing])
@@ -135,6 +140,7 @@ def clean_up(directory: PurePath) -> None:
     """Finish or discard what killed runs have left unfinished; call it before a save, while no other is in progress."""
     if is_url(directory):
         for name, is_directory in list_directory(directory).items():
+            # Only objects with a mark: a directory without one is whole, or was never ours.
             path = directory / name.removesuffix(INCOMING).removesuffix(OUTGOING)
             if is_directory or path.name == name:
                 continue
@@ -144,6 +150,7 @@ def clean_up(directory: PurePath) -> None:
         return
     for incoming in filter(has_manifest, Path(directory).glob(f"*{INCOMING}")):
         path = incoming.with_name(incoming.name.removesuffix(INCOMING))
+        # Killed between the seal and the rename: the save is complete, so the rename is made up for.
         if not path.exists() and validate_checkpoint(incoming) is None:
             incoming.rename(path)
         else:

@@ -152,6 +152,7 @@ def _list_others(directory: pathlib.PurePath, run_id: str) -> list[pathlib.PureP
     return [
         path
         for path, manifest in find_manifests(directory).items()
+        # Directories without a manifest are the user's own, even with a name like a checkpoint's.
         if (is_url(path) or has_manifest(path))
         and (manifest is None or (manifest.run != run_id and (manifest.is_complete or path.suffix != INCOMING)))
     ]
@@ -164,6 +165,7 @@ def _move_others(directory: pathlib.PurePath, run_id: str) -> pathlib.PurePath |
     taken, number = list_directory(directory), 1
     while f"earlier_{number}" in taken:
         number += 1
+    # A new directory each time: two earlier runs may have checkpoints with equal names.
     target = directory / f"earlier_{number}"
     if not is_url(target):
         os.mkdir(target)

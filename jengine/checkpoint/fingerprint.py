@@ -35,6 +35,8 @@ def describe_settings(arguments: Mapping[str, Any], cfg: Any) -> dict[str, Json]
     """Return a description of the Runner's arguments and the config passed with them, before anything has run."""
     settings = {name: value for name, value in arguments.items() if name not in _NOT_COMPARED and value is not None}
     for name, value in (cfg or {}).items():
+        # A Runner from a config gets its sections as arguments too; only what differs from them, or is more, is
+        # described a second time.
         if name not in _NOT_COMPARED and value is not arguments.get(name):
             settings[f"cfg.{name}" if name in arguments else name] = value
     described = {name: describe(_as_written(_as_config(value))) for name, value in settings.items()}
@@ -56,6 +58,7 @@ def _as_written(value: Any) -> Any:
         return type(value)(map(_as_written, value))
     if isinstance(value, str):
         module, _, name = value.rpartition(".")
+        # In `sys.modules` alone: a string that merely looks like a path must not import anything.
         found = getattr(sys.modules.get(module), name, None) if module and name.isidentifier() else None
         return found if callable(found) else value
     return value
@@ -73,6 +76,7 @@ def name_model_settings(settings: dict[str, Json], saved: Mapping[str, Any] | No
         yield
     except CheckpointMismatchError as error:
         lines = [] if saved is None else [line for _, line in compare_settings(settings, saved, skip_chains=True)]
+        # Shapes that do not fit come from settings of the model; the others would hide them.
         if lines := [line for line in lines if line.startswith("model.")]:
             error.add_note(f"the model has other settings: {'; '.join(lines[:_MAX_LINES])}")
         raise

@@ -36,6 +36,7 @@ def match_hook_states(
     paths = [path for path in stored if path.startswith("hook_state.")]
     stored_hooks = {hook_name(path) for path in paths}
     rename, ignore = [], []
+    # Both directions: where weights and their average change places, the hook's state takes the weights.
     for item, source in exchanged.items():
         rename.append((source, item))
         if hook_name(source) in states:
@@ -44,6 +45,7 @@ def match_hook_states(
             ignore.append(item)
     sources = tuple(f"{source}." for source in exchanged.values())
     ignore += [path for path in paths if hook_name(path) not in states and not path.startswith(sources)]
+    # A hook without arrays has nothing to restore, so that it may be new.
     missing = [name for name, state in states.items() if name not in stored_hooks and jax.tree.leaves(state)]
     found = {name: state for name, state in states.items() if name not in missing}
     return HookStateMatch(found, missing, sorted(stored_hooks - set(states)), rename, ignore)

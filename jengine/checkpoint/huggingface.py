@@ -78,6 +78,7 @@ def transformer_arguments(config: Config | str | os.PathLike[str]) -> dict[str, 
     model_type = str(config.get("model_type"))
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"`model_type` of a {CONFIG} must be one of {MODEL_TYPES}, got {model_type!r}")
+    # Two families cover the three types: Mistral differs from Llama by settings alone.
     return _gpt2_arguments(config) if model_type == "gpt2" else _llama_arguments(config)
 
 

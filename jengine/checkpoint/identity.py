@@ -126,6 +126,7 @@ def _new_timestamp(work_dir: str) -> str:
     """Return the local time, with a number if an earlier run in the work dir started in the same second."""
     timestamp = name = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
     number = 1
+    # Two runs in a second, in one process or several: the name is also that of the log file, which they would mix.
     while (path := os.path.join(work_dir, name)) in _TAKEN or storage_path("work_dir", path).exists():
         name, number = f"{timestamp}_{number}", number + 1
     _TAKEN.add(path)

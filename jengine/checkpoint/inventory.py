@@ -149,6 +149,7 @@ def _collect_metrics(metadata: Mapping[PurePath, Mapping[str, Any]]) -> dict[int
     """Return metrics by iteration, from the validations and best scores stored in checkpoints."""
     metrics: dict[int, dict[str, float]] = {}
     for path, content in metadata.items():
+        # Each has the validations before it too: those of iterations whose checkpoints were removed are in later ones.
         for _, iteration, values in content.get("validations", []):
             metrics.setdefault(iteration, {}).update(values)
         iteration = content.get("meta", {}).get("iter")

@@ -70,6 +70,7 @@ def read_pointer(work_dir: PurePath) -> PurePath | None:
     """Return the path in `last_checkpoint`, whether it exists or not; None if the file is missing or not readable."""
     try:
         return storage_path(POINTER, read_bytes(work_dir / POINTER).decode().strip())
+    # No pointer is the normal case before the first save; an unreadable one is worth a line.
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -249,6 +250,7 @@ def read_meta(path: str | os.PathLike[str], states: bool = False) -> dict[str, A
       FileNotFoundError, CorruptCheckpointError: as `find_checkpoint`.
     """
     directory = storage_path("path", locate_checkpoint(path))
+    # In one call: at a URL the files are fetched side by side, and each round trip costs more than the bytes.
     contents = read_many([directory / META, directory / BLOBS] if states else [directory / META])
     if str(directory / META) not in contents:
         raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {META} is missing")
@@ -302,6 +304,7 @@ def _checkpoint_names(directory: epath.Path) -> list[str]:
 
 def _list_contents(directory: epath.Path) -> str:
     """Return what is in `directory`, as the end of an error message."""
+    # For an error message: what is there instead usually shows the mistake.
     entries = list_directory(directory)
     if not entries and not directory.is_dir():
         return f"the directory {directory} does not exist either"

@@ -64,10 +64,13 @@ class Lease:
         """
         if self._version is not None or jax.process_index() != 0:
             return
+        # A lease that was lost may be acquired again, by the next `train` of the same process.
         self._lost = None
         found, version = self._object.read()
         if version is not None:
             self._wait_until_expired(parse_holder(found), version)
+        # Conditional on the version that was read: of two processes that find an expired lease, the store lets one
+        # write.
         self._write(version)
         self._done = threading.Event()
         threading.Thread(target=self._keep, args=(self._done,), name="jengine-lease", daemon=True).start()
@@ -144,12 +147,15 @@ class Lease:
         self._renewed = started
 
     def _renew(self) -> None:
+        # The keeper's thread and the loop both renew; the second would otherwise take the version of the first for
+        # another run.
         with self._mutex:
             if self._version is None or self._lost is not None:
                 return
             try:
                 self._write(self._version)
             except WorkDirLockedError as error:
+                # Stored, not raised: this is the keeper's thread, and the loop raises it at its next check.
                 self._lost = WorkDirLockedError(self._url, error.holder, _STOPS)
                 _LOGGER.error("%s", self._lost)
 

@@ -52,6 +52,7 @@ def find_newer_copy(
       processes: all processes, which call this together.
     """
     known = ("", "", -1)
+    # One process reads the shared directory; the others would only repeat the requests, and could see another state.
     if processes.index == 0:
         manifest = None if newest is None else read_manifest(storage_path("resume", newest))
         iteration = -1 if manifest is None or manifest.iteration is None else manifest.iteration
@@ -62,6 +63,7 @@ def find_newer_copy(
         return None
     copies = _find_whole(copies_path(directory, run, processes), newer_than=iteration)
     found = processes.all_gather("the local copies", sorted(copies))
+    # Only an iteration that every process has can be restored; a machine that was replaced has none.
     common = set(found[0]).intersection(*found)
     if common:
         return copies[max(common)]
@@ -80,6 +82,7 @@ def describe_layout(state: Any) -> str:
         return ""
     lines = []
     for path, leaf in flatten(state).items():
+        # By the slices that this process holds, not by device numbers, which differ after a restart.
         indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
         lines.append(f"{path} {leaf.shape} {sorted(set(map(str, indices)))}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -94,6 +97,7 @@ def replace_unfit_copy(
       ConfigError: there is no checkpoint.
     """
     own = read_meta(path)["meta"].get("layout")
+    # Decided together: one process that takes another checkpoint would train from other weights.
     if all(processes.all_gather("the layout of the local copies", own in (None, describe_layout(state)))):
         return path
     newest = find_latest(work_dir, checksums=True, processes=processes)

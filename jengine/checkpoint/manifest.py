@@ -121,6 +121,7 @@ def read_manifests(directories: Iterable[PurePath]) -> dict[PurePath, Manifest |
     """Return the manifests in those directories that have one, many at a time; None for an unreadable one."""
     paths = {str(directory / MANIFEST): directory for directory in directories}
     manifests: dict[PurePath, Manifest | None] = {}
+    # All at once: a work dir at a URL may have a thousand checkpoints, and one request after the other takes a minute.
     for path, content in read_many(paths).items():
         try:
             manifests[paths[path]] = _parse(content)
@@ -143,6 +144,7 @@ def validate_checkpoint(directory: PurePath, *, checksums: bool = False, share: 
       share: (index, count) for processes that verify the checkpoint together: each reads the manifest and a share of
         the files, whichever number of processes wrote them; on object storage the first one has nothing to read.
     """
+    # The sizes come from one listing of the store, which process 0 makes for all.
     if is_url(directory) and share[0] != 0:
         return None
     manifest, problem = _read_complete(directory)
@@ -179,6 +181,7 @@ def _list_share(directory: PurePath, files: Files, index: int, count: int) -> It
 
     With more processes than parts, several divide the files in each part, after they have all verified the part itself.
     """
+    # The file list of a save on many processes is itself divided, a part for each: hashing is shared in the same way.
     parts = sorted(name for name in files if _PART.fullmatch(name))
     yield _select({name: record for name, record in files.items() if name not in parts}, index, count)
     for name in parts[index % len(parts) :: count] if parts else ():
@@ -244,6 +247,7 @@ def _validate_files(directory: PurePath, files: Files, checksums: bool) -> str |
             status = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return f"{name} is missing"
+        # A link or a pipe with the right size could show other bytes at the next read, or block it.
         if not stat.S_ISREG(status.st_mode):
             return f"{name} must be a file"
         if (actual := status.st_size) != size:
@@ -286,6 +290,7 @@ def _parse(content: bytes) -> Manifest:
     if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
         found = stored.get("format") if isinstance(stored, dict) else stored
         raise ValueError(f"its format must be {_FORMAT}, got {found!r}")
+    # First of all: fields of a damaged manifest mean nothing.
     if stored.pop("sha256", None) != _digest(stored):
         raise ValueError("its SHA-256 is not that of its content")
     files = _parse_files(stored)
@@ -307,6 +312,7 @@ def _parse_files(stored: Any) -> Files:
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"it has another structure: {error!r}") from error
     for name in files:
+        # A checkpoint is data from elsewhere: its manifest must not make a reader open other files.
         if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
             raise ValueError(f"files must be inside the checkpoint, got {name!r}")
     return files

@@ -90,6 +90,8 @@ class _Fit(NamedTuple):
         parameter, piece, shape = self.parameter, self.piece, self.shape
         if shape is None or not self.has_dtype:
             return None
+        # The order of these cases is the rule: exact shapes, then PyTorch's layout, then a resize that the user has
+        # asked for.
         if self.order == "stored":
             is_plain = piece.is_plain and self.element == shape
             return Assignment(parameter.item, parameter.path, piece, shape, is_plain)
@@ -103,6 +105,7 @@ class _Fit(NamedTuple):
         """Return what would make the array fit, or which rule made its shape."""
         if not self.has_dtype:
             return ""
+        # A square matrix fits both ways, so that a guess would be wrong in silence half of the time.
         if self.order == "either":
             return "it may be (out, in) or (in, out): a rule with transform='transpose' or 'none' says which"
         if self.order == "untorch":
@@ -278,6 +281,7 @@ def _find_items(names: Iterable[str], target: Mapping[str, Structs]) -> tuple[di
     tops = {item: {path.partition(".")[0] for path in target[item]} for item in ITEMS}
     collections = {*tops["model_state"], "batch_stats"}
     split = [(name, *name.partition(".")[::2]) for name in names]
+    # A module may itself be called `params`: then the first name is no collection.
     if "params" in tops["params"] or all(top != "params" for _, top, _ in split):
         return {name: (None, name) for name, _, _ in split}, []
     keys: dict[str, Key] = {}
@@ -296,6 +300,7 @@ def _list_parameters(target: Mapping[str, Structs]) -> Iterator[_Parameter]:
     for item in ITEMS:
         leaves = target[item]
         layouts = _find_layouts(item, {path: tuple(leaf.shape) for path, leaf in leaves.items()})
+        # Attention is recognized by its members, since a module called `query` alone may be anything.
         parents = {path.removesuffix("query.kernel") for path in leaves if path.endswith("query.kernel")}
         attentions = {p for p in parents if all(f"{p}{name}.kernel" in leaves for name in _PROJECTIONS)}
         for path, struct in leaves.items():
@@ -315,6 +320,7 @@ def _attention_aliases(path: str, attentions: set[str]) -> Iterator[Alias]:
         yield f"{prefix}{name}.{kind}", None
     if module in _PROJECTIONS:
         third = _PROJECTIONS.index(module)
+        # PyTorch stores the three projections in one tensor, under timm's name or under that of nn.MultiheadAttention.
         yield from ((f"{prefix}qkv.{kind}", third), (f"{prefix}in_proj_{kind}", third))
 
 
@@ -325,6 +331,7 @@ def _divides(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
     (True, False, True)
     """
     left, right = list(_squeeze(first)), list(_squeeze(second))
+    # Axes may be merged or split in order (heads x width), never permuted: only then a reshape keeps the meaning.
     while left and right:
         one, other = (left, right) if left[0] >= right[0] else (right, left)
         size, product = one.pop(0), other.pop(0)

@@ -139,6 +139,7 @@ def _divide(structs: Mapping[str, jax.ShapeDtypeStruct], item: str | None) -> tu
     """
     prefix = "" if item is None else f"{item}."
     below = {name: name.removeprefix(prefix) for name in structs if name.startswith(prefix)}
+    # Flax's TrainState keeps the collection's name, its variables of other collections are beside it.
     if any(path.startswith("params.") for path in below.values()):
         below = {name: path.removeprefix("params.") for name, path in below.items() if path.startswith("params.")}
     others = {name.removesuffix(".value"): name for name in structs if name not in below}
@@ -160,6 +161,7 @@ def _join(name: str, sources: Fields) -> dict[str, str]:
     """Return the arrays of a field by parameter; several states may have one for a part of the parameters each."""
     joined: dict[str, str] = {}
     for path, entries in sources.items():
+        # Masked chains store a moment in several branches, each for some of the parameters: they must not overlap.
         if both := sorted(set(joined) & set(entries)):
             raise ValueError(
                 f"`{name}` must be stored once for a parameter, got {joined[both[0]]!r} and {path}.{both[0]}"

@@ -179,6 +179,7 @@ def load_params(
     directory = storage_path("path", find_checkpoint(path, checksums=checksums))
     stored = list_item_arrays(directory, item)
     expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
+    # Compared by names and shapes before a byte is read: an error costs no time, whatever the size.
     report = compare(stored, expected, rename=rename, cast=True)
     if not report.fits and strict:
         raise CheckpointMismatchError(

@@ -29,6 +29,7 @@ def keep_regular(numbers: Sequence[int], *, latest: int, every: int = -1, unit: 
         return dict.fromkeys(numbers, "all are kept")
     reasons = {}
     for age, number in zip(range(len(numbers) - 1, -1, -1), numbers, strict=True):
+        # Both rules may hold for a checkpoint, and the list of them tells which setting keeps it.
         texts = ["the latest" if age == 0 else f"one of the latest {latest}"] if age < latest else []
         if every != -1 and number % every == 0:
             texts.append(f"every {every} {unit}")
@@ -81,6 +82,7 @@ def infer_rule(key: str, greater_keys: Sequence[str] = GREATER_KEYS, less_keys: 
     name = key.lower()
     lists = (("greater", [k.lower() for k in greater_keys]), ("less", [k.lower() for k in less_keys]))
     for rule, keys in lists:
+        # Exact names of both lists before parts of names, as in MMEngine: a part may be in names of either kind.
         if name in keys:
             return rule
     for rule, keys in lists:

@@ -27,6 +27,7 @@ def replace_prefix(path: str, old: str, new: str, match: re.Match[str] | None) -
     if match is None:
         return ".".join(filter(None, (new, path)))
     try:
+        # A plain old name leaves backslashes in the new one as they are; only a pattern has groups to fill in.
         replacement = match.expand(new) if _SYNTAX.search(old) else new
     except (re.error, IndexError) as error:
         raise ValueError(f"`rename` must use the groups of the old ones in new names, got {new!r}: {error}") from None

@@ -79,6 +79,7 @@ def _divide(
 ) -> list[tuple[str, ...]]:
     """Return the mesh axes that divide each axis of an array while it is read, so that none divides a chunk."""
     entries = [*sharding.spec, *[None] * (len(struct.shape) - len(sharding.spec))]
+    # Read in pieces that are whole chunks of the file: two processes with halves of a chunk would both read all of it.
     wanted = [_list_axes(entry) for entry in entries]
     if chunk is None or len(chunk) != len(wanted):
         return wanted
@@ -107,6 +108,7 @@ def _list_readers(mesh: Mesh, copies: tuple[str, ...]) -> dict[frozenset[int], l
     processes = np.vectorize(lambda device: device.process_index, otypes=[int])(devices)
     readers: dict[frozenset[int], list[np.ndarray]] = {}
     for index in range(len(devices)):
+        # Copies that the same processes hold are alternatives, between which `plan_reads` takes turns.
         readers.setdefault(frozenset(processes[index].flat), []).append(devices[index : index + 1])
     return readers
 
@@ -125,6 +127,7 @@ def share(plans: Mapping[str, SharedRead], take: Callable[[str], Any]) -> dict[s
     for name, plan in plans.items():
         batch[name] = _lay_out(plan, take(name) if plan.source.addressable_devices else None)
         size += math.prod(batch[name].sharding.shard_shape(batch[name].shape)) * batch[name].dtype.itemsize
+        # In batches: a program for each array would take long to compile, one for all would hold everything twice.
         if size > _BATCH or len(shared) + len(batch) == len(plans):
             targets = {name: plans[name].struct for name in batch}
             shared |= _send(batch, targets)
@@ -143,6 +146,7 @@ def _lay_out(plan: SharedRead, read: jax.Array | None) -> jax.Array:
     wide = jax.ShapeDtypeStruct((count * length, *rest), struct.dtype, sharding=NamedSharding(sharding.mesh, spec))
     shape = wide.sharding.shard_shape(wide.shape)
     parts = [
+        # Zeros on the devices that have read nothing: adding up over the copies then gives each what one has read.
         own[device].reshape(shape) if device in own else jax.device_put(np.zeros(shape, struct.dtype), device)
         for device in sharding.mesh.local_devices
     ]
@@ -157,6 +161,7 @@ def _send(wide: Mapping[str, jax.Array], structs: Structs) -> dict[str, jax.Arra
         }
 
     shardings = {name: struct.sharding for name, struct in structs.items()}
+    # The output sharding makes XLA send: no collective is written by hand, and any mesh works.
     sent: dict[str, jax.Array] = jax.jit(add_up, out_shardings=shardings)(dict(wide))
     return sent
 
@@ -168,5 +173,6 @@ def _add_bits(copies: jax.Array) -> jax.Array:
         return jax.lax.complex(_add_bits(copies.real), _add_bits(copies.imag))
     if not jnp.issubdtype(dtype, jnp.floating):
         return copies.sum(axis=0)
+    # As integers: a sum of floats turns -0.0 into 0.0 and may change the bits of a NaN.
     bits = jax.lax.bitcast_convert_type(copies, f"uint{jnp.finfo(dtype).bits}")
     return jax.lax.bitcast_convert_type(bits.sum(axis=0).astype(bits.dtype), dtype)

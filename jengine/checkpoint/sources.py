@@ -193,6 +193,7 @@ def _list_shards(path: epath.Path) -> dict[str, Entry]:
     for file, names in files.read_index(path).items():
         shard = path.parent / file
         stored = files.list_safetensors(shard)
+        # Now, and not when the tensor is read: an interrupted download leaves an index with shards of another version.
         if missing := [name for name in names if name not in stored]:
             raise ValueError(f"{path} lists {missing[0]!r} in {file}, which does not have it")
         entries |= {name: (shard, name, stored[name]) for name in names}

@@ -42,9 +42,11 @@ def upload_after(
     """Start `write` with a local directory; return a function that finishes it, calls `prepare` and uploads."""
     folder = tempfile.TemporaryDirectory(prefix="jengine-save-")
     local = PurePath(folder.name, directory.name)
+    # The write has begun when this returns, so that the arrays may be donated; sending is left to the background.
     finish_write = write(local)
 
     def finish() -> None:
+        # Removed in any case: a failed upload must not fill the disk with copies.
         with folder:
             finish_write()
             prepare()

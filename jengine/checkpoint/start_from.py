@@ -128,6 +128,7 @@ def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:
     """Return the config without `load_from` if that is an object in memory, and warn about it."""
     load_from: Any = cfg.get("load_from")
     weights = load_from["path"] if _is_options(load_from) and "path" in load_from else load_from
+    # Paths can be written into config.py; arrays in memory cannot, and a file of megabytes would help nobody.
     if weights is None or isinstance(weights, str | os.PathLike) or _is_options(weights):
         return cfg
     warnings.warn(

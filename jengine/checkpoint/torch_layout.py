@@ -69,6 +69,7 @@ def statistic_layouts(statistics: Mapping[str, Any]) -> dict[str, TorchLayout]:
         module, _, kind = torch_alias(path.removeprefix("batch_stats.")).rpartition(".")
         shape = shape_of(leaf)
         name = ".".join(filter(None, (module, STATISTICS[kind])))
+        # Statistics are vectors: only their names differ, running_mean for mean.
         layouts[path] = TorchLayout(name, shape, tuple(range(len(shape))))
     return layouts
 

@@ -105,6 +105,7 @@ def log_error(error: BaseException) -> str | None:
     logger = current_logger()
     handlers = [handler for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
     files = [handler.path for handler in handlers if handler.waiting is None]
+    # The error is marked with the file: it passes the Runner and then the command line, and both log it.
     if files and getattr(error, _LOGGED, None) != files[0]:
         setattr(error, _LOGGED, files[0])
         logger.debug("%s ended the run.", type(error).__name__, exc_info=error)
@@ -270,6 +271,7 @@ class _RunFileHandler(logging.Handler):
                 f"{closest(str(kind), _FILE_HANDLERS)}"
             )
         try:
+            # delay: the file is created by the first record, after the run has been accepted.
             file = _FILE_HANDLERS[kind](self.path, encoding="utf-8", delay=True, **options)
         except TypeError as error:
             raise ConfigError(f"`file_handler_cfg` must have the arguments of logging's {kind}: {error}") from error

@@ -136,6 +136,7 @@ class HistoryBuffer:
     def state_dict(self) -> dict[str, Any]:
         """Return at most the newest 256 values, and the totals over all values, as a JSON-serializable dict."""
         return {
+            # A bounded number, so that checkpoints of long runs stay small; the totals below are over all values.
             "values": self._newest(_NUM_SAVED_VALUES).tolist(),
             "counts": list(self._newest_counts(_NUM_SAVED_VALUES)),
             "updates": self._updates,
@@ -150,6 +151,7 @@ class HistoryBuffer:
         self._clear()
         for value, count in zip(state["values"], state["counts"], strict=True):
             self.extend([float(value)], int(count))
+        # After the values, whose `extend` has counted them only.
         self._updates = int(state["updates"])
         self._sum, self._count = float(state["sum"]), int(state["count"])
         self._max, self._min = float(state["max"]), float(state["min"])

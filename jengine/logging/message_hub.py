@@ -181,6 +181,7 @@ class MessageHub:
           resumed: as in `update_scalar`.
         """
         self._check_resumed(key, resumed)
+        # The array stays whole on the device: slicing it here would dispatch a program for each metric.
         indices = range(len(values)) if reported is None else np.flatnonzero(reported).tolist()
         self._pending.add(key, values, first_iteration, indices)
         self._pending.size += len(indices)
@@ -253,6 +254,7 @@ class MessageHub:
             if not self._resumed[key]:
                 continue
             try:
+                # Arrays among infos may be predictions of any size, which do not belong into a checkpoint.
                 infos[key] = to_plain(value, key, arrays=False)
             except TypeError:
                 kind = type(value).__name__ + (f" of shape {value.shape}" if hasattr(value, "shape") else "")
@@ -268,6 +270,7 @@ class MessageHub:
                 raise KeyError(f"the state of a message hub must have the key {part!r}, got {sorted(state)}")
         self.flush()
         for key, history in state["log_scalars"].items():
+            # A key that this run has declared as not resumed keeps its value: hooks set it before the state is loaded.
             if self._resumed.setdefault(key, True):
                 self._log_scalars[key] = HistoryBuffer()
                 self._log_scalars[key].load_state_dict(history)
@@ -336,6 +339,7 @@ def _get_history(histories: Mapping[str, HistoryBuffer], key: str) -> HistoryBuf
 
 def _check_scalar(key: str, value: Any) -> Any:
     """Return a one-element device array, or a host value as a Python float; errors as in `update_scalar`."""
+    # First: a tracer is a jax.Array too, and would be kept after its trace has ended.
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"scalar {key!r} is a traced value: return it from the compiled function and update the hub outside"

@@ -60,6 +60,7 @@ class AmpOptimWrapper(OptimWrapper):
     ) -> None:
         super().__init__(**kwargs)
         self.dtype = "bfloat16" if dtype is None else str(dtype)
+        # float16 has 5 bits of exponent and needs a scale; bfloat16 has the range of float32 and would only lose time.
         if loss_scale == "auto":
             loss_scale = "dynamic" if self.dtype == "float16" else None
         self.loss_scale = None if loss_scale is None else parse_loss_scale(loss_scale)
@@ -83,6 +84,7 @@ class AmpOptimWrapper(OptimWrapper):
             return super().state_dict(opt_state)
         scale, tracker = (get_field(opt_state, LossScaleState, name) for name in ("loss_scale", "growth_tracker"))
         settings = {name: getattr(self.loss_scale, name) for name in _SAVED_SETTINGS}
+        # The names of PyTorch's GradScaler, which MMEngine writes into its checkpoints.
         loss_scaler = {"scale": float(scale), **settings, "_growth_tracker": int(tracker)}
         return {**super().state_dict(opt_state), "loss_scaler": loss_scaler}
 

@@ -20,6 +20,7 @@ def warn_of_accumulation(
     optim_wrapper: OptimWrapper | OptimWrapperDict, module_types: Mapping[str, str], logger: logging.Logger
 ) -> None:
     """Log a warning about BatchNorm under gradient accumulation, unless one of them is absent."""
+    # By the class name: Linen, NNX and users' own norms share no base class.
     norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
     if not (optim_wrapper.accumulates and norms):
         return

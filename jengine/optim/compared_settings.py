@@ -45,6 +45,7 @@ def compare_optimizers(
     """
     if old is None:
         return []
+    # Other names mean other optimizers: comparing settings by chance names would only confuse.
     if set(old) != set(new):
         own, other = ("one optimizer" if "" in side else f"the optimizers {sorted(side)}" for side in (new, old))
         return [Setting(f"optim_wrapper: {own} in the config, {other} in the checkpoint", False)]

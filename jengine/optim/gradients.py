@@ -63,6 +63,8 @@ def loss_names(losses: Mapping[str, Any]) -> list[str]:
     names = [name for name in losses if "loss" in name]
     if not names:
         raise ValueError(f"a loss must have 'loss' in its name, got {sorted(losses)}; there is nothing to minimize")
+    # Torch models return the total as `loss` beside its parts, MMEngine sums all names with 'loss': the gradient would
+    # be twice as large, and nothing would show it.
     if len(names) > 1 and "loss" in names:
         parts = [name for name in names if name != "loss"]
         renamed = [name.replace("_loss", "").replace("loss_", "").replace("loss", "part") for name in parts]

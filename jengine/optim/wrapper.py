@@ -386,6 +386,7 @@ class OptimWrapper:
           The new parameters, the new state, and the output of `loss_fn`.
         """
         is_update = self.start_step()
+        # Read here, outside of the compiled function: in a trace they would become constants.
         hyperparams = {**self.hyperparams, **(hyperparams or {})}
         return self._compile_iteration(loss_fn, has_aux, is_update)(params, opt_state, hyperparams, args)
 
@@ -393,11 +394,13 @@ class OptimWrapper:
     def _compile_iteration(self, loss_fn: Callable[..., Any], has_aux: bool, is_update: bool) -> Callable[..., Any]:
         value_and_grad = self.value_and_grad(loss_fn, has_aux)
 
+        # Not donated: MMEngine's `update_params` is called from users' own loops, which may keep the old parameters.
         @jax.jit
         def run_iteration(
             params: Params, opt_state: OptState, hyperparams: Any, args: Any
         ) -> tuple[Params, OptState, Any]:
             outputs, grads = value_and_grad(params, opt_state, *args)
+            # Decided by the host, which counts: two programs, and no branch on the device.
             if not is_update:
                 return params, self.accumulate(grads, opt_state), outputs
             return *self.apply_gradients(grads, opt_state, params, hyperparams), outputs

@@ -199,9 +199,11 @@ class DataParallel(MeshStrategy):
 
     def mean_over_replicas(self, model_state: ModelState) -> PyTree:
         """Return the model state with the mean over replicas in each floating leaf."""
+        # An empty state would compile a program that does nothing.
         if self.replicas == 1 or not jax.tree.leaves(model_state):
             return model_state
         state = {"model_state": model_state}
+        # The same sharding as before: the result must be accepted by the compiled step without another program.
         average = jax.jit(functools.partial(map_per_replica, _average_replicas), out_shardings=self.shardings(state))
         averaged: PyTree = average(state)["model_state"]
         return averaged

@@ -146,6 +146,7 @@ def choose_batch_axes(names: Sequence[str], batch_axes: Sequence[str] | None = N
     """
     names = tuple(names)
     if batch_axes is None:
+        # fsdp divides the batch too: sharded parameters with a whole batch on each device would multiply the work.
         if found := tuple(name for name in BATCH_AXES if name in names):
             return found
         raise ConfigError(
@@ -208,6 +209,7 @@ def find_data_shard(
 
 def check_batch(batch: Batch, parts: int) -> None:
     """Raise ValueError if an array in a process's batch cannot be divided into equal parts along the first axis."""
+    # Before placement: JAX's own error names a sharding, not the entry of the batch.
     for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
         shape = np.shape(leaf)
         if not shape or shape[0] % parts:

@@ -62,12 +62,15 @@ class Pjit(MeshStrategy):
         offload: Literal["optimizer"] | None = None,
     ) -> None:
         built = build_mesh(mesh, devices, batch_axes)
+        # Names for collectives that the model calls (`axis_name` of BatchNorm); with one program over all devices they
+        # are bound to an axis of size 1.
         for name in axis_names:
             if name in built.axis_names:
                 raise ConfigError(f"Pjit: axis_names must not be axes of the mesh {built.axis_names}, got {name!r}")
         self.axis_names = tuple(axis_names)
         self._offload = offload
         if offload:
+            # In the constructor: a platform without pinned host memory would fail in the compiler, minutes later.
             check_host_memory("offload", built.devices.flat[0])
         super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict), batch_axes)
 

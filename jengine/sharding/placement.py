@@ -99,6 +99,7 @@ class Placement:
             for path, leaf in leaves.items()
         }
         for key, _ in self._rules:
+            # A rule that another one shadows did match; only one without any parameter is a typo.
             if key not in used and not any(_matches(key, path) for path in leaves):
                 message = f"rules: {key!r} matches no {self._kind}{paths.closest_paths(key, leaves)}"
                 if self._strict:
@@ -138,6 +139,7 @@ class Placement:
         axes = [_select(axis, self.mesh) for axis in axes]
         counts = [math.prod(self.mesh.shape[name] for name in axis_names(axis)) for axis in axes]
         for size, axis, count in zip(shape, axes, counts, strict=False):
+            # JAX refuses it as well, but when the state is placed, and without the rule in its error.
             if size % count:
                 raise ConfigError(
                     f"{source} must divide the axes of the {self._kind} {path!r} {shape} evenly, got an axis of {size} "
@@ -170,6 +172,7 @@ class Placement:
 
     def _check_axis(self, axis: Axis) -> None:
         for name in axis_names(axis):
+            # One set of rules for meshes with and without experts or a context axis; without it the axis is replicated.
             if name in OPTIONAL_AXES and name not in self.mesh.axis_names:
                 continue
             if name not in self.mesh.axis_names:
@@ -190,6 +193,7 @@ def placement_table(placed: Mapping[str, Placed], params: Params, mesh: Mesh) ->
         leaf = leaves[path]
         size = math.prod(leaf.shape) * leaf.dtype.itemsize
         names = [name for axis in spec for name in axis_names(axis)]
+        # Replicated parameters share a row: models have hundreds of biases and norms.
         if not names:
             replicated_size += size
             continue

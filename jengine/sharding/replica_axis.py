@@ -113,6 +113,7 @@ def convert_replica_axis_structs(state: ArrayTree, before: int | None, after: in
         return state
 
     def convert(leaf: Any) -> jax.ShapeDtypeStruct:
+        # Shapes alone, so that a checkpoint can be checked and read for another number of replicas.
         shape = leaf.shape if before is None else leaf.shape[1:]
         return jax.ShapeDtypeStruct(shape if after is None else (after, *shape), leaf.dtype)
 

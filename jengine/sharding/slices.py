@@ -60,6 +60,7 @@ def _choose_slices(sizes: Mapping[str, int], count: int) -> dict[str, int]:
     """Divide slices over the first mesh axes that allow it, `data` above all, which exchanges least."""
     numbers = {}
     for name, size in sizes.items():
+        # As many slices as divide the axis; what is left goes to the next one.
         if (number := math.gcd(size, count)) > 1:
             numbers[name] = number
             count //= number

@@ -66,6 +66,7 @@ def _count_convolution(eqn: Any) -> float:
     left, right = (var.aval.shape for var in eqn.invars)
     out, params = eqn.outvars[0].aval.shape, eqn.params
     lhs, rhs, result = (getattr(params["dimension_numbers"], f"{name}_spec") for name in ("lhs", "rhs", "out"))
+    # Counted exactly, by dimension: products with padding or with the holes of a dilation do not count.
     taps = 1
     for i, (stride, (low, _), dilation, spread) in enumerate(
         zip(params["window_strides"], params["padding"], params["lhs_dilation"], params["rhs_dilation"], strict=True)

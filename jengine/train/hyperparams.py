@@ -63,6 +63,7 @@ class HyperparamsVector:
 
     def unravel(self) -> Any:
         """Return the arrays in the original structure, within a compiled step."""
+        # Static slices of the one array that was transferred: XLA fuses them into their users.
         arrays, start = [], 0
         for shape, dtype in self.spec.leaves:
             stop = start + math.prod(shape)

@@ -31,6 +31,7 @@ def count_micro_batches(examples: int | None, micro_batch: int | None) -> int:
             f"`train_cfg.micro_batch` must be None for data without a batch_size, got {micro_batch}: the number of "
             "examples in a batch is unknown"
         )
+    # The fewest parts of equal size: `lax.scan` needs equal shapes, and each part repeats the fixed costs.
     return next(parts for parts in range(1, examples + 1) if examples % parts == 0 and examples // parts <= micro_batch)
 
 
@@ -55,17 +56,21 @@ def differentiate_in_parts(
         total, sums, state = carry
         index, part = inputs
         (metrics, state, weight), grads = differentiate(part, state, jax.random.fold_in(rng, index))
+        # Weighted sums, divided at the end: parts may have different numbers of real examples.
         factor = jnp.ones(()) if weight is None else weight
         sums = jax.tree.map(lambda a, g: a + g * factor.astype(g.dtype), sums, grads)
         weighted = OrderedDict((name, value * factor.astype(value.dtype)) for name, value in metrics.items())
+        # A fact of the trace, not of the data: it leaves the scan through Python.
         has_weight.append(weight is not None)
         return (total + factor, sums, strip_weak_types(state)), weighted
 
     has_weight: list[bool] = []
     zeros = jnp.zeros(()), jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     if axis_name is not None:
+        # Under `shard_map` the carry must vary over replicas from the start, or its type changes within the scan.
         zeros = jax.tree.map(lambda leaf: jax.lax.pcast(leaf, axis_name, to="varying"), zeros)
     (total, sums, state), weighted = jax.lax.scan(add, (*zeros, model_state), (jnp.arange(count), parts))
+    # A batch of padding alone has the weight 0; 0/0 would make all parameters NaN.
     divisor = jnp.maximum(total, 1e-12)
     grads = jax.tree.map(lambda leaf: leaf / divisor.astype(leaf.dtype), sums)
     metrics = OrderedDict((name, value.sum(0) / divisor.astype(value.dtype)) for name, value in weighted.items())

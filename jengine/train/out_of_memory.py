@@ -36,9 +36,11 @@ def explain_out_of_memory(
       args: the arguments, arrays or `jax.ShapeDtypeStruct`s; None if it was not called.
       noticed: whether the program failed on the device, so that a hook named in the error only waited for it.
     """
+    # The same error passes several layers, each of which may explain it; once is enough.
     if not _is_out_of_memory(error) or any(_EXPLANATION in note for note in getattr(error, "__notes__", ())):
         return
     device = jax.local_devices()[0]
+    # CPUs have no statistics: there the memory of the machine is the limit.
     limit = (device.memory_stats() or {}).get("bytes_limit") or _host_memory(device)
     size = "" if limit is None else f" of {_format_bytes(limit)}"
     memory = None if args is None or _is_of_compiler(error) else _plan_memory(program, args)

@@ -116,7 +116,10 @@ class UpdateContext:
         """
         phase = Phase(optimizer, self._wrapper(optimizer), _no_loss)
         if (scale := self._loss_scale(state, optimizer)) is not None:
+            # The wrapper divides by the scale again; gradients that the user computed without it would become too
+            # small.
             grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
+        # Sharded as the parameters: otherwise XLA may keep a replicated copy of all gradients.
         grads = self._constrain(grads, "params.")
         ctx = self._context(state).replace(grads=grads, loss_weight=weight, metrics=OrderedDict(metrics or {}))
         return self._finish(state, phase, ctx, has_loss=False)
@@ -162,6 +165,7 @@ class UpdateContext:
     ) -> tuple[TrainState, Metrics]:
         ctx, hook_state = self._hooks.run("traced_grads", ctx, state.hook_state)
         ctx = parts.update(phase, ctx, state.model_state, has_loss)
+        # All updates of a step count together: one that was dropped makes the step one that hooks must not trust.
         if _APPLY in hook_state and ctx.apply_update is not None:
             hook_state = {**hook_state, _APPLY: hook_state[_APPLY] & ctx.apply_update}
         new_state = state.replace(
@@ -233,6 +237,7 @@ def build_own_step(
             f"phases must be None for a model with its own `train_step`, which calls its optimizers itself, got "
             f"{list(phases)}"
         )
+    # The host counts iterations to know which of them update; a step with updates of its own would disagree.
     parts.check_no_accumulation(
         optim_wrapper,
         "for a model with its own `train_step`; it can add the gradients of several parts of a batch itself",

@@ -47,6 +47,7 @@ def get_peak_flops(device_kind: str) -> dict[str, float]:
     for pattern, half, single in _PEAKS:
         if re.search(pattern, device_kind):
             peaks = {"bfloat16": half * 1e12, "float16": half * 1e12, "float32": single * 1e12}
+            # GPUs before Ampere emulate bfloat16: a share of the peak of float16 would mean nothing.
             if re.search(_WITHOUT_BFLOAT16, device_kind):
                 del peaks["bfloat16"]
             if device_kind.startswith("TPU"):

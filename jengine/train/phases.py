@@ -78,12 +78,14 @@ def parse_phases(phases: Sequence[PhaseConfig] | None) -> list[PhaseSettings] | 
                     raise ConfigError(f"a phase has no {name!r}{closest(str(name), PhaseSettings._fields)}")
             check_values("", PhaseSettings, fields)
             settings = PhaseSettings(**fields)
+            # The loader must be asked for as many batches in each iteration, whatever the device will use.
             if settings.batches == "each" and settings.every > 1:
                 raise ConfigError(
                     f"`every` must be 1 with batches='each', got {settings.every}: each iteration of a run takes the "
                     "same number of batches from the loader"
                 )
             parsed.append(settings)
+    # An iteration that trains nothing would still count for schedules and logs.
     if all(phase.every > 1 for phase in parsed):
         raise ConfigError("`phases` must have a phase that acts in each iteration, got none")
     return parsed
@@ -117,6 +119,7 @@ def _batch_indices(phases: Sequence[PhaseSettings]) -> list[list[int]]:
             indices.append(list(range(taken, taken + phase.steps)))
             taken += phase.steps
         else:
+            # A first phase with the same batch for all steps takes one; later ones share the batch that was taken last.
             taken = max(taken, 1)
             indices.append([taken - 1] * phase.steps)
     return indices
@@ -283,6 +286,7 @@ def is_updated(optim_wrapper: OptimWrapper | OptimWrapperDict, opt_state: OptSta
     pairs = [(wrapper, opt_state[name]) for name, wrapper in optim_wrapper.items()]
     finite = [wrapper.is_finite(state) for wrapper, state in pairs]
     known = [flag for flag in finite if flag is not None]
+    # An optimizer without a loss scale always updates, so that the step has updated something.
     return jnp.any(jnp.stack(known)) if len(known) == len(finite) else None
 
 

@@ -49,12 +49,14 @@ def read_dump(path: str | os.PathLike[str]) -> dict[str, PyTree]:
     The file is a pickle: you should read only files that you trust.
     """
     try:
+        # Pickle: only dumps of the user's own runs are read, which may hold any pytree classes of their code.
         arguments = pickle.loads(read_bytes(path))
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path} must be a dump of a training step, got another file") from error
     return jax.tree.map(
         lambda x: jax.random.wrap_key_data(jax.numpy.asarray(x.data), impl=x.impl) if isinstance(x, _Key) else x,
         arguments,
+        # Keys are stored as data and implementation, since JAX does not pickle them.
         is_leaf=lambda x: isinstance(x, _Key),
     )
 

@@ -17,6 +17,7 @@ def format_speed(scalars: Mapping[str, float], goodput: Goodput) -> str:
     total = sum(seconds.values())
     columns, rows = ["part", "seconds", "share"], [[phase, *_share(x, total)] for phase, x in seconds.items()]
     lost = ""
+    # Only a resumed run has columns for all sessions; for others they would repeat the first ones.
     if goodput.sessions > 1:
         columns += [f"all {goodput.sessions} sessions", "share"]
         rows += [[phase, "", ""] for phase in goodput.seconds if phase not in seconds]

@@ -259,6 +259,7 @@ def build_train_step(
       ValueError: a phase that is not the name of an optimizer, phases for a single optimizer, or accumulation or
         phases for a model with its own `train_step`.
     """
+    # A step of the model's own replaces phases and micro-batches, which are therefore refused and not ignored.
     own = build_own_step(model, optim_wrapper, phases, constrain, gather_tables)
     if micro_batches > 1 and (own is not None or isinstance(optim_wrapper, Mapping)):
         kind = "several optimizers" if own is None else "a model with its own train_step"

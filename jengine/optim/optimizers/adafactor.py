@@ -35,11 +35,14 @@ def TorchAdafactor(
       maximize: maximize the loss.
     """
     eps1, eps2 = eps
+    # PyTorch takes the epsilon of the parameter, but states and gradients are float32 here, whatever the parameter is.
     eps1 = float(jnp.finfo(jnp.float32).eps) if eps1 is None else eps1
     scale = [
         ("scale_by_factored_rms", scale_by_factored_rms(beta2_decay, eps1)),
         ("clip_by_block_rms", optax.clip_by_block_rms(d)),
         ("scale_by_param_block_rms", optax.scale_by_param_block_rms(eps2)),
+        # Last, as a factor: the rate that `chain_with_decay` multiplies with decays the weights too, and that decay is
+        # not capped.
         ("cap_learning_rate", cap_learning_rate(lr)),
     ]
     return common.chain_with_decay(scale, lr, weight_decay, decoupled=True, maximize=maximize)
@@ -64,6 +67,8 @@ def scale_by_factored_rms(beta2_decay: Scalar, eps: Scalar) -> optax.GradientTra
 
     def init(params: Params) -> FactoredRmsState:
         zeros = common.zeros_like(params)
+        # Broadcastable against the gradient: the outer product below is then one elementwise product, in stacked layers
+        # too.
         rows = jax.tree.map(lambda z: z[..., :1] if z.ndim > 1 else z, zeros)
         columns = jax.tree.map(lambda z: z[..., :1, :] if z.ndim > 1 else jnp.zeros((), z.dtype), zeros)
         return FactoredRmsState(common.zero_count(), rows, columns)
@@ -74,15 +79,18 @@ def scale_by_factored_rms(beta2_decay: Scalar, eps: Scalar) -> optax.GradientTra
         count = state.count + 1
 
         def leaf(g: jax.Array, row: jax.Array, column: jax.Array) -> tuple[jax.Array, ...]:
+            # At the first update the weight is 1, which replaces the zeros: no bias has to be corrected.
             weight = count.astype(row.dtype) ** beta2_decay
             square = g * g
             if g.ndim > 1:
                 row = row + weight * (jnp.mean(square, -1, keepdims=True) - row)
                 column = column + weight * (jnp.mean(square, -2, keepdims=True) - column)
+                # The rank-1 estimate of Adafactor: row and column means over the overall mean, which both contain.
                 moment = row * column / jnp.maximum(jnp.mean(row, -2, keepdims=True), eps)
             else:
                 row = row + weight * (square - row)
                 moment = row
+            # A lower bound instead of a sum, as in PyTorch: eps has no effect on moments that are large enough.
             return g * jax.lax.rsqrt(jnp.maximum(moment, eps**2)), row, column
 
         updates, rows, columns = common.map_unzipped(leaf, grads, state.rows, state.columns)
@@ -106,6 +114,7 @@ def cap_learning_rate(learning_rate: PerParameter) -> optax.GradientTransformati
         count = state.count + 1
 
         def leaf(u: jax.Array, lr: Scalar) -> jax.Array:
+            # The rate follows in the chain: this makes of it min(lr, 1 / sqrt(count)).
             return u * jnp.minimum(1, jax.lax.rsqrt(count.astype(u.dtype)) / lr)
 
         return jax.tree.map(leaf, updates, broadcast_to_params(learning_rate, updates)), CapLearningRateState(count)

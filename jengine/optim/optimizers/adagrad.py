@@ -32,6 +32,8 @@ def Adagrad(
     """
     scale = [
         ("scale_by_adagrad", scale_by_adagrad(initial_accumulator_value, eps)),
+        # Traced, with a count in the state: the host changes `lr` only by schedules, and this one belongs to the
+        # optimizer.
         ("scale_by_schedule", optax.scale_by_schedule(lambda count: 1 / (1 + count * lr_decay))),
     ]
     return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
@@ -62,6 +64,7 @@ def scale_by_adagrad(initial_accumulator_value: float, eps: Scalar) -> optax.Gra
     """Divide gradients by the root of the summed squares; `optax.scale_by_rss` adds eps inside the root."""
 
     def init(params: Params) -> ScaleByRssState:
+        # Added to zeros, so that the state has the sharding of the parameters; `jnp.full` would be replicated.
         return ScaleByRssState(jax.tree.map(lambda z: z + initial_accumulator_value, common.zeros_like(params)))
 
     def update(grads: Updates, state: ScaleByRssState, params: Params | None = None) -> tuple[Updates, ScaleByRssState]:

@@ -67,6 +67,7 @@ def AdamW(
       amsgrad: divide by the largest average of squares so far.
       maximize: maximize the loss.
     """
+    # One implementation: AdamW is a setting of Adam, and only its name in logs and checkpoints differs.
     return dataclasses.replace(Adam(lr, betas, eps, weight_decay, amsgrad, maximize, True), name="AdamW")
 
 
@@ -156,6 +157,7 @@ def scale_by_moments(
     """
 
     def init(params: Params) -> Any:
+        # By position: optax has no common base of these states, but all of them start with count, mu and nu.
         return state_type(*init_moments(params), *init_memory(params))
 
     def update(grads: Updates, state: OptState, params: Params | None = None) -> tuple[Updates, OptState]:
@@ -219,6 +221,8 @@ def scale_by_nadam(b1: Scalar, b2: Scalar, eps: Scalar, momentum_decay: Scalar) 
     def rescale(
         count: jax.Array, grads: Updates, mu: Updates, nu: Updates, old_product: jax.Array
     ) -> tuple[Updates, jax.Array]:
+        # Nesterov looks ahead: the average is weighted with the momentum of the next step, the gradient with that of
+        # this one.
         current, following = momentum(count), momentum(count + 1)
         product = old_product * current
         grad_weight, mean_weight = (1 - current) / (1 - product), following / (1 - product * following)
@@ -226,6 +230,7 @@ def scale_by_nadam(b1: Scalar, b2: Scalar, eps: Scalar, momentum_decay: Scalar) 
         updates = jax.tree.map(
             lambda g, m, v: (grad_weight * g + mean_weight * m) / (jnp.sqrt(v / second) + eps), grads, mu, nu
         )
+        # A float64 beta would promote the product, and a state that changes its dtype compiles the step again.
         return updates, product.astype(old_product.dtype)
 
     return scale_by_moments(b1, b2, rescale, NadamState, lambda params: (jnp.ones((), jnp.float32),))
@@ -239,6 +244,8 @@ def scale_by_radam(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransfo
         is_rectified, factor = _average_length(b2, count) > 5, _rectification(b2, count)
 
         def leaf(m: jax.Array, v: jax.Array) -> jax.Array:
+            # Before the variance can be estimated the update is plain momentum. The correction of the squares is in the
+            # factor, so that eps is added to the root alone.
             return m / first * jnp.where(is_rectified, factor / (jnp.sqrt(v) + eps), 1)
 
         return (jax.tree.map(leaf, mu, nu),)

@@ -34,6 +34,7 @@ def ProximalAdan(
         weight_decay are clipped separately.
       no_prox: decoupled weight decay, as in AdamW.
     """
+    # The paper clips inside the optimizer; `clip_grad` of the wrapper comes before it and may be set as well.
     clip = [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))] if max_grad_norm > 0 else []
     proximal = [] if no_prox else [("divide_by_proximal_decay", divide_by_proximal_decay(lr, weight_decay))]
     scale = [("scale_by_adan", scale_by_adan(*betas, eps))]
@@ -61,9 +62,12 @@ def scale_by_adan(b1: Scalar, b2: Scalar, b3: Scalar, eps: Scalar) -> optax.Grad
 
     def update(grads: Updates, state: AdanState, params: Params | None = None) -> tuple[Updates, AdanState]:
         count = state.count + 1
+        # The first gradient has no predecessor: with the zeros of the state its difference would be the gradient
+        # itself.
         change = jax.tree.map(lambda g, p: jnp.where(state.count == 0, 0, g - p), grads, state.previous_grads)
         mu = common.moving_average(state.mu, b1, grads)
         delta = common.moving_average(state.delta, b2, change)
+        # The squares are of the look-ahead gradient, with the same weight as in the update.
         nu = common.moving_average_of_squares(state.nu, b3, jax.tree.map(lambda g, c: g + b2 * c, grads, change))
         first, second, third = (common.bias_correction(b, count) for b in (b1, b2, b3))
         updates = jax.tree.map(

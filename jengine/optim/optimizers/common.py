@@ -61,23 +61,28 @@ def bias_correction(beta: Scalar, count: jax.Array) -> jax.Array:
 
 def moving_average(previous: Updates, beta: Scalar, new: Updates) -> Updates:
     """Return the exponential moving average `beta * previous + (1 - beta) * new`."""
+    # This form and not the sum of two products: where the average equals the new value, it stays exactly the same.
     return jax.tree.map(lambda m, x: m + (1 - beta) * (x - m), previous, new)
 
 
 def moving_average_of_squares(previous: Updates, beta: Scalar, new: Updates) -> Updates:
     """Return the exponential moving average of the squares `new**2`."""
+    # A sum of terms that are not negative: nothing cancels before the root.
     return jax.tree.map(lambda v, x: beta * v + (1 - beta) * x * x, previous, new)
 
 
 def map_unzipped(function: Callable[..., tuple[Any, ...]], tree: Updates, *rest: Updates) -> tuple[Updates, ...]:
     """Map a function that returns tuples over trees like `tree`; return a tuple of trees."""
     treedef: Any = jax.tree.structure(tree)
+    # Not `jax.tree.map`, whose result would have the tuples as branches, indistinguishable from tuples among the
+    # parameters.
     results = [function(*leaves) for leaves in zip(*map(treedef.flatten_up_to, (tree, *rest)), strict=True)]
     return tuple(map(treedef.unflatten, zip(*results, strict=True)))
 
 
 def norm(x: jax.Array) -> jax.Array:
     """Return the 2-norm over all elements, at least float32."""
+    # Before the square, which overflows in float16 from 256 on.
     x = x.astype(state_dtype(x.dtype))
     return jnp.sqrt(jnp.sum(x * x))
 
@@ -103,7 +108,10 @@ def chain_with_decay(
     scale: Parts, lr: PerParameter, weight_decay: PerParameter, *, decoupled: bool, maximize: bool = False
 ) -> Parts:
     """Return the usual chain: coupled decay before `scale`, or decoupled decay after it, and the learning rate."""
+    # No part rather than one that adds zero: without it the optimizer does not need the parameters in `update`.
     decay = [] if is_zero(weight_decay) else [("add_decayed_weights", add_decayed_weights_by_rule(weight_decay))]
     rate = ("scale_by_learning_rate", scale_by_group_learning_rate(lr))
     ascent = ascent_parts(maximize)
+    # Coupled decay goes through the moments (L2, as torch.optim.Adam); decoupled decay is only multiplied with the
+    # rate.
     return [*ascent, *scale, *decay, rate] if decoupled else [*ascent, *decay, *scale, rate]

@@ -50,6 +50,8 @@ def LARS(
       eps: added to the trust ratio's denominator.
       lars_exclude: disable the trust ratio, but not the weight decay; usually set for some parameter groups.
     """
+    # The rate is inside, before the momentum, as in the paper: a change of the rate does not rescale the steps
+    # remembered.
     scale = scale_by_lars(lr, weight_decay, eta, eps, lars_exclude)
     return [("scale_by_lars", scale), *momentum_parts(momentum, dampening, nesterov), ("descent", optax.scale(-1.0))]
 
@@ -80,6 +82,7 @@ def Lamb(
       trust_clip: limit the trust ratio to 1.
       always_adapt: scale tensors without weight decay by the trust ratio too.
     """
+    # Exactly Adam's moments, so that they have one implementation; only the other options need the formulas below.
     if bias_correction and grad_averaging:
         scale = scale_by_adam(*betas, eps)
     else:
@@ -88,6 +91,8 @@ def Lamb(
         *([] if max_grad_norm is None else [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))]),
         ("scale_by_adam", scale),
         ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
+        # Per parameter: those without decay, such as biases and norms, keep the plain Adam step, as in the reference
+        # code.
         ("scale_by_trust_ratio", scale_by_trust_ratio(True if always_adapt else weight_decay, trust_clip)),
         ("scale_by_learning_rate", scale_by_group_learning_rate(lr)),
     ]
@@ -108,6 +113,7 @@ def scale_by_lars(
     def leaf(g: jax.Array, p: jax.Array, lr: Scalar, decay: Scalar, excluded: Scalar) -> jax.Array:
         p_norm, g_norm = common.norm(p), common.norm(g)
         trust = eta * p_norm / (g_norm + decay * p_norm + eps)
+        # Zero norms occur: a parameter initialized with zeros would never move with a trust of 0.
         trust = jnp.where((excluded != 0) | (p_norm == 0) | (g_norm == 0), 1, trust)
         return (g + decay * p) * (lr * trust)
 
@@ -134,6 +140,7 @@ def scale_by_lamb_moments(
         if grad_averaging:
             mu = common.moving_average(state.mu, b1, grads)
         else:
+            # Without averaging the gradient has the weight 1, as in NVIDIA's LAMB with grad_averaging=False.
             mu = jax.tree.map(lambda m, g: b1 * m + g, state.mu, grads)
         nu = common.moving_average_of_squares(state.nu, b2, grads)
         first, second = (common.bias_correction(b, count) if bias_correction else 1.0 for b in (b1, b2))
@@ -151,6 +158,8 @@ def scale_by_trust_ratio(adapt: PerParameter, trust_clip: bool = False) -> optax
 
     def leaf(u: jax.Array, p: jax.Array, is_adapted: Scalar) -> jax.Array:
         p_norm, u_norm = common.norm(p), common.norm(u)
+        # `where` computes both sides; the quotient by zero is an infinity that is not selected, and nothing
+        # differentiates it.
         ratio = jnp.where((is_adapted != 0) & (p_norm > 0) & (u_norm > 0), p_norm / u_norm, 1)
         return u * (jnp.minimum(ratio, 1) if trust_clip else ratio)
 

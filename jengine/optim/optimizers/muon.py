@@ -84,6 +84,7 @@ def scale_by_muon(
     """
 
     def init(params: Params) -> MuonState:
+        # At `init`, before the step is traced and compiled.
         for path, leaf in paths.flatten(params).items():
             if leaf.ndim != 2:
                 raise ValueError(
@@ -94,9 +95,12 @@ def scale_by_muon(
 
     def update(grads: Updates, state: MuonState, params: Params | None = None) -> tuple[Updates, MuonState]:
         average = common.moving_average(state.momentum, momentum, grads)
+        # PyTorch's lerp of the gradient towards the new average, with its order of operations.
         ahead = jax.tree.map(lambda b, g: g + momentum * (b - g), average, grads) if nesterov else average
 
         def leaf(x: jax.Array) -> jax.Array:
+            # Flax kernels are (in, out), PyTorch's weights (out, in): the factor of the paper is rows over columns of
+            # the latter.
             inputs, outputs = x.shape
             if adjust_lr_fn == "match_rms_adamw":
                 factor = 0.2 * max(inputs, outputs) ** 0.5

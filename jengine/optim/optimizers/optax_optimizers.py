@@ -45,6 +45,7 @@ def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) 
     {'lr': 0.5}
     """
     if isinstance(transformation, optax.MultiSteps):
+        # MultiSteps is a class with the methods of a transformation but is not one for `optax.chain`.
         transformation = transformation.gradient_transformation()
     tx = _drop_unknown_arguments(optax.with_extra_args_support(transformation))
     injected = _find_injected_hyperparams(tx)
@@ -54,6 +55,8 @@ def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) 
         hyperparams = {"learning_rate" if name == "lr" else name: value for name, value in settings.items()}
         return [("optax", _set_hyperparams(tx, hyperparams) if hyperparams else tx)]
 
+    # Nobody knows what a foreign transformation does with a tensor, so layers of a stack cannot have settings of their
+    # own.
     return Optimizer("optax", defaults, parts, tuple(defaults), per_parameter=(), whole_tensor=True)
 
 
@@ -63,6 +66,7 @@ def from_factory(factory: Factory) -> Callable[..., Optimizer]:
 
     @functools.wraps(factory)
     def build(*args: Any, **kwargs: Any) -> Optimizer:
+        # Defaults count as settings too: what is not written in the config can still be scheduled.
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         settings = dict(bound.arguments)
@@ -119,6 +123,7 @@ def _set_hyperparams(
     """Return a transformation of `optax.inject_hyperparams` with these hyperparameters, not kept in the state."""
 
     def remove(state: OptState) -> Any:
+        # Out of the state: a checkpoint would restore an old rate over that of a schedule.
         return state._replace(hyperparams={k: v for k, v in state.hyperparams.items() if k not in hyperparams})
 
     def init(params: Params) -> Any:
@@ -170,6 +175,7 @@ def DAdaptAdam(
     """
     if weight_decay and not decouple:
         raise ConfigError("`DAdaptAdam.decouple` must be True with a weight_decay, which optax decouples, got False")
+    # Through the factory at each trace, as for all of optax: `lr` is an input of the step, not a constant.
     build = from_factory(optax.contrib.dadapt_adamw)
     return build(learning_rate=lr, betas=betas, eps=eps, weight_decay=weight_decay, estim_lr0=d0)
 

@@ -37,6 +37,7 @@ def build_optimizer(
     """
     if isinstance(cfg, Optimizer):
         return cfg
+    # Before configs: a transformation is a NamedTuple, and a tuple is what a trailing comma makes of a config.
     if is_optimizer(cfg):
         return from_optax(cfg)
     with config_path("optimizer"):
@@ -51,6 +52,8 @@ def build_optimizer(
         if ignored:
             logger.info("optimizer: ignored %s, which select PyTorch's kernels", ", ".join(ignored))
         arguments = {name: value for name, value in cfg.items() if name not in ignored}
+        # `dict(type=optax.adamw, ...)`: optax's functions, under their own name or another, are handled as those by
+        # name.
         factory = arguments.get("type")
         if callable(factory) and factory.__module__.partition(".")[0] == "optax":
             return OPTIMIZERS.build({**arguments, "type": from_factory(factory)})

@@ -43,6 +43,7 @@ def RMSprop(
     if centered:
         scale = ("scale_by_stddev", scale_by_stddev(alpha, eps))
     else:
+        # eps outside the root, as in PyTorch; optax's default and TensorFlow have it inside.
         scale = ("scale_by_rms", optax.scale_by_rms(alpha, eps, eps_in_sqrt=False))
     parts = [scale, *momentum_parts(momentum, dampening=0, nesterov=False)]
     return common.chain_with_decay(parts, lr, weight_decay, decoupled=False, maximize=maximize)
@@ -70,6 +71,7 @@ def Rprop(
       maximize: maximize the loss.
     """
     scale = scale_by_rprop(lr, *etas, *step_sizes)
+    # Rprop's steps are absolute: the rate is only their first size, and weight decay would change signs alone.
     return [*common.ascent_parts(maximize), ("scale_by_rprop", scale), ("descent", optax.scale(-1.0))]
 
 

@@ -19,6 +19,7 @@ def check_nesterov(optimizer: str) -> Callable[[Mapping[str, Any]], None]:
     """Return a check that raises ValueError for Nesterov momentum without momentum or with dampening."""
 
     def check(settings: Mapping[str, Any]) -> None:
+        # PyTorch's rule: its formula for Nesterov assumes an undamped buffer.
         momentum, dampening = settings["momentum"], settings["dampening"]
         if settings["nesterov"] and (momentum <= 0 or dampening != 0):
             raise ValueError(
@@ -110,6 +111,8 @@ def dampened_trace(decay: Scalar, dampening: Scalar) -> optax.GradientTransforma
     def update(
         grads: Updates, state: DampenedTraceState, params: Params | None = None
     ) -> tuple[Updates, DampenedTraceState]:
+        # PyTorch starts its buffer with the first gradient undamped, and without momentum has no buffer that would
+        # damp.
         weight = jnp.where((state.count == 0) | (decay == 0), 1, 1 - dampening)
         trace = jax.tree.map(lambda m, g: m * decay + weight * g, state.trace, grads)
         return trace, DampenedTraceState(state.count + 1, trace)
@@ -141,10 +144,13 @@ def averaged_sgd(learning_rate: PerParameter, lambd: Scalar, alpha: Scalar, t0: 
         params = common.require_params("ASGD", params)
         count = state.count + 1
         rates = broadcast_to_params(learning_rate, params)
+        # The rate of this step was computed after the last one, from the count then; the first step takes `lr` itself.
         eta = jax.tree.map(lambda lr, e: jnp.where(state.count == 0, lr, e), rates, state.eta)
         updates = jax.tree.map(lambda e, p, g: -e * (lambd * p + g), eta, params, grads)
         weight = 1 / jnp.maximum(1, state.count - t0)
+        # Of the parameters after this step: optax adds the updates later, so they are added here for the average.
         average = jax.tree.map(lambda a, p, u: a + weight * (p + u - a), state.average, params, updates)
+        # In the dtype of the state: a float64 rate would change the structure that the step was compiled for.
         eta = jax.tree.map(lambda lr, e: (lr / (1 + lambd * lr * count) ** alpha).astype(e.dtype), rates, eta)
         return updates, AveragedSgdState(count, eta, average)
 

@@ -94,6 +94,7 @@ class DefaultOptimWrapperConstructor:
 
     def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> OptimWrapper:
         """Build the wrapper; the arguments are those of `get_params`, without rules also a `Model` before `init`."""
+        # Without rules the parameters are not needed, and a model that is not initialized yet has none.
         if not self.paramwise_cfg and isinstance(model, Model) and not hasattr(model, "params"):
             return self.wrap(None, None)
         params, types = get_params(model, module_types)
@@ -106,7 +107,9 @@ class DefaultOptimWrapperConstructor:
             raise ConfigError(
                 "`paramwise_cfg` must leave a parameter to train, got requires_grad=False for all of them"
             )
+        # After all parameters have been walked: a rule is without effect only if none of them matched it.
         self.report_unmatched(params, types, () if self._overrides_rules() else _RULES)
+        # With a group per parameter, the step's inputs and compile time would grow with the model.
         return self.wrap(params, merge_equal(groups))
 
     @functools.cached_property
@@ -128,6 +131,7 @@ class DefaultOptimWrapperConstructor:
             multiplier for an optimizer without a learning rate. ValueError: a decay multiplier for the default decay.
         """
         optimizer = self.optimizer
+        # The config may leave the rate to the optimizer's default, which the multipliers need too.
         if self.base_lr is None:
             self.base_lr = optimizer.defaults.get("lr")
         has_default_decay = self.base_wd is None and bool(optimizer.defaults.get("weight_decay"))

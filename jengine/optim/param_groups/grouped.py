@@ -184,6 +184,7 @@ class GroupedOptimizer:
             return {}
         settings = {}
         for path, member in zip(self._layout.paths, self._layout.groups, strict=True):
+            # Layers of one stacked array have settings of their own, so each gets a path of its own.
             if isinstance(member, tuple):
                 settings.update({f"{path}[{i}]": dict(self.param_groups[g]) for i, g in enumerate(member)})
             elif member is not None:
@@ -227,6 +228,7 @@ class GroupedOptimizer:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the settings in a `state_dict`; raise ValueError for another number of groups."""
         groups = state_dict["param_groups"]
+        # Groups have no identity but their order, so that with another number no assignment is right.
         if len(groups) != len(self.param_groups):
             raise ValueError(
                 f"the checkpoint must have {len(self.param_groups)} parameter groups, as this run, got {len(groups)}; "
@@ -234,6 +236,7 @@ class GroupedOptimizer:
             )
         for group, saved in zip(self.param_groups, groups, strict=True):
             self._restore(group, saved)
+        # Absent in checkpoints of a single group: then the group itself had these settings.
         if self.base_param_settings is not None and "base_param_settings" in state_dict:
             self._restore(self.base_param_settings, state_dict["base_param_settings"])
 

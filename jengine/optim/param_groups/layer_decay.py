@@ -123,7 +123,10 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         layer_id, layers, expected = self.layers([parameter.name for parameter in trained])
         is_strict = bool(self.paramwise_cfg.get("strict_upstream"))
         decays = [self._upstream_decay(p) if is_strict else self._parameter_decay(p) for p in trained]
+        # Without blocks the names do not fit at all; beside them `layers` counts two more, for mixmim one.
         check_layers(trained, layer_id, expected, layers - (1 if self.model_type == "mixmim" else 2))
+        # After the decays, which record what they match. MMSelfSup knows custom_keys only, so its mode reports no
+        # rules.
         self.report_unmatched(params, types, () if is_strict else DECAY_RULES)
         groups = layer_groups(
             decays, layer_id, lambda layer: self.decay_rate ** (layers - layer - 1), self.base_lr, collapse=is_strict
@@ -137,6 +140,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if self.model_type == "vit":
             layers = layer_depth.count_below(names, "backbone.layers") + 2
             expected = "`backbone.layers.0`, `backbone.patch_embed`, ..., as model_type='vit' expects"
+            # Closures over the count: the layer of a head is the last one, which only the whole model tells.
             return lambda name: layer_depth.vit_layer_id(name, layers), layers, expected
         is_swin = self.model_type == "swin"
         stages, layer_id = ("stages", layer_depth.swin_layer_id) if is_swin else ("layers", layer_depth.mixmim_layer_id)
@@ -208,6 +212,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         super().__init__(optim_wrapper_cfg, paramwise_cfg)
         cfg = self.paramwise_cfg
         self.decay_type = cfg.get("decay_type", "layer_wise")
+        # A part of the string, as in MMSegmentation, where the old name says 'layer_wise_vit'.
         if "layer_wise" not in self.decay_type and self.decay_type != "stage_wise":
             known = ("layer_wise", "stage_wise")
             raise ValueError(
@@ -320,6 +325,7 @@ def list_layer_parameters(root: Module, name_of: NameOf) -> list[LayerParameter]
                 LayerParameter(f"{parameter.path}[{i}]", name(i), parameter.ndim - 1, parameter, module)
                 for i in range(layers[parameter.path])
             ]
+    # Two stacks of different depth have two numberings, and a common decay would pair layers that do not correspond.
     if len(set(layers.values())) > 1:
         raise ValueError(f"stacked parameters must have the same number of layers, got {layers}")
     return parameters
@@ -367,6 +373,8 @@ def check_layers(
 
     `blocks` is the number of layers found, None if they are not counted; `expected` names are for the message.
     """
+    # All parameters in one layer: the pattern or the names do not fit the model, and the decay would be a constant
+    # factor.
     if blocks != 0 and len({layer_id(parameter.name) for parameter in parameters}) > 1:
         return
     names = list(dict.fromkeys(parameter.parameter.path for parameter in parameters))
@@ -408,6 +416,7 @@ def _is_decayed(parameter: LayerParameter) -> bool:
 
 def _guess_layer_pattern(names: Sequence[str]) -> str:
     """Return a pattern for the longest series of numbered modules; empty if there is none."""
+    # The module with the most numbers is most probably the list of blocks.
     series: dict[str, set[str]] = {}
     for name in names:
         match = re.search(r"([A-Za-z]\w*)\.(\d+)\.", paths.torch_alias(name))

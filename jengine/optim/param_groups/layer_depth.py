@@ -40,6 +40,7 @@ class LayerPattern:
         self.pattern = pattern
         self._layer = _compile("layer_pattern", pattern)
         self._stem = _compile("stem_pattern", stem, re.IGNORECASE)
+        # The number is the group: without it a match would not tell which layer it is.
         if not self._layer.groups:
             raise ConfigError(
                 rf"`layer_pattern` must have a group around the layer's number, such as 'layers_(\d+)', got {pattern!r}"

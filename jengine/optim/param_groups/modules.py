@@ -210,6 +210,7 @@ def _select_params(nnx: ModuleType, state: Params, name: str) -> Params:
     variables = [leaf for _, leaf in nnx.to_flat_state(state) if isinstance(leaf, nnx.Variable)]
     if not variables:
         return state
+    # Batch statistics and RNG counters are variables too; an optimizer must not have them.
     params = nnx.filter_state(state, nnx.Param)
     if not nnx.to_flat_state(params):
         types = ", ".join(sorted({type(variable).__name__ for variable in variables}))

@@ -55,12 +55,14 @@ class MultiOptimWrapperConstructor:
         def config(cfg: OptimWrapper | Mapping[str, Any]) -> OptimWrapper | Mapping[str, Any]:
             if isinstance(cfg, OptimWrapper):
                 return cfg
+            # An optimizer's own paramwise_cfg comes second, so that it replaces the common one.
             return {**rules, **{k: v for k, v in cfg.items() if k != "modules"}}
 
         return {name: config(cfg) for name, cfg in self.optim_wrapper_cfg.items()}
 
     def build_without_params(self) -> dict[str, OptimWrapper]:
         """Return the wrappers by name, after the checks of the rules that need no parameters."""
+        # In the function: the builder imports the constructors.
         from jengine.optim.wrapper_builder import build_without_params
 
         wrappers = {}
@@ -105,6 +107,7 @@ def _select_modules(params: Params, modules: Sequence[str]) -> Params:
     leaves = paths.flatten(params)
     selected: dict[str, Any] = {}
     for module in modules:
+        # A full name or a prefix up to a dot: `dis` must not select `discriminator`.
         below = {path: leaf for path, leaf in leaves.items() if path == module or path.startswith(f"{module}.")}
         if not below:
             raise ValueError(f"`modules` must have parameters, got {module!r}{paths.closest_paths(module, leaves)}")

@@ -98,6 +98,7 @@ class GroupLayout:
         Returns:
           By name the value itself if it is a scalar, else a tree of scalars and vectors, None for frozen leaves.
         """
+        # Python runs over leaves and groups while tracing; what remains in the program is a scalar for each leaf.
         members = list(zip(self.flatten(like), self.groups, strict=True))
 
         def for_leaves(values: jax.Array | list[jax.Array]) -> jax.Array | Params:
@@ -112,6 +113,8 @@ class GroupLayout:
         for path, group in zip(self.paths, self.groups, strict=True):
             if not isinstance(group, tuple):
                 continue
+            # A norm or a factorization mixes the layers of a stack: its result for one layer would depend on the
+            # others' settings.
             if optimizer.whole_tensor:
                 raise ValueError(
                     f"{optimizer.name} updates whole tensors, so the stacked layers of {path!r} must be in one group"
@@ -218,6 +221,7 @@ def _assign(member: dict[str, Any], path: str, layer: int | None, group: int, le
             raise ValueError(f"parameter {path!r} must be in one group, got {member[path]} and {group}")
         member[path] = group
         return
+    # A layer at a time: the groups come in the order of the config, each with some layers of the stack.
     layers = member.setdefault(path, [None] * leaf.shape[0])
     if not isinstance(layers, list) or layers[layer] is not None:
         raise ValueError(f"layer {layer} of parameter {path!r} must be in one group, got {group} and another")

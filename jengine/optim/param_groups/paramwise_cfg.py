@@ -80,6 +80,7 @@ def check_rules(cfg: Mapping[str, Any]) -> None:
     """
     for name, value in cfg.items():
         path = f"paramwise_cfg.{name}"
+        # None switches a rule off, which a config that inherits from another one needs.
         if name.endswith("_mult") and value is not None:
             check_value(path, "lr_mult", value, 1.0)
         elif name in ("force_default_settings", "bypass_duplicate", "strict", "strict_upstream"):
@@ -97,6 +98,7 @@ def check_value(path: str, name: str, value: Any, example: Any) -> None:
       value: the value to check.
       example: a legal value; any other type allows all values.
     """
+    # Before numbers: bool is an int in Python, and lr_mult=True would be a rate of 1.
     if isinstance(example, bool):
         if not isinstance(value, bool):
             raise ConfigError(f"`{path}` must be True or False, got {value!r}")

@@ -96,6 +96,7 @@ class CosineRestartRule(_CosineRule):
                 f"`periods` and `restart_weights` must have the same length, got {len(self.periods)} and "
                 f"{len(self.restart_weights)}"
             )
+        # Tuples, as the dataclass is frozen and compared with the settings in a checkpoint.
         object.__setattr__(self, "periods", tuple(self.periods))
         object.__setattr__(self, "restart_weights", tuple(self.restart_weights))
 
@@ -106,8 +107,10 @@ class CosineRestartRule(_CosineRule):
 
         def change(t: int) -> Affine | None:
             period = bisect.bisect_right(ends, t)
+            # None: after the last period the value stays what it is, and other schedulers may change it.
             if period == len(ends):
                 return None
+            # A new value rather than a ratio: at the end of a period the distance to the minimum is 0.
             if t == starts[period]:
                 return (0.0, 0.0, float(self.restart_weights[period]))
             step, offset = math.pi / self.periods[period], t - starts[period]

@@ -68,6 +68,7 @@ def observe(settings: PlateauSettings, state: PlateauState, metric: float) -> tu
         best, bad = metric, 0
     else:
         bad += 1
+    # After the comparison, as in PyTorch: an improvement within the cooldown still becomes the best metric.
     if cooldown > 0:
         cooldown, bad = cooldown - 1, 0
     if bad > settings.patience:
@@ -98,6 +99,7 @@ class PlateauScheduler(ParamScheduler):
             return
         if not isinstance(metrics, Mapping):
             raise TypeError(f"`metrics` must be a dict by name, got {type(metrics).__name__}")
+        # Outside the range the metric is not even remembered: what it was before `begin` must not end the patience.
         if not self.begin <= self.global_step < self.end:
             return
         if self.settings.monitor not in metrics:

@@ -78,15 +78,18 @@ def load_schedulers_state_dict(
     """
     is_changed = settings == "config" and bool(compare_schedulers(schedulers, state))
     if not is_changed:
+        # Also for 'config' if nothing differs: the stored values are exact, computing them again may round otherwise.
         settings = "checkpoint"
         check_scheduler_types(schedulers, state)
     for path, chain, states in _pair_chains(schedulers, state):
         for index, (scheduler, saved) in enumerate(
+            # Chains of different lengths, with settings='config', have no pairs whose states could be taken over.
             zip(chain, states, strict=True) if len(chain) == len(states) else ()
         ):
             if settings == "checkpoint" or type(scheduler).__name__ == saved["settings"]["type"]:
                 with config_path(path, index):
                     scheduler.load_state_dict(saved, settings)
+            # A longer or shorter run moves the end, and every value before it with it.
             is_changed |= scheduler.keeps_end(saved) and scheduler.end != saved["settings"]["end"]
             is_changed |= scheduler.has_other_epochs(saved)
     return is_changed

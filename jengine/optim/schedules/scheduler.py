@@ -145,6 +145,8 @@ class ParamScheduler:
         if not isinstance(epoch_length, int) or epoch_length <= 0:
             raise ArgumentError(f"`epoch_length` must be a positive number of iterations, got {epoch_length}")
         for name in cls.family.epoch_units:
+            # Milestones and periods are lists in epochs; factors and weights beside them are not, and have no unit to
+            # convert.
             if isinstance(value := kwargs.get(name), list | tuple):
                 kwargs[name] = [item * epoch_length for item in value]
             elif value is not None:
@@ -194,6 +196,7 @@ class ParamScheduler:
 
     def snapshot(self) -> Callable[[], None]:
         """Return a function that restores the scheduler and the group values as they are now."""
+        # Shallow copies suffice: a step replaces values and never changes one in place.
         own, groups = dict(vars(self)), [(group, dict(group)) for group in self._groups()]
 
         def restore() -> None:
@@ -244,6 +247,7 @@ class ParamScheduler:
         self.global_step = state["global_step"]
         self.last_step = state["last_step"]
         saved = state.get("settings")
+        # The position above is taken over in any case; the shape of the schedule only if it means the same in this run.
         if settings != "config" and saved is not None and not self.has_other_epochs(state):
             self.check_type(state)
             self.settings = self.settings.load_state_dict(saved)
@@ -252,6 +256,8 @@ class ParamScheduler:
             self.begin, self.by_epoch = saved["begin"], saved["by_epoch"]
             self.base_values = list(saved["base_values"])
             self._bind()
+        # A warm-up from 0 leaves 0 in the groups; the value behind it, from which the ratios go on, is stored
+        # separately.
         if "hidden" in state and 0 <= self.last_step < self._frozen_steps:
             groups = self._groups()
             for scheduled, hidden in zip(self._scheduled, state["hidden"], strict=True):
@@ -308,6 +314,7 @@ class ParamScheduler:
             ScheduledGroup(index, value, targets[index])
             for index, value in enumerate(self.base_values)
             if value is not None
+            # A minimum above 0 would give a weight decay to the parameters that have none, such as biases.
             and not (self.skips_zero and value == 0.0)
             and not (self.param_name == "lr" and groups[index].get("fix_lr"))
         ]
@@ -320,14 +327,18 @@ class ParamScheduler:
         values = [0.0 if value is None else value for value in self.base_values]
         present = [value for value in self.base_values if value is not None]
         initial_values = rule.initial_values(values)
+        # Some rules start elsewhere (one-cycle); what they start from becomes the initial value of later schedulers
+        # too.
         self.base_values = [
             None if old is None else new for old, new in zip(self.base_values, initial_values, strict=True)
         ]
         self._change = rule.bind(num_steps)
         self._frozen_steps, self._min_value = rule.frozen_steps(num_steps), rule.min_value()
         has_betas = self.mirrors_betas and any("betas" in group for group in self._groups())
+        # Only these need a second look at each value written; the others take the short path of `step`.
         special = self._min_value > -math.inf or has_betas
         self._special_until = math.inf if special else self._frozen_steps or -1
+        # The optimizer's own settings are the last group: their initial value has no multiplier.
         return rule.targets(values, present[-1] if default_group(self.optimizer) else present[0])
 
     def _apply_special(self, group: Group, t: int, change: Affine, initial: float, target: float) -> None:
@@ -369,6 +380,7 @@ class ParamScheduler:
             if not any("momentum" in group or "betas" in group for group in groups):
                 raise ConfigError("a momentum schedule must have an optimizer with `momentum` or `betas`, got neither")
             for group in groups:
+                # MMEngine schedules `momentum`, which Adam does not have; the first beta follows it, see `_write`.
                 if "betas" in group:
                     group["momentum"] = float(group["betas"][0])
         if not any(name in group for group in groups):
@@ -380,6 +392,7 @@ class ParamScheduler:
         for index, group in enumerate(groups):
             if name in group and not is_host_number(group[name]):
                 raise ConfigError(f"`{name}` of a parameter group must be a number, got {group[name]!r}")
+            # The first scheduler of a value records it; later ones in the chain refer to the same initial value.
             if name in group and key not in group:
                 if resumed:
                     raise UnknownNameError(f"`last_step` must be -1 unless the groups have {key!r}, got group {index}")

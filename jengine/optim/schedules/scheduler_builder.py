@@ -108,6 +108,7 @@ def _build(cfg: Any, wrapper: Any, run: _RunLength) -> Schedulers:
                     f"optimizer, got a dict of {sorted(map(str, cfg))}"
                 )
             return _build_list(cfg, wrapper, run)
+        # One scheduler or list for several optimizers: each gets objects of its own, as they have states.
         if not is_by_name:
             return {name: _build_list(cfg, optimizer, run) for name, optimizer in wrapper.items()}
         if set(cfg) != set(wrapper.keys()):
@@ -225,6 +226,7 @@ def _check_total_steps(scheduler: ParamScheduler, run: _RunLength) -> None:
     length = run.epochs if scheduler.by_epoch else run.iters
     if not isinstance(scheduler.settings, OneCycleRule) or scheduler.settings.total_steps is None or length is None:
         return
+    # Now, as the cycle would otherwise run out in the last epochs of a long run.
     num_steps = int(min(scheduler.end, length) - scheduler.begin)
     if scheduler.settings.total_steps < num_steps:
         raise ConfigError(

@@ -81,6 +81,7 @@ def _signature(family: type[Any], with_name: bool, by_epoch: bool) -> inspect.Si
             *parameters(leading),
             *(parameter for parameter in own if parameter.kind is kind),
             *parameters({**_COMMON, "by_epoch": (bool, by_epoch)}),
+            # Keyword-only parameters last, as Python requires; MMEngine's positional order is kept before them.
             *(parameter for parameter in own if parameter.kind is not kind),
         ]
     )

@@ -110,6 +110,7 @@ def _update_at_once(
     **extra: Any,
 ) -> tuple[Updates, OptState]:
     """Call `inner` with the mean over replicas; in a window of one iteration there is nothing to accumulate."""
+    # Weighted before the sum: replicas may have different numbers of real examples, as in a padded last batch.
     grads = _sum_over_replicas(_scale(grads, _share(weight, axis_name)), axis_name)
     divisor = None if weight is None else _sum_over_replicas(weight, axis_name)
     return _update_inner(inner, grads, divisor, state, params, extra)
@@ -169,6 +170,7 @@ def _add_to_window(
     """Return the weighted sum with these gradients, the number of iterations in it, and the sum of the weights."""
     total = _add(state, _scale(grads, share))
     added = jnp.asarray(1 if share is None else share, state.weight_sum.dtype)
+    # As in `_add`, the first iteration of a window overwrites: nothing has to be reset at its end.
     weight_sum = jnp.where(state.num_accumulated == 0, 0, state.weight_sum) + added
     return total, state.num_accumulated + 1, weight_sum
 

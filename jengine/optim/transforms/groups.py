@@ -42,6 +42,7 @@ def add_decayed_weights_by_rule(weight_decay: PerParameter) -> optax.GradientTra
     ) -> tuple[Updates, optax.EmptyState]:
         if params is None:
             raise ValueError("`params` must be given for weight decay, got None; call update(grads, state, params)")
+        # While tracing: a function of the parameters is called with tracers and may look at shapes and paths.
         decays = broadcast_to_params(weight_decay, params)
         return jax.tree.map(lambda u, wd, p: u + wd * p, updates, decays, params), state
 
