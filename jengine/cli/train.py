@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from jengine.cli.commands import build_runner, load
 from jengine.cli.debug import describe_overfit, overfit, train_debug
 from jengine.hooks import ProgressHook
+from jengine.sweeps.launchers import end_with_sweep
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Train the model in a config, with a progress line in a terminal."""
+    end_with_sweep()
     if args.debug:
         return train_debug(args, overrides)
     changes = {} if args.overfit is None else overfit(load(args, overrides), args.overfit)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import math
 import os
+import signal
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -44,7 +45,9 @@ def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None
             check_losses(runner, at_end=True)  # those that no log line has fetched
         except BaseException as error:
             if runner.files.exist:
-                update_record(runner, f"stopped by {type(error).__name__}")
+                signum = runner.interrupts.signum
+                cause = signal.Signals(signum).name if signum else type(error).__name__
+                update_record(runner, f"stopped by {cause}")
             handle_failure(runner, error)
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 log_interruption(runner)

@@ -1,5 +1,6 @@
 """Launchers: where the processes of a sweep run."""
 
+import ctypes
 import dataclasses
 import math
 import os
@@ -7,6 +8,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -14,6 +16,7 @@ from typing import Any, Protocol
 from jengine.errors import ConfigError, require_extra
 
 _POLL = 0.5  # seconds between two looks of a job at its process
+_PARENT = "JENGINE_SWEEP_PID"
 
 
 @dataclasses.dataclass
@@ -115,7 +118,7 @@ class _LocalJob:
 
 
 class LocalLauncher:
-    """Processes on this machine.
+    """Processes on this machine; on Linux they save and end if the sweep is killed: see `end_with_sweep`.
 
     Several jobs share the GPUs: each has its own, or a part of the memory of one.
     """
@@ -131,11 +134,26 @@ class LocalLauncher:
         for command in commands:
             self._running = [job for job in self._running if job.poll() is None]
             slot = min(set(range(len(self._environments))) - {job.slot for job in self._running})
-            command = dataclasses.replace(command, environment={**command.environment, **self._environments[slot]})
+            environment = {**command.environment, **self._environments[slot], _PARENT: str(os.getpid())}
+            command = dataclasses.replace(command, environment=environment)
             job = _LocalJob(command.start(), slot)
             self._running.append(job)
             started.append(job)
         return started
+
+
+def end_with_sweep() -> None:
+    """In a run of a local sweep, let Linux send SIGTERM when the sweep ends, even by SIGKILL.
+
+    Else the run would train on, and hold its work dir and its GPU when the sweep is started again.
+    """
+    parent = os.environ.pop(_PARENT, None)  # not for processes that this one starts
+    if parent is None or sys.platform != "linux":
+        return
+    set_death_signal = 1  # PR_SET_PDEATHSIG; it survives neither a fork nor a change of user
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
+    if os.getppid() != int(parent):  # it ended before
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def share_gpus(jobs: int, gpus: Sequence[str]) -> list[dict[str, str]]:
