@@ -4,7 +4,9 @@ import argparse
 import contextlib
 import errno
 import importlib
+import os
 import re
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -49,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _launch_processes(args):
             code: int | None = getattr(importlib.import_module(f"jengine.cli.{module}"), function)(args, overrides)
+        sys.stdout.flush()  # here an error is still a message
+    except BrokenPipeError:  # the reader of our output has seen enough: `jengine table work_dirs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it flushes
+        return 128 + signal.SIGPIPE
     except Exception as error:
         if args.traceback:
             raise

@@ -2,7 +2,9 @@
 
 import importlib.metadata
 import shutil
+import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -60,3 +62,11 @@ def test_the_version_has_libraries_and_devices(capsys):
     for package in ("jax", "flax", "optax", "orbax-checkpoint"):
         assert f"{package} {importlib.metadata.version(package)}" in lines
     assert lines[-1] == "devices: 8 x cpu"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = [sys.executable, "-m", "jengine", "completion", "bash"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()  # as `| head` does
+    assert (process.wait(60), process.stderr.read()) == (128 + signal.SIGPIPE, "")
+    process.stderr.close()

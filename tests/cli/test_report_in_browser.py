@@ -198,6 +198,7 @@ def test_seeds_are_averaged_in_table_and_curves(sweep):
     assert len(sweep["groups"]) == 6
     # 0.4 / 1 and 0.4 / 2: mean 0.3, sample deviation 0.2 / sqrt(2)
     assert sweep["groups"][0][1:4] == ["1", "64", "0.3 ± 0.14"]
+    assert sweep["groups"][0][-2:] == ["2", "finished"]
     assert sweep["bands"] == [36, 12]  # of training and validation: two edges and a mean for each of six groups
     # the losses of the best group at iteration 2: 1 / 2 and 2 / 2
     assert sweep["mean"] == pytest.approx([0.75, 0.125**0.5])

@@ -94,10 +94,15 @@ function columns() {
     if (rule) found.push({ key: `best ${metric}`, name: `best ${metric}${arrow[rule]}`, rule, metric, get: item => item.values.best[metric] });
     found.push({ key: `last ${metric}`, name: `last ${metric}`, rule, get: item => item.values.final[metric] });
   }
-  if (isGrouped()) return [...found, { key: "seeds", name: "seeds", get: item => item.runs.length }];
+  if (isGrouped()) return [...found, { key: "seeds", name: "seeds", get: item => item.runs.length }, { key: "status", name: "status", get: countStatus }];
   const total = run => Object.values(run.seconds).reduce((sum, value) => sum + value, 0);
   return [...found, { key: "seed", name: "seed", get: run => run.seed }, { key: "iterations", name: "iterations", get: run => run.iter },
     { key: "time", name: "time", get: total, show: duration }, { key: "status", name: "status", get: run => run.status }];
+}
+function countStatus(group) {
+  // The status of all runs in a group, or how many have each: a crash shows in a mean.
+  const all = data.runs.filter(run => data.table.groups[run.group] === group).map(run => run.status), kinds = [...new Set(all)];
+  return kinds.length < 2 ? kinds.join() : kinds.map(kind => `${kind} ${all.filter(status => status === kind).length}`).join(", ");
 }
 function plain(value) { return Array.isArray(value) ? value[0] : value; }  // a mean is sorted and compared as a number
 function compare(a, b) {
@@ -168,7 +173,8 @@ function makeAxis(name, values) {
   const isLog = distinct[0] > 0 && distinct.at(-1) / distinct[0] >= 50, size = isLog ? Math.log : value => value;
   const [low, high] = [size(distinct[0]), size(distinct.at(-1))], place = value => (size(value) - low) / (high - low);
   const middle = isLog ? Math.exp((low + high) / 2) : (low + high) / 2;
-  const ticks = distinct.length <= 6 ? distinct : [distinct[0], Number(middle.toPrecision(3)), distinct.at(-1)];
+  const isApart = (value, i) => i === 0 || place(value) - place(distinct[i - 1]) > 0.07;  // else the labels overlap
+  const ticks = distinct.length <= 6 && distinct.every(isApart) ? distinct : [distinct[0], Number(middle.toPrecision(3)), distinct.at(-1)];
   return { name: isLog ? `${name} (log)` : name, place, ticks: ticks.map(value => [place(value), format(value)]) };
 }
 function renderParallel() {
