@@ -44,6 +44,7 @@ def _make_row(entry: CheckpointEntry, training: bool) -> list[Any]:
 def show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Show what a checkpoint contains."""
     path = find_checkpoint(args.checkpoint)
+    # Metadata and shapes only: a checkpoint of any size is shown without reading an array.
     metadata, stored = read_meta(path), list_arrays(path)
     meta = metadata.pop("meta", {})
     print(path)
@@ -121,6 +122,7 @@ def _find_origin(path: str) -> str:
     """Return the directory of the weights that a checkpoint's run has started from."""
     text = read_meta(path)["meta"].get("cfg")
     load_from: Any = parse_config(text).get("load_from") if text else None
+    # A run that was fine-tuned from a Hub directory knows it: the same architecture has the same config.json.
     origin = load_from.get("path") if is_mapping(load_from) else load_from
     if not isinstance(origin, str) or not read_config(origin):
         raise ConfigError(

@@ -71,6 +71,7 @@ def save_figure(path: str, rows: int = 1, **options: Any) -> Iterator[Any]:
     """
     with require_extra("plot", "--png requires matplotlib"):
         import matplotlib
+    # Before pyplot is imported: the default backend opens a window, or fails without a display.
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -78,6 +79,7 @@ def save_figure(path: str, rows: int = 1, **options: Any) -> Iterator[Any]:
     yield axes[:, 0]
     figure.tight_layout()
     figure.savefig(path)
+    # pyplot keeps every figure until it is closed.
     pyplot.close(figure)
 
 

@@ -27,6 +27,7 @@ def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Seque
         left, top = (_MARGIN + index * size for index, size in zip((i % columns, i // columns), cell, strict=True))
         image = _fit(pillow, pixels)
         sheet.paste(image, (left, top), image if image.mode == "RGBA" else None)
+        # By measured width: the letters of the font differ, and a caption must not run into the next image.
         while draw.textlength(caption) > _SIDE:
             caption = caption[:-1]
         draw.text((left, top + _SIDE), caption, fill=_BLACK)
@@ -44,6 +45,7 @@ def to_uint8(images: Sequence[np.ndarray]) -> list[np.ndarray]:
         return list(images)
     floats = [image.astype(np.float32) for image in images]
     finite = [image[np.isfinite(image)] for image in floats]
+    # One range for all images: a dark image among bright ones should look dark.
     low = min((float(values.min()) for values in finite if values.size), default=0.0)
     high = max((float(values.max()) for values in finite if values.size), default=1.0)
     scale = 255 / ((high - low) or 1.0)

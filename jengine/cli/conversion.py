@@ -116,6 +116,7 @@ class Conversion:
 
     def _dataloader(self, name: str, cfg: dict[str, Any]) -> None:
         loader = dict(cfg)
+        # Named functions of PyTorch projects return tensors; nothing of them can be kept.
         if loader.pop("collate_fn", None) is not None:
             self._do(name, "`collate_fn` must be a function, or left out to stack the samples")
         if loader.pop("prefetch_factor", None) is not None:
@@ -130,10 +131,12 @@ class Conversion:
                 self._do(name, f"a sampler in place of {sampler['type']}: any iterable of indices with a length")
         pipeline = dataset.get("pipeline") if hasattr(dataset, "items") else None
         loader["dataset"] = self._dataset(f"{name}.dataset", dataset)
+        # Datasets of MMEngine have a pipeline of their own; those here take samples, and a wrapper transforms them.
         if pipeline and loader["dataset"]["type"] != "TransformedDataset":
             transforms = self._pipeline(f"{name}.dataset.pipeline", pipeline)
             if transforms:
                 loader["dataset"] = {"type": "TransformedDataset", "dataset": loader["dataset"], "pipeline": transforms}
+        # A default that differs and changes the training: it gets a row, although nothing was written.
         if name == "train_dataloader" and "drop_last" not in cfg:
             text = "True by default: the last, smaller batch of an epoch is dropped"
             self._note(f"{name}.drop_last", "changed", text)
@@ -166,6 +169,7 @@ class Conversion:
     def _loop(self, name: str, cfg: dict[str, Any]) -> None:
         supplied: dict[str, Any] = {"runner": None, "dataloader": None}
         if name in _LOOPS:
+            # MMEngine fills in the type as well; a type in the config replaces it.
             cfg, supplied = {"type": _LOOPS[name], **cfg}, {**supplied, "evaluator": None}
         if "type" not in cfg:
             self._take(name, cfg)
@@ -250,6 +254,8 @@ class Conversion:
             if not _has_type(metric) or metric["type"] in METRICS:
                 kept.append(self._fit(METRICS, path, metric) if _has_type(metric) else metric)
             else:
+                # With its arguments, and under a path that does not exist: the config cannot run with the metric
+                # silently missing.
                 kept.append({**metric, "type": f"my_metrics.{metric['type']}"})
                 self._do(name, f"write the metric {kept[-1]['type']} (docs/evaluation.md)")
         self._take(name, kept if isinstance(cfg, list | tuple) else kept[0])

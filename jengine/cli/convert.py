@@ -30,6 +30,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     path = pathlib.Path(args.mmengine_config)
     if not path.is_file():
         raise FileNotFoundError(f"the config file {str(path)!r} does not exist")
+    # The file is meant to be edited by hand afterwards: a second conversion must not undo that.
     if args.out and pathlib.Path(args.out).exists():
         raise ConfigError(f"`--out` must be a new file, got {args.out!r}, which exists")
     text, table = _convert_file(path)
@@ -98,6 +99,7 @@ def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, Rows]:
 
 def _check_imix(cfg: Mapping[str, Any]) -> list[tuple[str, Exception]]:
     """Return the errors in sections of an iMIX config that need no model and no data."""
+    # Part by part, so that one error does not hide the others; the whole comes last.
     checks: list[tuple[str, Callable[[], Any]]] = [
         ("optimizer", lambda: OPTIMIZERS.get(cfg["optimizer"]["type"])),
         ("lr_config", lambda: "lr_config" in cfg and PARAM_SCHEDULERS.get(cfg["lr_config"]["policy"])),

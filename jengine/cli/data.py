@@ -75,6 +75,7 @@ def _describe_loader(
     lines.append(("position", f"{loader.resume}: {_POSITION[loader.resume]}"))
     if loader.advice and loader.resume != "exact":
         lines.append(("", f"for an exact position: {loader.advice}"))
+    # Apart from the others: starting workers takes seconds, and would make the rate of a short look meaningless.
     lines.append(("first batch", f"{drawn.seconds[0]:.3g} s, start of threads and workers included"))
     if drawn.count > 1:
         examples, seconds = sum(drawn.examples[1:]), sum(drawn.seconds[1:])
@@ -103,6 +104,7 @@ def _format_entries(drawn: DrawnBatches) -> str:
     if kept < drawn.count:
         title += f", the first of {drawn.count}: more are not kept in memory"
     lines = [format_table(["entry", "dtype", "shape", "values", "goes to"], rows, title=title)]
+    # Seen here before a run compiles for an hour.
     if drawn.varies():
         lines.append("Shapes vary between batches: the step is compiled for each shape.")
     for path, kind in drawn.host_entries.items():
@@ -118,6 +120,7 @@ def _write_sheet(drawn: DrawnBatches, metainfo: Mapping[str, Any] | None, file: 
             "`--sheet` must be given for data with images, uint8 or float [B, H, W, C] with 1, 3 or 4 channels, "
             f"got {entries}"
         )
+    # Bounded: a sheet of a whole batch of 4,096 images would be a picture that no viewer opens.
     images = list(itertools.islice(drawn.iterate(path), _MAX_IMAGES))
     captions = drawn.list_captions(metainfo)[: len(images)] or [""] * len(images)
     write_contact_sheet(file, images, captions)

@@ -106,20 +106,24 @@ def shorten(cfg: Mapping[str, Any], work_dir: str, resume: str | None = None) ->
     """
     if cfg.get("train_cfg") is None:
         raise ConfigError("`train_cfg` must be given for --debug, got none: there is nothing to train")
+    # Everything is tried that could fail after hours: a validation, a save and a restore, with the user's own hooks.
     changes: dict[str, Any] = {"work_dir": work_dir, "resume": resume or False}
     for name in ("val_cfg", "test_cfg"):
         section = cfg.get(name)
+        # Limited, not removed: an evaluator that fails should do so now.
         if isinstance(section, Mapping):
             most = section.get("epoch_length") or _BATCHES
             changes[name] = {**section, "epoch_length": min(most, _BATCHES)}
     defaults = dict(cfg.get("default_hooks") or {})
     if defaults.get("logger", {}) is not None:
         defaults["logger"] = {**(defaults.get("logger") or {"type": "LoggerHook"}), "interval": 1}
+    # A trial must not write to the bucket that the real run will use.
     changes["default_hooks"] = {name: _without_out_dir(hook) for name, hook in defaults.items()}
     hooks = cfg.get("custom_hooks") or []
     changes["custom_hooks"] = [_without_out_dir(hook) for hook in ([hooks] if isinstance(hooks, Mapping) else hooks)]
     visualizer = cfg.get("visualizer")
     if isinstance(visualizer, Mapping) and visualizer.get("vis_backends"):
+        # Trackers on servers would show a run of three steps beside the real ones.
         changes["visualizer"] = {**visualizer, "vis_backends": [{"type": "LocalVisBackend"}]}
     return {**cfg, **changes}
 
@@ -159,6 +163,7 @@ def describe_memory(runner: Any) -> list[str]:
 
 def _restore(cfg: Mapping[str, Any], path: str, iteration: int) -> None:
     """Restore a checkpoint into a new Runner, as a resumed run does."""
+    # A new Runner, as after a restart: restoring into the one that saved would find everything in place.
     runner = Runner.from_cfg({**cfg, "resume": path, "load_from": None})
     try:
         runner.prepare_training()
@@ -209,11 +214,13 @@ def overfit(cfg: Mapping[str, Any], count: int) -> dict[str, Any]:
         loader = runner.train_dataloader
         if loader is None:
             raise ConfigError("`train_dataloader` must be given for --overfit, got none")
+        # Kept in memory: the same batches each epoch, so that the loss must go to zero if model and loss are right.
         batches = _Batches(itertools.islice(iter(loader), count))
         batches.batch_axis, batches.batch_rules = loader.batch_axis, loader.batch_rules
         length = loader.length
         loader.close()
     train_cfg = train_loop_config(cfg["train_cfg"])
+    # The epochs keep their length: schedules over epochs act as in the whole run.
     if is_epoch_based(train_cfg) and length is not None and train_cfg.get("epoch_length") is None:
         train_cfg["epoch_length"] = length // batches_per_iteration(train_cfg.get("phases"))
     return {"train_dataloader": batches, "train_cfg": train_cfg, "work_dir": f"{cfg['work_dir']}_overfit"}

@@ -68,6 +68,7 @@ class DrawnBatches:
             return len(set(values)) < len(values)
 
         candidates = [path for path, leaves in self.entries.items() if all(map(is_like_labels, leaves))]
+        # By name first. Without one, integers that repeat are classes, those that never do are indices or IDs.
         named = (path for path in candidates if "label" in path.lower())
         return next(itertools.chain(named, filter(repeats, candidates)), None)
 
@@ -148,6 +149,7 @@ def describe_entry(leaves: Sequence[np.ndarray]) -> tuple[str, str, str, str]:
         place = "host"
     else:
         dtype = leaves[0].dtype
+        # What JAX makes of it: float64 becomes float32 unless x64 is enabled, which users often do not know.
         on_device = jax.dtypes.canonicalize_dtype(dtype)
         place = "device" if on_device == dtype else f"device, as {on_device}"
     return ", ".join(dtypes), shapes, _describe_values(leaves), place
@@ -183,6 +185,7 @@ def _describe_values(leaves: Sequence[np.ndarray]) -> str:
         return "not finite"
     count = sum(values.size for values in finite)
     low, high = min(float(values.min()) for values in finite), max(float(values.max()) for values in finite)
+    # In float64: a float16 sum overflows, a float32 one of many pixels loses digits.
     mean = sum(float(values.sum(dtype=np.float64)) for values in finite) / count
     text = f"{low:.4g} to {high:.4g}, mean {mean:.4g}"
     return text if count == size else f"{text}; {size - count:,} not finite"

@@ -47,6 +47,7 @@ def _first_batch(model: LoadedModel) -> Any:
         raise ConfigError("`--input` must be given, because the config in the checkpoint has no data")
     name, loader = next(iter(loaders.items()))
     try:
+        # The config is data from a checkpoint: its dataset may name any code.
         with only_known_classes(None if model.trust else model.path):
             return next(iter(build_dataloader(loader, train=False)))
     except Exception as error:
@@ -60,6 +61,7 @@ def _parse_input(text: str) -> tuple[str, Any]:
     try:
         if match is None:
             raise TypeError(text)
+        # Two examples, for shapes only: 1 is a size that a model may treat in a special way.
         shape = (2, *(int(size) for size in match[3].split(",") if size.strip()))
         return match[1], jax.ShapeDtypeStruct(shape, jnp.dtype(match[2]))
     except TypeError as error:

@@ -89,6 +89,7 @@ def find_rate(cfg: Mapping[str, Any], low: float, high: float, steps: int) -> Ra
       ConfigError: the optimizer has no learning rate in the config, or the run is shorter.
     """
     name, wrapper = _rate_name(cfg), cfg["optim_wrapper"]
+    # Equal steps on a logarithmic scale, as rates that work span powers of ten.
     factor = (high / low) ** (1 / (steps - 1))
     changes = dict.fromkeys(
         [f"{mode}_{part}" for mode in ("val", "test") for part in ("dataloader", "cfg", "evaluator")]
@@ -101,8 +102,10 @@ def find_rate(cfg: Mapping[str, Any], low: float, high: float, steps: int) -> Ra
         "visualizer": None,
         "optim_wrapper": {**wrapper, "optimizer": {**wrapper["optimizer"], name: low}},
         "param_scheduler": {"type": "ExponentialLR", "gamma": factor, "by_epoch": False, "end": steps},
+        # The loss is meant to diverge at the end; single steps, since the hook reads the loss of each.
         "train_cfg": {**cfg["train_cfg"], "on_nonfinite": "ignore", "steps_per_call": 1},
         "default_hooks": {"checkpoint": None, "logger": None},
+        # Hooks within the step change the gradients, so they belong to what is measured; the others would write files.
         "custom_hooks": [each for each in ([hooks] if is_mapping(hooks) else hooks) if _is_traced(each)],
     }
     with temporary_runner(short) as runner:

@@ -94,6 +94,7 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # Before the error leaves: the others wait in a collective and would never hear of it.
         get_processes().fail(error)
         raise
 

@@ -54,6 +54,7 @@ def _count_read_inside(program: Program, name: str) -> int:
     """Return the bytes that a fusion reads from a value in it."""
     total = 0
     for user in program.users[name]:
+        # Bitcasts and the like move nothing: what counts is who reads them in the end.
         if user.code in _SAME_ELEMENTS and program.users[user.name]:
             total += _count_read_inside(program, user.name)
         else:

@@ -26,6 +26,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         if loader is None:
             raise ConfigError("the config must have a dataloader, for the shapes of a batch, got none")
         loader = next(iter(loader.values())) if isinstance(loader, dict) else loader
+        # One real batch: shapes decide the table, and no config states them.
         batch = select_arrays(loader.example())
         with whole_batches(loader.batch_axis is None):
             print(runner.model.tabulate(batch, min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)).rstrip())

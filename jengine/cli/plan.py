@@ -70,6 +70,7 @@ def _plan_on_chips(
 
 
 def _search(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    # CPU devices have no bandwidth that says anything about a chip's.
     if args.topology is None:
         raise ConfigError("--search must be used with --topology, since it compares the time on chips; got --devices")
     topology = _parse_chips(args)

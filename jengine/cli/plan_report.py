@@ -66,6 +66,7 @@ def _format_params(params: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _format_program(name: str, program: Mapping[str, Any], devices: int, chip_memory: int | None) -> list[str]:
+    # A program that does not compile is a result too: it is the one that does not fit.
     if "error" in program:
         return [f"Program: {name}\nIt does not fit: {program['error']}"]
     rows = [[kind, format_bytes(size)] for kind, size in program["memory"].items() if size]

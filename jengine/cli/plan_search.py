@@ -185,6 +185,7 @@ def search_batch(
         return found[size]["fits"]
 
     size = space.batch_size
+    # Doubling finds the range in few compilations, which take tens of seconds each; bisection then refines it.
     if fits(size):
         while len(found) <= _BATCH_DOUBLINGS and fits(2 * size):
             size *= 2
@@ -197,6 +198,7 @@ def search_batch(
         if high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
+    # Not memory, then: the model itself cannot be compiled, and no batch size would help.
     if not any("programs" in plan for plan in found.values()):
         raise PlanError(f"no batch size can be compiled: {found[space.batch_size]['error']}")
     ranked = sorted(rank(list(found.values())), key=lambda plan: (not plan["fits"], -plan["candidate"]["batch_size"]))
@@ -211,10 +213,12 @@ def rank(plans: Sequence[Plan]) -> list[Plan]:
     The compiler's estimates are used if there is one for every program in all plans, else the lower bounds.
     """
     programs = [program for plan in plans for program in plan.get("programs", {}).values() if "seconds" in program]
+    # One kind of estimate for all: the compiler's and the bound must not be ranked against each other.
     name = "seconds" if all(program["compiler_seconds"] for program in programs) else "bound_seconds"
     for plan in plans:
         if plan["fits"]:
             counts, times = plan["accumulative_counts"], {key: p[name] for key, p in plan["programs"].items()}
+            # The mean over an accumulation window, as its iterations cost differently.
             step = (times["update"] + (counts - 1) * times.get("accumulate", 0.0)) / counts
             plan.update(step_seconds=step, examples_per_second=plan["examples_per_step"] / step)
     return sorted(plans, key=lambda plan: (not plan["fits"], -plan.get("examples_per_second", 0.0)))

@@ -42,9 +42,11 @@ def main(request: Mapping[str, Any], path: str) -> None:
 
 def _compile(request: Mapping[str, Any], candidate: Mapping[str, Any], topology: Topology) -> dict[str, Any]:
     cfg = resolve(load_config(request["config"], [*request["overrides"], *candidate["overrides"]]))
+    # Descriptions without hardware, for which XLA compiles; nothing can run on them.
     devices = topology.devices()
     hosts = len({device.process_index for device in devices})
     processes = request["processes"] or hosts
+    # Each host feeds its own chips, so that a process cannot serve two of them.
     if processes % hosts:
         raise ConfigError(f"--processes must be a multiple of the {hosts} hosts of {topology}, got {processes}")
     cfg = set_devices(cfg, len(devices), candidate["mesh"])

@@ -51,6 +51,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def _write_texts(args: argparse.Namespace, runner: Runner) -> None:
     """Continue the prompts of a file, and write a line of JSON for each."""
+    # In the function: arrays are written without importing the language package.
     from jengine.contrib.language.text_generator import find_generator
 
     generator = find_generator(runner.model)
@@ -61,6 +62,7 @@ def _write_texts(args: argparse.Namespace, runner: Runner) -> None:
         )
     prompts = generator.make_prompts(args.data)
     texts = generator.decode(runner.predict(prompts, args.batch_size))
+    # All processes predict together, one writes.
     if runner.is_main_process:
         lines = [encode({"prompt": prompt, "text": text}) for prompt, text in zip(prompts.texts, texts, strict=True)]
         write_bytes(storage_path("--out", args.out), "".join(f"{line}\n" for line in lines).encode())

@@ -17,6 +17,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         raise FileNotFoundError(f"WORK_DIR must be the directory of a run, got {args.work_dir}")
     if args.steps < 1:
         raise ConfigError(f"--steps must be at least 1, got {args.steps}")
+    # A file, and not a signal: the run may be on another machine, in a container or in a bucket.
     (work_dir / PROFILE_REQUEST).write_text(json.dumps({"steps": args.steps}))
     log, seconds = shlex.quote(f"{args.work_dir}/*/*.log"), round(2 * PERIOD)
     print(f"A run in {args.work_dir} starts the profile within about {seconds} s, and names its directory in {log}.")

@@ -104,6 +104,7 @@ def _trace(runner: Runner, state: TrainState, training_only: bool) -> tuple[PyTr
     """Return the batch for a step, and the programs by name, with a chunk if the run has chunks."""
     strategy, steps, loop = runner.strategy, runner.train_loop.steps_per_call, runner.val_loop
     loader, count = runner.train_dataloader, runner.train_loop.batches_per_iteration
+    # Shapes of a real batch; placed by the strategy as in training, since shardings decide the collectives.
     example, rules = select_arrays(loader.example()), loader.batch_rules
     taken = example if count == 1 else (example,) * count
     batch = _global_batch(strategy, taken, rules)
@@ -245,6 +246,7 @@ def _sum_collectives(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for each in collectives:
         row = rows.setdefault(each.kind, {"kind": each.kind, "count": 0, "arrays": 0, "size": 0, "traffic": 0})
+        # Times the loop: a collective inside a scan runs in each of its iterations.
         row["count"] += each.executions
         row["arrays"] += each.arrays * each.executions
         row["size"] += each.size * each.executions

@@ -52,6 +52,7 @@ def plot(
        0 2
     """
     width = min(width, len(values))
+    # Sampled with both ends, so that the curve starts and ends where the schedule does.
     columns = [values[round(i * (len(values) - 1) / max(width - 1, 1))] for i in range(width)]
     low, high = min(values), max(values)
     rows = [round((value - low) / ((high - low) or 1.0) * (height - 1)) for value in columns]
@@ -103,6 +104,7 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
         with config_path("train_dataloader"):
             epoch_length = train_cfg.get("epoch_length") or build_dataloader(cfg["train_dataloader"], train=True).length
             if epoch_length is not None and "epoch_length" not in train_cfg:
+                # The loader counts batches, the schedule iterations, which may take several.
                 epoch_length //= batches_per_iteration(train_cfg.get("phases"))
     if by_epoch and epoch_length is None:
         raise ConfigError("`train_cfg.epoch_length` must be given for data without a length, got none")
@@ -110,6 +112,7 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
     max_iters = max_epochs * (epoch_length or 0) if by_epoch else train_cfg["max_iters"]
     wrappers = check_optim_wrapper(cfg["optim_wrapper"])
     has_several = list(wrappers) != [""]
+    # The real schedulers, stepped on the host: a drawing of formulas would not show how they interact.
     schedulers = build_param_schedulers(
         cfg.get("param_scheduler"),
         wrappers if has_several else wrappers[""],

@@ -78,7 +78,9 @@ class _Mix:
         share_rng, prob_rng, image_rng = jax.random.split(rng, 3)
         count = len(images) if self.mode == "elem" else 1
         share = _draw_beta(share_rng, self.alpha, (count,))
+        # A share of 1 leaves an example as it is: no branch, as shapes must not depend on what is drawn.
         share = jnp.where(jax.random.uniform(prob_rng, (count,)) < self.prob, share, 1.0)
+        # It returns the share too: a box that is cut at the edge has another area than was drawn.
         mixed, share = self.mix(images, share, image_rng)
         weight = share.reshape(count, *(1,) * (labels.ndim - 1)).astype(labels.dtype)
         return replace_entries(batch, {self.image: mixed, self.label: weight * labels + (1 - weight) * labels[::-1]})
@@ -208,6 +210,8 @@ class RandomErasing:
     def _draw_sizes(self, rng: jax.Array, count: int, height: int, width: int) -> tuple[jax.Array, jax.Array]:
         """Return heights and widths f32[2, B] of rectangles, and whether they fit, bool[B]."""
         area_rng, ratio_rng = jax.random.split(rng)
+        # All attempts at once and the first that fits: a loop until one fits has no fixed length, which a compiled step
+        # needs.
         drawn = (_ATTEMPTS, count)
         area = jax.random.uniform(area_rng, drawn, minval=self.area[0], maxval=self.area[1]) * height * width
         low, high = map(math.log, self.aspect_ratio)
@@ -261,6 +265,7 @@ def replace_entries(batch: Batch, entries: Mapping[Selector, Any]) -> Batch:
         items = list(batch)
         for name, value in entries.items():
             items[int(name)] = value
+        # A tuple with the mask of padded examples beside it, which a plain tuple would lose.
         if isinstance(batch, MaskedTuple):
             return MaskedTuple(items, batch.mask)
         return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)

@@ -98,6 +98,7 @@ class BaseDataset:
         self.ann_file = os.path.join(data_root, ann_file) if ann_file else ""
         prefixes = {"img_path": ""} if data_prefix is None else dict(data_prefix)
         self.data_prefix = {name: os.path.join(data_root, part) for name, part in prefixes.items()}
+        # A subclass may change it while it filters; the config is saved later and must stay what was written.
         self.filter_cfg = copy.deepcopy(filter_cfg)
         self.serialize_data = serialize_data
         self.test_mode = test_mode
@@ -110,6 +111,8 @@ class BaseDataset:
         self._epoch = 0
         self._fully_initialized = False
         self.data_list: list[Record] = []
+        # Two arrays instead of a list of dicts: worker processes that are forked share their pages, while reading a
+        # list changes its reference counts and copies it.
         self.data_bytes, self.data_address = np.zeros(0, np.uint8), np.zeros(0, np.int64)
         if not lazy_init:
             self.full_init()
@@ -121,6 +124,7 @@ class BaseDataset:
         if self._fully_initialized:
             return
         self.data_list = self.load_data_list()
+        # Filtered before indices are taken: `indices=100` are the first that remain, as in MMEngine.
         self.data_list = self.filter_data()
         if self._indices is not None:
             self.data_list = [self.data_list[i] for i in _select(self._indices, len(self.data_list))]
@@ -136,6 +140,7 @@ class BaseDataset:
                 f"`ann_file` must have the keys 'metainfo' and 'data_list', got {_describe(annotations)} in "
                 f"{self.ann_file}; another format needs a subclass with `load_data_list`"
             )
+        # What the class and the config give replaces what the file says.
         self._metainfo = {**annotations["metainfo"], **self._metainfo}
         records: list[Record] = []
         for raw in annotations["data_list"]:
@@ -172,8 +177,10 @@ class BaseDataset:
             raise IndexError(f"the dataset has {count} samples, got the index {idx}")
         if self.serialize_data:
             start = 0 if idx % count == 0 else int(self.data_address[idx % count - 1])
+            # Only bytes that `_serialize` has written in this process.
             info = pickle.loads(self.data_bytes[start : int(self.data_address[idx % count])].tobytes())
         else:
+            # Transforms may change a sample in place, which must not reach the next epoch.
             info = copy.deepcopy(self.data_list[idx])
         return {**info, "sample_idx": int(idx % count)}
 
@@ -219,6 +226,7 @@ class BaseDataset:
     def get_subset_(self, indices: Indices) -> None:
         """Keep some records of this dataset: the first n, the last n for -n, or those in a list."""
         selected = _select(indices, len(self))
+        # Read before anything is replaced: `selected` refers to the present positions.
         records = [self._get_record(i) for i in selected]
         if self.serialize_data:
             self._serialize(records)

@@ -39,6 +39,7 @@ class BatchAugment:
                 f"augmentation, got {list(probs)}"
             )
         self.augments = list(augments)
+        # The rest is a last branch that does nothing; rounding can make it a little less than 0.
         self.probs = np.asarray([*probs, max(0.0, 1.0 - sum(probs))], np.float32)
 
     def __call__(self, batch: Batch, rng: jax.Array) -> Batch:
@@ -54,6 +55,7 @@ class BatchAugment:
         """Raise ConfigError if an augmentation changes the structure, a shape or a dtype in `batch`."""
         before = describe_batch(batch)
         for augment in self.augments:
+            # `lax.switch` needs equal results of all branches, and its own error names types and no augmentation.
             after = describe_batch(jax.eval_shape(augment, batch, rng))
             if after != before:
                 path = next(p for p in {**before, **after} if before.get(p) != after.get(p))

@@ -104,6 +104,7 @@ class BatchCheck:
 
     def _check_entries(self, batch: Batch) -> None:
         entries = paths.flatten(batch)
+        # The first batch only: entries and rules are compared by name, which all later batches must share.
         if self._form is None:
             if not any(map(is_array, entries.values())):
                 raise TypeError(
@@ -137,6 +138,7 @@ class BatchCheck:
         for path, leaf in paths.flatten(batch).items():
             if not _is_wide_integer(leaf) or not leaf.size:
                 continue
+            # JAX would wrap them around in silence: an ID of 2**32 + 1 becomes 1.
             low, high = int(leaf.min()), int(leaf.max())
             if (low < _INT32.min or high > _INT32.max) and not jax.config.read("jax_enable_x64"):
                 raise ValueError(

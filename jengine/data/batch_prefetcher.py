@@ -107,6 +107,7 @@ class _Threads:
         while len(self._futures) < self._ahead and self._submitted < self._stop:
             future: Future[Batch] = Future()
             self._futures.append(future)
+            # The future is queued with its task, so that batches come out in order whichever thread is faster.
             self._tasks.put((future, self._submitted))
             self._submitted += 1
 
@@ -169,6 +170,7 @@ def _end_with_parent(*_: int) -> None:
     assert parent is not None
 
     def wait() -> None:
+        # A parent that was killed cannot end its workers, which would wait for tasks and hold their memory for ever.
         parent.join()
         os._exit(1)
 

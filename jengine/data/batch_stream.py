@@ -121,10 +121,12 @@ def prefetch_to_device(
     Raises:
       ValueError: a negative depth. A source's exception is raised after the batches before it, with the traceback.
     """
+    # Here and not in the generator, whose body runs only when the first batch is asked for.
     if depth < 0:
         raise ValueError(f"depth must be 0 or more batches, got {depth}")
 
     def prefetch() -> Generator[Batch, None, None]:
+        # Closed with the generator: a loop that breaks off must not leave batches on the device.
         with contextlib.closing(BatchStream(batches, check, put, depth)) as stream:
             while taken := stream.take(1):
                 yield taken.pop()

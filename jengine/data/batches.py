@@ -101,6 +101,7 @@ def _read(dataset: Samples, index: int) -> Sample:
     try:
         return dataset[index]
     except Exception as error:
+        # Dicts and tables with other keys have a length too, and fail only here.
         hint = ", which must have the samples 0 to N - 1" if isinstance(error, KeyError) else ""
         error.add_note(f"in sample {index} of {type(dataset).__name__}{hint}")
         raise

@@ -124,6 +124,7 @@ def _divide_batch(cfg: Mapping[str, Any], shards: int) -> dict[str, Any]:
     if "batch_size" in divided or get_batch_axis(divided) is None:
         other = "`batch_size`" if "batch_size" in divided else "batch_axis=None"
         raise ConfigError(f"a dataloader must have either `global_batch_size` or {other}, got both")
+    # Rounded down, another number of devices would train with another batch, and nobody would see it.
     if size % shards:
         raise ConfigError(
             f"`{current_config_path() or 'dataloader'}.global_batch_size` must be a multiple of {shards}, the number "
@@ -161,6 +162,7 @@ def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, pr
             "training and padded in evaluation"
         )
     _require_batch_size(arguments)
+    # The stream divides itself by processes, since there is no sampler that could.
     shard: dict[str, Any] = {"process_index": process_index, "process_count": process_count}
     return IterableLoader(arguments.pop("dataset"), train, **arguments, **shard)
 
@@ -186,6 +188,7 @@ def _check_shard(divided: object, index: int, count: int) -> None:
         isinstance(divided, IterableLoader) and divided.is_batched
     ):
         return
+    # A sampler that was built for another share gives all processes the same examples, in silence.
     if (divided.process_index, divided.process_count) != (index, count):
         raise ConfigError(
             f"`process_index` and `process_count` of {type(divided).__name__} must be {index} and {count}, those of "

@@ -116,6 +116,7 @@ def _is_text(node: object) -> bool:
 
 def count_examples(batch: Batch) -> int:
     """Return the number of examples in a batch, which all leaves must have as leading axis; ValueError otherwise."""
+    # A flat dict, the usual batch, is read without JAX's registry: this runs for each batch.
     leaves = list(batch.values()) if is_flat(batch) else jax.tree.leaves(batch)
     sizes = {leaf.shape[:1] if type(leaf) is np.ndarray else np.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or () in sizes:

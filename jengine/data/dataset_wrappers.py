@@ -106,6 +106,7 @@ class ConcatDataset(_Wrapper):
             self.full_init()
         ignored = {ignore_keys} if isinstance(ignore_keys, str) else set(ignore_keys or ())
         self.metainfo = _metainfo(self.datasets[0])
+        # Class names by index: with other classes, labels of the datasets would mean different things.
         expected = {name: value for name, value in self.metainfo.items() if name not in ignored}
         for i, dataset in enumerate(self.datasets):
             found = {name: value for name, value in _metainfo(dataset).items() if name not in ignored}
@@ -217,7 +218,9 @@ class ClassBalancedDataset(_Wrapper):
         classes = [set(dataset.get_cat_ids(i)) for i in range(len(dataset))]
         counts = collections.Counter(itertools.chain.from_iterable(classes))
         total = len(dataset)
+        # Gupta et al., LVIS (2019): the square root of threshold over frequency, and no class less often than it is.
         factors = {c: max(1.0, math.sqrt(self.oversample_thr * total / count)) for c, count in counts.items()}
+        # A sample with several classes follows its rarest one.
         repeats = [math.ceil(max((factors[c] for c in each), default=1.0)) for each in classes]
         return [index for index, times in enumerate(repeats) for _ in range(times)]
 

@@ -77,6 +77,8 @@ class Digits(ArrayDataset):
         with require_extra("examples", "Digits requires scikit-learn"):
             from sklearn.datasets import load_digits
         images, labels = load_digits(return_X_y=True)
+        # A fixed order, so that the two splits are disjoint in every process and version; `RandomState` is frozen by
+        # NumPy.
         order = np.random.RandomState(0).permutation(len(labels))
         held_out = len(labels) // 5
         indices = order[:held_out] if split == "test" else order[held_out:]
@@ -111,6 +113,7 @@ class TokenWindows:
 
     def __init__(self, tokens: Any, length: Count) -> None:
         is_path = isinstance(tokens, str | os.PathLike)
+        # Mapped: corpora are larger than memory, and processes on a machine share the pages.
         self.tokens = np.load(local_copy(tokens), mmap_mode="r") if is_path else np.asarray(tokens)
         self.length = length
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":

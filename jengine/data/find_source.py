@@ -61,6 +61,7 @@ def is_map_style(data: object) -> bool:
     """Return whether an object has a length and access by index, so that a sampler can choose batches."""
     if isinstance(data, Mapping) or not hasattr(data, "__len__"):
         return False
+    # Not imported: whoever passes such a dataset has imported TensorFlow, and others need not wait for it.
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and isinstance(data, tensorflow.data.Dataset):
         return False
@@ -77,6 +78,7 @@ def require_map_style(dataset: object) -> None:
 
 def set_epoch(data: object, epoch: int) -> None:
     """Pass the epoch to the first `set_epoch` in the data, the sampler, the batch sampler's sampler, and that."""
+    # Where PyTorch, its samplers and users' loaders have the method: the first owner that has it shuffles.
     batch_sampler = getattr(data, "batch_sampler", None)
     owners = [data, getattr(data, "sampler", None), getattr(batch_sampler, "sampler", None), batch_sampler]
     for owner in owners:

@@ -30,6 +30,7 @@ def select_arrays(batch: Batch) -> Batch:
     >>> select_arrays({"x": np.zeros(2), "file": np.array(["a", "b"])})
     {'x': array([0., 0.])}
     """
+    # The usual batch needs no copy: strings, which stay on the host, are looked for first.
     if type(batch) is dict:
         for leaf in batch.values():
             if type(leaf) is np.ndarray:
@@ -59,6 +60,7 @@ def list_host_entries(batch: Batch) -> dict[str, str]:
 def _prune(node: Batch) -> Batch:
     if isinstance(node, Mapping):
         pruned = {key: _prune(value) for key, value in node.items()}
+        # A None of the user's own is part of the structure and stays.
         return {key: value for key, value in pruned.items() if value is not None or node[key] is None}
     if jax.tree_util.all_leaves([node]):
         return node if is_array(node) else None

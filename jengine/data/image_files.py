@@ -136,6 +136,7 @@ class ImageFolder(BaseDataset):
     ) -> None:
         self.root = os.fspath(root).rstrip("/")
         self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
+        # Files are read by the pipeline, in the workers, and not when the list is made.
         steps = [LoadImage(size=size), *pipeline]
         super().__init__(indices=indices, seed=seed, metainfo=metainfo, lazy_init=lazy_init, pipeline=steps)
 
@@ -145,6 +146,7 @@ class ImageFolder(BaseDataset):
         if not names:
             raise FileNotFoundError(f"ImageFolder: `root` must be a directory with files, got {self.root}")
         found: dict[str, list[str]] = {}
+        # Sorted, as file systems and stores list in orders of their own: labels and indices must not depend on them.
         for name in sorted(names):
             directory, _, rest = name.replace(os.sep, "/").partition("/")
             if rest:
@@ -162,6 +164,7 @@ class ImageFolder(BaseDataset):
                 f"with other extensions than {', '.join(self.extensions)} are ignored"
             )
         classes = sorted(found)
+        # Names that the user gives stay; the labels follow the sorted directories in any case.
         if "classes" not in self._metainfo:
             self._metainfo["classes"] = classes
         return [

@@ -78,6 +78,7 @@ class Pad:
         added = (height - image.shape[0], width - image.shape[1])
         if min(added) < 0:
             raise ValueError(f"`Pad.size` must be at least that of each image, {image.shape[:2]}, got {self.size}")
+        # At the bottom and the right, as in MMCV: boxes and points keep their coordinates.
         pads = [(0, added[0]), (0, added[1]), *[(0, 0)] * (image.ndim - 2)]
         return replace_entries(sample, {self.image: np.pad(image, pads, constant_values=self.pad_val)})
 
@@ -116,5 +117,6 @@ def normalize(image: Any, mean: Sequence[float] | float, std: Sequence[float] | 
         raise ConfigError(
             f"`mean` and `std` must have one number for each of the {image.shape[-1]} channels, got {mean} and {std}"
         )
+    # First: mean and std are those of the channels after the exchange, as in MMEngine.
     image = image[..., ::-1] if bgr_to_rgb else image
     return (image.astype(np.float32) - numbers[0]) / numbers[1]

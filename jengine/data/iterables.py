@@ -94,6 +94,8 @@ class IterableLoader:
         self._collate = collate_fn or default_collate
         self._total = source.length
         if source.length is not None and batch_size:
+            # Training drops a smaller last batch, which would compile a second program; an evaluation pads it and
+            # counts all.
             self._total = source.length // self._elements if train else -(-source.length // self._elements)
         self._limit = num_batch_per_epoch
         is_known = batch_size or self.batch_axis is None
@@ -104,6 +106,7 @@ class IterableLoader:
             raise ValueError("the data must have at least one whole batch; reduce the batch size")
         # Examples in the first batch; a batch that is passed on as it is counts as one
         self._size: int | None = 1 if self.batch_axis is None and not batch_size else batch_size
+        # Two positions: `state_dict` is asked for between two batches, when the next pass may already be set.
         self._next: State = _start_of(0)  # where the next iteration starts
         self._current = self._next  # after the last batch that was yielded
         self._end_state: Any = None  # of the source, if its last pass has ended
@@ -149,6 +152,7 @@ class IterableLoader:
         """Start the next iteration at batch `start` in pass `epoch`; the batches before are read and dropped."""
         if start < 0 or (self.length is not None and start > self.length):
             raise ValueError(f"start must be a position in the epoch, 0 to {self.length}, got {start}")
+        # Before the iterator is made: samplers read the epoch when they are iterated, not later.
         set_epoch(self.source.data, epoch)
         self._next = self._current = {**_start_of(epoch), "position": start, "examples": start * (self._size or 0)}
 
@@ -169,9 +173,12 @@ class IterableLoader:
         state, size = dict(state), self.batch_size
         set_epoch(self.source.data, state["epoch"])
         if self.is_batched and size and state.get("batch_size", size) != size:
+            # The batch that holds the example must be searched from the start of the pass: batches of another size have
+            # other limits.
             initial = {"state": state["state"]} if self.source.snapshot_interval is None else {}  # that of the pass
             state = {**_start_of(state["epoch"]), "position": -1, "examples": state["examples"], **initial}
         if size and state["examples"] != state["position"] * size:
+            # The examples decide, as they are what the run has seen; positions count batches of the size at that time.
             state["position"] = state["examples"] // size
             state["examples"] = state["position"] * size if self.is_batched else state["examples"]
         self._next = self._current = state
@@ -179,6 +186,7 @@ class IterableLoader:
     def copy_at_epoch(self, epoch: int) -> "IterableLoader":
         """Return a loader for the same batches at the start of `epoch`; ValueError if the data allow only one pass."""
         source, keeps_workers = self.source, getattr(self.iterable, "persistent_workers", False)
+        # With persistent workers a second iterator of PyTorch's loader takes over the processes of the first.
         if source.is_single or keeps_workers:
             advice = source.advice or "use data without a state of their own"
             raise ValueError(
@@ -194,6 +202,7 @@ class IterableLoader:
     def example(self) -> Batch:
         """Return the first batch of the next pass, which yields it again; ValueError if there is none."""
         if self._opened is None:
+            # Kept open for the pass that follows: opening starts workers, and some sources can be read only once.
             reading = self.source.open(self.epoch, 0, None)
             try:
                 self._opened = (self.epoch, reading, self._read(reading.iterator))
@@ -210,6 +219,7 @@ class IterableLoader:
             self._opened = None
 
     def __iter__(self) -> Iterator[Batch]:
+        # Taken once: a loop that starts over without `set_epoch` begins at the start of the pass.
         start, self._next = self._next, _start_of(self._next["epoch"])
         self._current = start
         if start["position"] and self._size is None:
@@ -231,6 +241,7 @@ class IterableLoader:
                 count, size = self._measure(batch, num_real)
                 if count != size:
                     self._check_size(reading, position, count, size)
+                # Only now is it known, for data without a length, that the batch was the last.
                 if count < size and self.train:
                     if self._total is not None:
                         self._drop_last()
@@ -238,14 +249,17 @@ class IterableLoader:
                 position, examples, skip = position + 1, examples + count, skip + self._elements
                 if interval is not None and position % interval == 0:
                     state, skip = self.source.get_state(reading), 0  # a resumed run reads `skip` elements after it
+                # Set before the yield: a checkpoint within the iteration counts this batch as seen.
                 self._current = {"epoch": epoch, "position": position, "examples": examples}
                 if interval is not None or reading.initial_state is not None:
                     self._current |= {"batch_size": size, "state": state, "skip": skip}
                 if position == self.length:  # before the yield: a loop that takes no more has ended the pass
                     self._end_pass(reading, epoch)
                 yield batch if self.train or self.batch_axis is None else self._add_mask(batch, count, size)
+        # Also if the loop stops early or fails: threads and processes of a source would outlive the run.
         finally:
             reading.close()
+        # A wrong length would shift every schedule over epochs, so that it is no warning.
         if self.length is not None and 0 < position < self.length and not self.source.may_be_shorter:
             raise ConfigError(
                 f"{self.source.kind} must yield as many batches as its length, {self.length}, got {position} in pass "
@@ -256,6 +270,7 @@ class IterableLoader:
 
     def _end_pass(self, reading: Pass, epoch: int) -> None:
         self._current, self._end_state = _start_of(epoch + 1), self.source.get_end_state(reading)
+        # A source that goes on where its last pass ended, such as a stream, must be resumed from there.
         if self._end_state is not None:
             self._current |= {"batch_size": self._size, "state": self._end_state, "skip": 0}
 
@@ -268,6 +283,7 @@ class IterableLoader:
             if (is_same and state is None) or self.resume == "lost":
                 return opened[1], opened[2]
             opened[1].close()
+        # By identity: an equal state from a checkpoint says nothing about where this source is now.
         is_next = state is not None and state is self._end_state  # where the source is
         self._end_state = None
         return self.source.open(start["epoch"], skip, None if is_next else state), None
@@ -286,6 +302,7 @@ class IterableLoader:
         if self.batch_axis is None:
             return to_numpy(self._collate([to_numpy(example) for example in own])), num_real
         own = own or elements[-1:]  # at the end of the data, where other processes have an example left
+        # Padding repeats a real example, whose numbers are valid in every model; the mask gives it no weight.
         own += own[-1:] * (self._elements // count - len(own))
         return self._collate([to_numpy(example) for example in own]), num_real
 
@@ -332,6 +349,7 @@ def _last_is_smaller(iterable: object, total: int | None) -> bool | None:
     if total is None or total < 2:
         return None if total is None else False
     if isinstance(iterable, list | tuple):
+        # Two items tell it for a list; for other iterables it would take a pass over the data.
         first, last = (count_examples(select_arrays(to_numpy(iterable[index]))) for index in (0, -1))
         return last < first
     size: Any = getattr(iterable, "batch_size", None)

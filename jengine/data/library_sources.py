@@ -191,6 +191,8 @@ def tensorflow_source(data: "tensorflow.data.Dataset") -> DataSource:
 
 def _has_shuffle_buffer(stream: Any) -> bool:
     """Return whether a Hugging Face stream has a shuffle buffer in a step, or unknown steps."""
+    # Private attributes: the library has no question for it, and a buffer makes its own state useless for a resume.
+    # What is unknown counts as one.
     nodes: list[Any] = [getattr(stream, "_ex_iterable", None)]
     for node in nodes:
         if node is None or (type(node).__name__.startswith("BufferShuffled") and node.buffer_size > 1):

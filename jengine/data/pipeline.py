@@ -30,6 +30,7 @@ class Pipeline:
     """
 
     def __init__(self, transforms: Any = None) -> None:
+        # Built twice when a wrapper passes on what it was given; the transforms are the same.
         if isinstance(transforms, Pipeline):
             transforms = transforms.transforms
         if transforms is None or callable(transforms) or hasattr(transforms, "items"):
@@ -40,6 +41,7 @@ class Pipeline:
         for i, entry in enumerate(transforms):
             with config_path(i):
                 self.transforms.append(build_function(entry, "a transform must be a function of a sample"))
+        # Once: signatures are slow to inspect, and this would be for each sample.
         self._takes_rng = [_takes_rng(transform) for transform in self.transforms]
 
     @property

@@ -40,6 +40,8 @@ class Sampler(abc.ABC):
             raise ValueError("the dataset must have at least one sample, got an empty one")
         if not 0 <= process_index < process_count:
             raise ValueError(f"process_index must be 0 to {process_count - 1}, got {process_index}")
+        # The same seed in all processes: each draws the whole permutation and takes its share, so that shares are
+        # disjoint.
         self.shuffle, self.seed, self.epoch = shuffle, seed or 0, 0
         self.process_index, self.process_count = process_index, process_count
 

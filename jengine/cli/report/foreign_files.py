@@ -73,6 +73,7 @@ class ForeignFiles:
             return {}
         try:
             return dict(json.loads(text))
+        # The file may be of any age or origin, or half written by a run that trains: the page then says so and goes on.
         except (ValueError, TypeError, RecursionError) as error:
             self.note(path, error)
             return {}
@@ -116,6 +117,7 @@ def conform(value: Any, schema: Any, path: str, problems: list[str]) -> Any:
         return None if any(item is None for item in items) else items
     if (schema is str and isinstance(value, str)) or (schema is float and is_number(value)):
         return value
+    # Dropped with a note rather than shown: what the page draws must have the types that it expects.
     problems.append(path)
     return None
 

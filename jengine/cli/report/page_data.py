@@ -35,6 +35,7 @@ def build_page_data(runs: Mapping[str, ReportedRun], images: int | None = None) 
       images: steps to show of each image; by default 8, and 1 of more than 8 runs.
     """
     curves = {name: _read_curves(run) for name, run in runs.items()}
+    # A budget over all runs: the page must stay small enough for a browser.
     limit = min(MAX_POINTS, _MAX_ALL_POINTS // max(1, sum(len(found) for found, _ in curves.values())))
     images = images or (_IMAGES if len(runs) <= _FEW else 1)
     table, compared = _describe_table(build_table(runs))
@@ -60,6 +61,7 @@ def thin(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> Poi
     kept: set[int] = set()
     for part in np.array_split(np.arange(len(y)), limit // 2):
         finite = part[np.isfinite(values[part])]
+        # The extremes of each part stay: spikes are what one looks for, and a mean would hide them.
         candidates = finite if finite.size else part[:1]
         kept.update((int(candidates[values[candidates].argmin()]), int(candidates[values[candidates].argmax()])))
     order = sorted(kept)
@@ -137,6 +139,7 @@ def _describe_curve(mode: str, name: str, x: Sequence[float], y: Sequence[float]
         "name": name,
         "mode": mode,
         "x": kept_x,
+        # Seven digits, those of float32; more would only make the page larger.
         "y": [float(f"{value:.7g}") if math.isfinite(value) else None for value in kept_y],
         "total": len(y),
         "not_finite": {"count": len(bad), "first": bad[0]} if bad else None,
@@ -151,6 +154,7 @@ def _list_panels(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     last = ["Training", "Learning rates", "Time and memory"]
     first = ["Losses", "Metrics"]
     own = sorted({panel["group"] for panel in panels} - {*first, *last})
+    # Losses and metrics first; what the machine did comes last.
     order = {group: position for position, group in enumerate([*first, *own, *last])}
     return sorted(panels, key=lambda panel: order[panel["group"]])
 
@@ -182,6 +186,7 @@ def _embed_images(run: ReportedRun, limit: int) -> tuple[list[dict[str, Any]], i
         for i in sorted({round(i) for i in np.linspace(0, len(found) - 1, min(limit, len(found)))}):
             step, path = found[i]
             content = run.files.read(path)
+            # By its first bytes: the page embeds it, and a file with this name may be anything.
             if content is not None and content.startswith(_PNG):
                 url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
                 shown[-1]["items"].append({"step": step, "url": url})

@@ -68,6 +68,7 @@ def _fetch(url: str, copy: pathlib.Path, files: dict[str, FileInfo] | dict[str, 
     due = {
         f"{url}/{name}": (copy / name, info)
         for name, info in files.items()
+        # A listing is data: a name with .. must not write outside of the copies.
         if all(map(_is_name, name.split("/"))) and (info is None or _fetched.get(copy / name) != info)
     }
     for source, content in read_many(due).items():
@@ -75,6 +76,7 @@ def _fetch(url: str, copy: pathlib.Path, files: dict[str, FileInfo] | dict[str, 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         if info is not None:
+            # A served page asks every few seconds: what has not changed in the store is not fetched again.
             _fetched[path] = info
 
 

@@ -85,6 +85,7 @@ def find_runs(path: pathlib.Path, notes: list[str] | None = None) -> list[pathli
         raise FileNotFoundError(
             f"WORK_DIR must contain a run (TIMESTAMP/{RECORD} or TIMESTAMP/{_SCALARS}), got {path}{reasons}"
         )
+    # A work dir is itself a run, even if directories below it look like runs.
     return found[:1] if _newest_run(path, files) else found
 
 

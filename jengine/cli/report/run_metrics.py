@@ -87,6 +87,7 @@ def find_best(curves: Mapping[tuple[str, str], Points], config: Mapping[str, Any
 def find_rule(metric: str, config: Mapping[str, Any]) -> str:
     """Return 'greater', 'less' or '', as the config's checkpoint hook sets it, else from the metric's name."""
     rules = _as_list(get_dict(config, "default_hooks", "checkpoint").get("rule"))
+    # The user's rule first; names alone are only a guess.
     for name, rule in zip(list_saved_metrics(config), rules, strict=False):
         if name == metric and rule in ("greater", "less"):
             return rule
@@ -113,4 +114,5 @@ def _flatten(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         for index, item in enumerate(value):
             yield from _flatten(item, f"{path}[{index}]")
     elif path:
+        # Addresses of objects differ in each process, so that equal settings would look different.
         yield path, ADDRESS.sub("", value) if isinstance(value, str) else value

@@ -57,6 +57,7 @@ class RunRow:
         """
         name = "*" if metric is None else f"{metric.replace('/', '_')}_*"
         found = sorted(map(str, pathlib.Path(self.work_dir).glob(f"best_{name}")))
+        # Several metrics may have a best checkpoint each: choosing one in silence could be the wrong one.
         if len(found) != 1:
             raise FileNotFoundError(
                 f"{self.work_dir} must have one checkpoint best_{name}, as `save_best` of the CheckpointHook makes it, "
@@ -136,7 +137,9 @@ class RunTable:
         """
         name = self._check_metric(metric) if metric or self.rules else ""
         by_settings: dict[str, list[RunRow]] = {}
+        # Best first, so that a group is represented by its best run.
         for row in sorted(self.rows, key=lambda row: _rank(row.best.get(name), self.rules.get(name, ""))):
+            # As text: settings may be lists and dicts, which cannot be keys.
             by_settings.setdefault(repr(sorted(row.hyperparams.items())), []).append(row)
         groups = [
             SeedGroup(

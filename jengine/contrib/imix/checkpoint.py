@@ -60,6 +60,7 @@ class CheckPointHook(HookBase):
         if not trainer.train_loop.by_epoch:
             if self.every_n_train_iters(trainer, self.iter_period):
                 self._save(f"iter{trainer.iter:07d}_model", trainer.epoch, trainer.iter + 1)
+        # The end of an epoch has a checkpoint of its own, with the epoch in its name.
         elif self.every_n_inner_iters(self.inner_iter, self.iter_period) and not self.end_of_epoch(
             trainer.train_loop.dataloader, self.inner_iter
         ):

@@ -70,6 +70,7 @@ class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
         if name == "bias" and not is_norm and cfg.get("bias_lr_mult") is not None:
             settings["lr"] = self.base_lr * cfg["bias_lr_mult"]
             patterns.append("bias_lr_mult")
+        # In this order, as in iMIX: a norm's bias follows the rule of norms.
         rules = {
             "norm_decay_mult": is_norm,
             "dwconv_decay_mult": module.is_depthwise_conv(),
@@ -106,6 +107,7 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
         params, types = get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr(type(self).__name__)
+        # With the module beside each parameter: what is exempt from decay depends on its class as well.
         members = [(p, module) for module in module_tree(params, types).walk() for p in module.parameters.values()]
         self._check_names([parameter.path for parameter, _ in members])
         groups = [{"params": [p], **self._group_settings(p.path, self._is_exempt(p, module))} for p, module in members]
@@ -200,6 +202,7 @@ class VilbertOptimizerConstructor(_NamePatternConstructor):
 
     def _group_settings(self, path: str, exempt: bool) -> dict[str, Any]:
         if self.head in path:
+            # The order matters: a head inside the language part is trained from scratch too.
             lr, pattern = _FROM_SCRATCH_LR, self.head
         elif self.language_weights is None or self._is_language(path):
             lr, pattern = self.base_lr, "pre-trained"

@@ -149,6 +149,7 @@ def select_metrics(result: dict[str, Any], names: Sequence[str] | None) -> dict[
     numbers = {name: float(value) for name, value in result.items() if is_host_number(value)}
     if names is None:
         return numbers
+    # With or without the prefix of the dataset, which iMIX's configs do not write.
     selected = {name: value for name, value in numbers.items() if {name, name.rsplit("/", 1)[-1]} & set(names)}
     for metric in names:
         if not any(metric in (name, name.rsplit("/", 1)[-1]) for name in selected):

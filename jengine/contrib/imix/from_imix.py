@@ -162,6 +162,7 @@ def _hooks(cfg: _Sections, lr: Mapping[str, Any], momentum: Mapping[str, Any]) -
         {"type": "CheckPointHook", **dict(cfg.checkpoint_config or {})},
     ]
     if cfg.test_data is not None and cfg.is_run_eval:
+        # iMIX evaluates VisDial by NDCG alone.
         is_visdial = "VisDial" in str(dict(cfg.test_data.get("data") or {}).get("type"))
         metrics = {"metrics": ["ndcg"]} if is_visdial else {}
         hooks.append({"type": "EvaluateHook", "eval_iter_period": cfg.eval_iter_period, **metrics})

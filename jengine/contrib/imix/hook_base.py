@@ -155,5 +155,6 @@ def register_hooks(runner: RunnerProtocol, hooks: Iterable[HookBase | None]) -> 
             continue
         if not isinstance(hook, HookBase):
             raise ArgumentError(f"a hook of iMIX must be a HookBase, got {type(hook).__name__}: {hook!r}")
+        # First: from its registration on the hook may be called, and reads the trainer.
         hook.bind(runner)
         runner.register_hook(hook)

@@ -62,6 +62,7 @@ class IterationTimerHook(HookBase):
     def after_train(self) -> None:
         """Log the summary."""
         logger, total_time = self.trainer.logger, self._clock() - self._train_start
+        # The first iterations compile, and are not part of the speed.
         num_iters = self._iters_done - self.warmup_iter
         if num_iters > 0:
             iters_time = self._iter_end - self._warmup_end

@@ -45,6 +45,8 @@ class OptimizerHook(HookBase):
     def before_train(self) -> None:
         """Check that the optimizer wrapper of the run has the hook settings."""
         wrapper = self.trainer.optim_wrapper
+        # The wrapper does the work, and the hook only has iMIX's name: two places with different numbers must be an
+        # error.
         expected = self.gradient_accumulation_steps, parse_clip_grad(self.grad_clip)
         actual = wrapper.accumulative_counts, wrapper.clip_grad
         if expected != actual:

@@ -48,6 +48,7 @@ def BertAdam(
       max_grad_norm: without effect, as in iMIX; clip with the optimizer wrapper.
     """
     settings = {"lr": lr, "betas": (float(b1), float(b2)), "eps": e, "weight_decay": weight_decay}
+    # These are constants of the chain: BertAdam computes its schedule from its own count of updates.
     settings |= {"warmup": warmup, "t_total": t_total, "schedule": schedule}
     return Optimizer("BertAdam", settings, _make_bert_adam, _NUMBERS)
 
@@ -100,6 +101,7 @@ def TansformerAdamW(
     return [
         ("scale_by_transformers_adam", scale_by_transformers_adam(*betas, eps, correct_bias)),
         ("scale_by_learning_rate", scale_by_group_learning_rate(lr)),
+        # Last, with the new parameters: the decay of that version of transformers comes after the step, not before it.
         ("decay_updated_params", decay_updated_params(lr, weight_decay)),
     ]
 
@@ -132,6 +134,7 @@ def scale_by_transformers_adam(b1: Scalar, b2: Scalar, eps: Scalar, correct_bias
     """Rescale gradients by Adam; unlike `optax.scale_by_adam`, eps is added before the optional bias correction."""
 
     def rescale(count: jax.Array, grads: Updates, mu: Updates, nu: Updates) -> tuple[Updates]:
+        # eps before the correction, unlike torch's AdamW: with small squares the steps differ visibly.
         updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
         if correct_bias:
             factor = jnp.sqrt(common.bias_correction(b2, count)) / common.bias_correction(b1, count)
@@ -164,4 +167,5 @@ def _compute_factor(steps: jax.Array, warmup: float, t_total: int, schedule: str
         factor = 0.5 * (1 + jnp.cos(jnp.pi * fraction))
     else:
         factor = jnp.ones((), jnp.float32)
+    # `warmup` is a constant here, so that Python decides whether there is one; -1 means none.
     return jnp.where(fraction < warmup, fraction / warmup, factor) if warmup > 0 else factor

@@ -42,6 +42,7 @@ class PeriodicLogger(HookBase):
                 if not isinstance(built, LogBufferWriter):
                     raise TypeError(f"a writer must be a LogBufferWriter or the config of one, got {built!r}")
                 self.loggers.append(built)
+        # Images and results are kept only if a writer will take them: they are large.
         self.log_buffer = LogBuffer(keep=any(logger.writes_events for logger in self.loggers))
 
     def before_train(self) -> None:

@@ -99,6 +99,7 @@ class CommonMetricLoggerHook(LogBufferWriter):
         losses = [
             f"{name}: {history.current():.3f}"
             for name, history in histories.items()
+            # The scale of mixed precision is no loss, in spite of its name.
             if "loss" in name and name != "loss_scale"
         ]
         parts += ["  ".join(losses)]

@@ -47,10 +47,14 @@ class ChatTemplate:
         is_answered = messages[-1]["role"] == "assistant"
         ends = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         for end in ends if is_answered else [*ends, len(messages)]:
+            # Rendered up to each answer: only the template knows where the answer of a role begins and ends in the
+            # text.
             texts = [self.render(messages[:end], True)]
             if end < len(messages):
                 texts.append(self.render(messages[: end + 1], False))
             for text, is_learned in zip(texts, (False, True), strict=False):
+                # Some templates drop earlier messages (such as reasoning); a split by prefixes would assign wrong
+                # parts, in silence.
                 if not text.startswith(done):
                     raise ValueError("a chat template must leave earlier messages as they are when another is added")
                 parts.append((text[len(done) :], is_learned))

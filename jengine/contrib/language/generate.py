@@ -103,6 +103,7 @@ def _generate(
 ) -> jax.Array:
     def choose(logits: jax.Array, step: jax.Array, done: jax.Array) -> tuple[jax.Array, jax.Array]:
         token = sample(logits, jax.random.fold_in(rng, step), temperature, top_k, top_p)
+        # Rows that have ended repeat the stop token: the number of steps is fixed, and rows end at different ones.
         if stop_token is None:
             return token, done
         token = jnp.where(done, stop_token, token)
@@ -110,6 +111,8 @@ def _generate(
 
     def add_token(carry: tuple[Any, ...], step: jax.Array) -> tuple[tuple[Any, ...], jax.Array]:
         cache, token, done = carry
+        # From each prompt's own length: shorter prompts are padded on the right, and their next token follows the last
+        # real one.
         positions = (lengths + step - 1)[:, None]
         logits, updated = model.apply(
             {"params": params, "cache": cache}, token[:, None], positions=positions, mutable=["cache"]
@@ -118,7 +121,9 @@ def _generate(
         return (updated["cache"], token, done), token
 
     logits, updated = model.apply({"params": params}, prompts, mutable=["cache"])
+    # The logits after the last real token, not those after the padding.
     last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
+    # The first token comes out of the prompt's own pass, so that the scan has one step less.
     first, done = choose(last, jnp.int32(0), jnp.zeros(prompts.shape[0], bool))
     _, others = jax.lax.scan(add_token, (updated["cache"], first, done), jnp.arange(1, count))
     return jnp.concatenate([first[:, None], others.T], axis=1)

@@ -42,6 +42,7 @@ class GenerationHook(Hook):
         Raises:
           ConfigError: the model is no `TextGenerator`, or a prompt has no tokens.
         """
+        # Before training and not at the first interval, hours later.
         generator = find_generator(runner.model)
         if generator is None:
             raise ConfigError(

@@ -95,6 +95,7 @@ def _to_pairs(tokenizer: Tokenizer | None, style: TextFormat, document: Any) -> 
     tokens = np.asarray(document, np.int32)
     if tokens.ndim != 1 or tokens.size < 2:
         raise ValueError(f"pack: documents must be int[N] with at least 2 tokens, got {tokens.dtype}{tokens.shape}")
+    # A target is learned if it is itself part of an answer; the last prompt token predicts the first of them.
     targets = tokens[1:] if is_learned is None else np.where(is_learned[1:], tokens[1:], IGNORED)
     return {"tokens": tokens[:-1], "targets": targets}
 
@@ -113,6 +114,7 @@ def _warn_of_cut(length: int) -> None:
 def _to_row(sizes: np.ndarray | None, row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     targets = row["targets"]
     is_known = targets != IGNORED
+    # Bytes of the targets, for bits per byte: a measure that does not depend on the tokenizer.
     num_bytes = np.int32(1) if sizes is None else sizes[np.where(is_known, targets, 0)]
     return {
         "tokens": row["tokens"],

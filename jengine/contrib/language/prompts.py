@@ -64,6 +64,7 @@ class Prompts:
             )
         if self.responses and len(self.responses) < len(records):
             raise ConfigError(f"Prompts: all records or none must have a response, got {len(self.responses)}")
+        # One length for all, so that generation compiles once; `prompt_length` tells where the padding begins.
         rows = np.zeros((len(sizes), length or max(sizes)), np.int32)
         for row, values in zip(rows, tokens, strict=True):
             row[: values.size] = values

@@ -72,6 +72,7 @@ class TextFormat:
                 f"a record must have `text`, `messages`, or what the template {self.template!r} names, got "
                 f"{', '.join(record)} without {error}"
             ) from None
+        # A prompt alone is a record to answer: it has nothing to learn.
         return [(prompt, False), *([(record[self.response], True)] if self.response in record else [])]
 
     def find_response(self, record: Record) -> str | None:

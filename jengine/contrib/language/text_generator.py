@@ -63,6 +63,7 @@ class TextGenerator(ModelWrapper):
             super().__init__(MODELS.build(model) if hasattr(model, "items") else model)
         self.tokenizer = build_tokenizer(tokenizer)
         self.max_new_tokens = max_new_tokens
+        # Greedy decoding needs no key, so that predictions are equal for every seed.
         self._is_random = temperature > 0
         self._generate = functools.partial(
             generate, temperature=temperature, top_k=top_k, top_p=top_p, stop_token=self.tokenizer.end_token

@@ -107,6 +107,7 @@ class FileTokenizer:
         with require_extra("text", "FileTokenizer requires tokenizers"):
             import tokenizers
             from tokenizers import decoders, models, pre_tokenizers, trainers
+        # The 256 bytes and the end token: with fewer, some text could not be encoded at all.
         if vocab_size < 257:
             raise ValueError(f"FileTokenizer.train: `vocab_size` must be at least 257, got {vocab_size}")
         model = tokenizers.Tokenizer(models.BPE())
@@ -115,6 +116,7 @@ class FileTokenizer:
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END],
+            # All bytes, also those that the training texts do not have.
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )

@@ -51,10 +51,12 @@ class IoUMetric(ConfusionMatrix):
 
     def compute(self, state: Confusion) -> dict[str, float]:
         """Return the three fractions; NaN where no pixel was counted, and with labels out of range."""
+        # Labels out of range were counted as class 0: the numbers would look valid and be wrong.
         if state.has_invalid:
             return dict.fromkeys(self.names, float("nan"))
         matrix = state.counts.value()
         correct = np.diagonal(matrix)
+        # The last column holds predictions outside of the classes, which count as errors of their true class only.
         true, predicted = matrix.sum(axis=1), matrix[:, :-1].sum(axis=0)
         iou = divide(correct, true + predicted - correct, np.nan)
         accuracy = divide(correct, true, np.nan)

@@ -42,6 +42,7 @@ class Kmeans:
         if len(features) < self.k:
             raise ConfigError(f"Kmeans: `k` must be at most the number of samples, {len(features)}, got {self.k}")
         features = _whiten(features, self.pca_dim, seed, "Kmeans")
+        # As Faiss does in the original code: random centroids, one run; k-means++ is slow with thousands of clusters.
         kmeans = KMeans(self.k, init="random", n_init=1, max_iter=self.max_iter, random_state=seed)
         return kmeans.fit_predict(features).astype(np.int64)
 
@@ -165,6 +166,7 @@ def _whiten(features: np.ndarray, pca_dim: int, seed: int, owner: str) -> np.nda
         )
     if pca_dim != -1:
         features = PCA(pca_dim, whiten=True, random_state=seed).fit_transform(features)
+    # Unit vectors: Euclidean k-means then compares by cosine, as the losses do.
     return features / (np.linalg.norm(features, axis=1, keepdims=True) + 1e-10)
 
 

@@ -37,6 +37,7 @@ def _build_extract(
             actual = sorted(predictions) if isinstance(predictions, dict) else type(predictions).__name__
             raise ArgumentError(f"{type(model).__name__}.predict must return a dict with 'features', got {actual}")
         features = predictions["features"]
+        # On the device: a feature map is 49 times as large as its mean, and each batch is transferred.
         features = features.mean(axis=(1, 2)) if is_pooled and features.ndim == 4 else features
         return features.reshape(features.shape[0], -1).astype(jnp.float32)
 
@@ -44,6 +45,7 @@ def _build_extract(
         features = []
         for batch in loader:
             predicted, mask = np.asarray(predict(params, model_state, batch)), get_mask(batch)
+            # Padded examples would be clustered as if they were data.
             features.append(predicted if mask is None else predicted[np.asarray(mask)])
         return np.concatenate(features)
 
@@ -84,6 +86,7 @@ class Extractor:
         state, strategy = runner.state, runner.strategy
         if state is None:
             raise ValueError("Extractor: `runner` must have a state, got one without; call runner.train() first")
+        # Compiled once for a model, and again for another runner that uses the same extractor.
         if self._model is not runner.model:
             self._model = runner.model
             self._extract = _build_extract(runner.model, self._is_pooled)
@@ -139,6 +142,7 @@ def projection_accuracy(
     flat, test_flat = samples.reshape(len(samples), -1), test_samples.reshape(len(test_samples), -1)
     accuracies = []
     for seed in range(repeats):
+        # Random projections as the lower bound: an encoder must beat them to have learned anything.
         matrix = np.random.RandomState(seed).randn(flat.shape[1], size) / size**0.5
         accuracies.append(knn_accuracy(flat @ matrix, labels, test_flat @ matrix, test_labels, k))
     return float(np.mean(accuracies))

@@ -39,6 +39,7 @@ def fill_bank(bank: MemoryBank, features: ArrayLike, labels: ArrayLike) -> Memor
         raise ArgumentError(
             f"`features` must have the shape of the memory bank, {bank.features.shape}, got {features.shape}"
         )
+    # The centroid of an empty cluster is 0/0, and NaN would spread through the bank.
     empty = np.flatnonzero(np.bincount(labels, minlength=len(bank.centroids)) == 0)
     if len(empty):
         raise ArgumentError(f"`labels` must have samples of every cluster, got none of {empty.tolist()}")
@@ -137,6 +138,7 @@ def _nearest_to_second_mean(
         second = distance(means[1]) < distance(means[0])
         return jnp.stack([_masked_mean(features, members & ~second), _masked_mean(features, members & second)])
 
+    # Two points far apart as the first means; shapes are fixed, so that membership is a mask and not a selection.
     farthest = jnp.argmax(jnp.where(members, distance(features[first]), -1.0))
     means = jax.lax.fori_loop(0, iterations, update_means, features[jnp.array([first, farthest])])
     return distance(means[1]) < distance(means[0])

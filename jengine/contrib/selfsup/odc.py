@@ -79,6 +79,7 @@ class ODCHook(Hook):
         if runner.train_loop is None or runner.state is None:
             return
         bank = self._bank(runner)
+        # Otherwise the hook would split clusters in every iteration, as there are not enough samples for all.
         num_samples, num_clusters = len(bank.features), len(bank.centroids)
         if num_samples < self.min_cluster * num_clusters:
             raise ArgumentError(
@@ -100,6 +101,8 @@ class ODCHook(Hook):
     ) -> None:
         """Run the tasks whose interval ends with this iteration."""
         if self.every_n_train_iters(runner, self.centroids_update_interval):
+            # The order of the original hook: clusters are compared by centroids, and the weights by the sizes after
+            # both.
             self.update_centroids(runner)
         if self.every_n_train_iters(runner, self.deal_with_small_clusters_interval):
             self.deal_with_small_clusters(runner)

@@ -97,7 +97,9 @@ def uniform_indices(labels: np.ndarray, num_classes: int, rng: np.random.RandomS
     for label in range(num_classes):
         members = np.flatnonzero(labels == label)
         if len(members):
+            # With repetition only in clusters that are smaller than their share.
             indices.append(rng.choice(members, share, replace=len(members) <= share))
     order = np.concatenate(indices)
     rng.shuffle(order)
+    # As many as there are samples, so that the epoch keeps its length and the schedules theirs.
     return np.resize(order, len(labels))

@@ -47,6 +47,7 @@ class SimSiamHook(Hook):
             for group in groups:
                 group["fix_lr"] = False
             if groups:
+                # The schedulers have left out these groups when they were built, see `ParamScheduler`.
                 _restart(list(flatten_schedulers(runner.param_schedulers)))
         elif not groups:
             raise ArgumentError(

@@ -90,6 +90,7 @@ class SwAVHook(Hook):
                 "SwAVHook: the new model state of the model's loss must have the entry 'queue', the updated "
                 f"`model_state['queue']`, got {sorted(ctx.model_state)}"
             )
+        # The queue travels in the model state during the loss only: it belongs to the hook, in whose state it is saved.
         model_state = {name: value for name, value in ctx.model_state.items() if name != "queue"}
         return ctx.replace(model_state=model_state, hook_state=SwAVQueue(*ctx.model_state["queue"]))
 
@@ -111,6 +112,7 @@ class SwAVHook(Hook):
                     f"{closest(pattern, param_paths)}"
                 )
         queue, path = self._queue(runner), self._path(runner)
+        # Only at the very start: a resumed run has its queue in the checkpoint.
         if queue is not None and runner.iter == 0 and os.path.exists(path):
             rows = np.load(path)
             if rows.shape != queue.rows.shape:
