@@ -65,6 +65,7 @@ def dump_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> 
     if suffix not in DATA_SUFFIXES:
         return text
     modules = parse_modules(text)
+    # By way of the Python text, so that all formats say the same and have one set of rules.
     plain = ({"CONFIG_MODULES": modules} if modules else {}) | parse_config(text)
     if suffix == ".json":
         return json.dumps(plain, indent=2) + "\n"
@@ -246,6 +247,7 @@ class _Writer:
     def _scalar(self, value: Any, path: str) -> str:
         if isinstance(value, np.generic):
             value = value.item()
+        # repr writes `nan` and `inf`, which are no names in a Python file.
         if type(value) is float and not math.isfinite(value):
             return f'float("{value}")'
         if type(value) is str:
@@ -284,6 +286,8 @@ class _Writer:
         """Add the modules that define a name in the config: an import path, or a name that the user registered."""
         if re.fullmatch(r"[\w-]+(\.\w+)+", name) and (directory := find_directory(name) or find_script_directory(name)):
             self.modules.setdefault(directory, set()).add(name.partition(".")[0])
+        # A registered name alone tells nobody where its class is: the module is written beside it, to be imported
+        # first.
         for entry in find_registered(name):
             if is_built_in(entry):
                 continue

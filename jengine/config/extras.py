@@ -20,6 +20,7 @@ def check_extras(cfg: Mapping[str, Any]) -> None:
     missing: dict[str, str] = {}
     for path, extra in _list_extras({key: value for key, value in cfg.items() if key != "vars"}, ""):
         module = _MODULES.get(extra, extra)
+        # Found, not imported: some of these packages take seconds to import.
         if importlib.util.find_spec(module) is None:
             missing.setdefault(extra, f"{module} (for `{path}`)")
     if missing:

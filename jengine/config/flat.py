@@ -149,6 +149,7 @@ def _load_data(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[pat
     bases = values.pop("_base_", [])
     _inherit(result, [_find_base(name, file) for name in ([bases] if isinstance(bases, str) else bases)], file, heirs)
     vars(module)["CONFIG_MODULES"] = values.pop("CONFIG_MODULES", {})
+    # Variables of the base are filled in before merging, when they still have the base's values.
     merge_into(result.values, resolve(_fill_base_variables(values, result.values)))
     result.values = _to_levels(result.values)
     return result
@@ -170,6 +171,7 @@ def _inherit(
     """Add the keys of base files, which must differ."""
     for base in bases:
         inherited = _load_base(base, [*heirs, file])
+        # Which of two bases wins would depend on their order, as in no other config system; MMEngine refuses it too.
         if duplicates := sorted(inherited.values.keys() & result.values.keys()):
             raise ConfigError(
                 f"the files in `_base_` of {str(file)!r} must have different keys, got {duplicates} twice"
@@ -267,6 +269,8 @@ class _ForeignName(str):
 
 def _pop_named_only(tree: ast.Module, module: types.ModuleType) -> None:
     """Replace imports of PyTorch packages and classes by variables that hold the name."""
+    # Imports of packages that only name classes (mmdet, torch): taken out, so that a config loads where they are not
+    # installed.
     for node in list(tree.body):
         match node:
             case ast.Import(names=names) if any(_NAMED_ONLY.match(alias.name) for alias in names):
@@ -293,6 +297,7 @@ def _find_base(name: str, file: pathlib.Path) -> pathlib.Path:
             f"a base file of {str(file)!r} must be a path, or the package must be installed, got {name!r}; "
             "copy the file next to this one"
         )
+    # Where OpenMMLab's packages put their configs when they are installed.
     return pathlib.Path(spec.origin).parent / ".mim" / "configs" / path
 
 
@@ -301,6 +306,7 @@ def _pop_read_base(tree: ast.Module, file: pathlib.Path) -> list[tuple[pathlib.P
     imports = []
     for node in list(tree.body):
         match node:
+            # The block is read, not run: its imports are files relative to this one, which no Python package contains.
             case ast.With(items=[ast.withitem(context_expr=ast.Call(func=ast.Name(id="read_base")))], body=body):
                 tree.body.remove(node)
                 for line in body:
@@ -322,6 +328,8 @@ class _BaseVariables(ast.NodeTransformer):
 
     def visit_Set(self, node: ast.Set) -> ast.AST:
         match node:
+            # `{{_base_.a.b}}` parses as a set in a set, so that a config of MMEngine is a Python file without a
+            # preprocessor.
             case ast.Set(elts=[ast.Set(elts=[ast.Attribute() as inner])]):
                 root: ast.expr = inner
                 while isinstance(root, ast.Attribute):

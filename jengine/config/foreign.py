@@ -70,6 +70,7 @@ def find_known_function(path: str, modules: Mapping[str, types.ModuleType]) -> A
     module, _, name = path.rpartition(".")
     found = vars(modules[module]).get(name) if module in modules else None
     pure = [*vars(modules["jax.nn"]).values(), *vars(modules["jax.nn.initializers"]).values()]
+    # Functions of optax and jax.nn only compute: a config from elsewhere may name them, and nothing else.
     is_pure = str(getattr(found, "__module__", "")).startswith("optax.") or any(found is known for known in pure)
     if callable(found) and is_pure:
         return found

@@ -53,6 +53,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     2
     """
     file, argument = _find_file(path)
+    # Modules beside the config can be imported while it runs, and by its classes later, without PYTHONPATH.
     with importable(file.parent):
         try:
             with _explain_dotted_keys():
@@ -87,6 +88,7 @@ def load_sweep(path: str | os.PathLike[str]) -> list[dict[str, Any]] | None:
     if get_sweep is None:
         return None
     settings = list(get_sweep())
+    # All at once, before the first run: the last of a hundred settings should not fail after a week.
     for index, setting in enumerate(settings):
         if not is_mapping(setting) or not all(isinstance(key, str) for key in setting):
             raise ConfigError(

@@ -36,6 +36,7 @@ def locate_errors(cfg: Any) -> Iterator[None]:
     except Exception as error:
         match = _ARGUMENT.match(str(error))
         path = locate_argument(cfg, f"{match[1]}.{match[2]}") if match else None
+        # The error may pass here twice, from the section and from the whole config.
         if path and not any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ())):
             error.add_note(f"in the config at `{path}`")
         raise

@@ -176,6 +176,7 @@ def _change_visualizer(path: str, cfg: Any, changes: list[Change]) -> Any:
     if _DRAWING.fullmatch(kind) and kind not in VISUALIZERS:
         result["type"] = "LocalVisualizer"
         changes.append(Change(f"{path}.type", f"{kind} to LocalVisualizer", replaced=True))
+        # Settings of the other class have no meaning in this one; they get a row and are not silently kept.
         known = parameters_of(VISUALIZERS.get("LocalVisualizer"))
         for key in [key for key in result if key not in known and key != "type"]:
             del result[key]

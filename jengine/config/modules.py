@@ -112,6 +112,7 @@ def name_script(name: str) -> str | None:
         return None
     if name.partition(".")[0] not in _list_importable(file):
         return None
+    # Under its own name too: importing it again would run the script a second time, inside of itself.
     sys.modules[module] = script
     return module
 
@@ -139,6 +140,7 @@ def import_attribute(path: str) -> Any:
     parts = path.split(".")
     directory = find_directory(parts[0])
     with contextlib.nullcontext() if directory is None else _first_on_path(directory):
+        # The longest prefix first: `pkg.mod.Class.method` may have any number of parts that are modules.
         for count in range(len(parts) - 1, 0, -1):
             module = _import_module(".".join(parts[:count]))
             if module is not None:
@@ -215,6 +217,7 @@ def _import_module(name: str) -> types.ModuleType | None:
     try:
         return importlib.import_module(name)
     except Exception as error:
+        # Missing is this module or a parent of it; if it is one that the module itself imports, the user must see that.
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             return None
         if line := _find_line(error):

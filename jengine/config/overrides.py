@@ -89,6 +89,7 @@ def parse_value(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:
+        # A literal or a string: an override comes from a shell and must not run code.
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         if text[0] in "[({'\"":
@@ -145,6 +146,7 @@ def _match_key(node: ConfigLike, parts: list[str | int]) -> tuple[str | int, lis
         if not isinstance(part, str):
             break
         names.append(part)
+    # Keys of plain dicts may have dots (custom_keys): the longest that exists is meant.
     for count in range(len(names), 1, -1):
         if (key := ".".join(names[:count])) in node:
             return key, parts[count:]

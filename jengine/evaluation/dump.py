@@ -49,6 +49,7 @@ class DumpResults(HostMetric):
         """Write the file, on the first process."""
         if jax.process_index() != 0:
             return {}
+        # By leaf: files hold one array for each entry of a prediction, as the npz format wants it.
         predictions = jax.tree.map(lambda *arrays: np.concatenate(arrays), *results)
         if self.out_file_path.endswith(".npz"):
             write_arrays(self.out_file_path, predictions)

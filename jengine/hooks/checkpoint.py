@@ -190,6 +190,7 @@ class CheckpointHook(Hook):
             return
         end, unit = (runner.max_epochs, "epochs") if self.by_epoch else (runner.max_iters, "iterations")
         first = self.save_begin or self.interval
+        # At the start: that a run of days has saved nothing would be noticed at its end.
         if first > end and not (self.save_last or self._rules or self._auto_rule):
             runner.logger.warning(
                 f"CheckpointHook saves nothing in this run of {end} {unit}: the first checkpoint would be after "
@@ -221,6 +222,7 @@ class CheckpointHook(Hook):
         """Return the next step after which to save; never if the hook counts epochs."""
         if self.by_epoch:
             return math.inf
+        # A chunk must end at the last iteration, which is saved even if the interval does not reach it.
         last = runner.max_iters - 1 if self.save_last else -1
         if self._schedule is None:
             due = self.next_multiple(self.interval, step, self.save_begin)
@@ -339,6 +341,7 @@ class CheckpointHook(Hook):
         rules = tuple(check_rule(rule) for rule in rules)
         if len(set(keys)) != len(keys):
             raise ArgumentError(f"CheckpointHook: save_best must have different metrics, got {list(keys)}")
+        # 'auto' takes the first metric of the first validation, which is not known yet.
         if "auto" in keys and len(keys) > 1:
             raise ArgumentError(f"CheckpointHook: save_best must have 'auto' alone or metrics, got {list(keys)}")
         if keys and len(rules) not in (0, 1, len(keys)):
@@ -415,6 +418,7 @@ class CheckpointHook(Hook):
             "not_finite": self._not_finite,
             "last": self._last,
             "best": {key: [dict(entry) for entry in best] for key, best in self._best.items()},
+            # Removals that a kill may interrupt: the resumed run finishes them.
             "evicting": list(self._evicting),
             "interrupted": list(self._interrupted),
             "reasons": self._explain_all(),
@@ -423,6 +427,7 @@ class CheckpointHook(Hook):
 
     def _explain_all(self) -> dict[str, str]:
         """Return the reason for keeping each checkpoint, by name."""
+        # Later entries replace earlier ones: the best checkpoint is called that even if it is also the last.
         reasons = {} if self._last is None else {self._last: "where training ended"}
         reasons |= {self._name(number): "later parameters are not finite" for number in self._kept}
         reasons |= {self._name(number): why for number, why in self._explain_regular(self._kept).items()}
@@ -457,6 +462,7 @@ def _check_destination(out_dir: str | None, filename_tmpl: str | None) -> None:
         storage_path("CheckpointHook.out_dir", out_dir)
     if filename_tmpl is None:
         return
+    # A start removes what has these endings, so that such checkpoints would not survive a restart.
     if filename_tmpl.endswith((INCOMING, OUTGOING)):
         raise ConfigError(
             f"CheckpointHook: filename_tmpl must not end in {INCOMING!r} or {OUTGOING!r}, the names of checkpoints "

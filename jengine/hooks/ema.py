@@ -232,6 +232,7 @@ def _build_average(ema_type: str | type[Average], arguments: dict[str, Any]) -> 
     if not (isinstance(kind, type) and issubclass(kind, Average)):
         hint = closest(str(ema_type), AVERAGES)
         raise TypeError(f"EMAHook: ema_type must be an average, got {ema_type!r}{hint}")
+    # Arguments of the average are the hook's own (`**arguments`), which is why a typo has to be searched in both.
     legal = inspect.signature(kind).parameters
     for name in arguments:
         if name not in legal:

@@ -102,6 +102,7 @@ class HookList:
         """Register the default hooks; `hooks` replaces them by name, removes them with None, or adds others."""
         if hooks is not None and not hasattr(hooks, "items"):
             raise TypeError(f"default_hooks must be a dict of hooks by name, got {type(hooks).__name__}")
+        # A dict of some hooks changes these only; the others stay, as in MMEngine.
         defaults = {**DEFAULT_HOOKS, **(_NOTEBOOK_HOOKS if in_notebook() else {})}
         missing = {name: hook for name, hook in defaults.items() if name not in self.names}
         known = list(dict.fromkeys((*DEFAULT_HOOKS, *_NOTEBOOK_HOOKS, *self.names)))
@@ -208,6 +209,7 @@ class HookList:
             (value, type(hook).__name__, [*hook.get_triggered_stages(), *hook.get_traced_points()])
             for value, hook in self._hooks
         ]
+        # Traced points stand where they act: between the stages before and after an iteration.
         step = Hook.stages.index("after_train_iter")
         for stage in (*Hook.stages[:step], *Hook.traced_points, *Hook.stages[step:]):
             lines = [f"({get_priority_name(value):<12}) {name:<35}" for value, name, stages in hooks if stage in stages]

@@ -116,6 +116,7 @@ class IterTimerHook(Hook):
         self._train_total += elapsed
         completed = runner.iter + 1
         if self._max_iters != math.inf:
+            # Since this session's start: a resume may be on another machine.
             mean = self._train_total / (completed - self._start_iter)
             runner.message_hub.update_info("eta", mean * (self._max_iters - completed))
         if completed >= self._watch.next_step:

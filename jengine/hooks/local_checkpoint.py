@@ -72,6 +72,7 @@ class LocalCheckpointHook(Hook):
             is_due = self._schedule.is_due(runner, runner.iter, [])
         if is_due:
             self._save(runner, runner.iter + 1)
+            # After the save, so that its own time does not count towards the next one.
             if self._schedule is not None:
                 self._schedule.start(runner, runner.iter + 1)
 

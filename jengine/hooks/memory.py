@@ -35,6 +35,7 @@ class EmptyCacheHook(Hook):
     def __init__(
         self, before_epoch: bool = False, after_epoch: bool = True, after_iter: bool = False, clear_caches: bool = False
     ) -> None:
+        # Clearing drops compiled programs too; the next call would compile the step.
         if clear_caches and after_iter:
             raise ConfigError(
                 "EmptyCacheHook: clear_caches needs after_iter=False; together they recompile the step each time"

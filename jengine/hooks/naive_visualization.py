@@ -111,6 +111,7 @@ class NaiveVisualizationHook(Hook):
         if self.draw_pred:
             argument = "NaiveVisualizationHook.prediction"
             entries["pred"] = to_entry(select_array(prediction, self.prediction, argument, "predictions"), argument)
+        # Networks predict at a lower resolution: nearest, as indices of classes have no values between them.
         size = find(sample, self.image).shape[:2]
         return {
             f"{side}_{kind}": value if kind == "label" else _restore_size(resize_nearest(value, size), sample)

@@ -234,6 +234,8 @@ def _add_to_history(
 ) -> NumericsGuardState:
     """Replace the oldest loss and norm by those of a good step."""
     size = state.losses.shape[0]
+    # A ring in fixed arrays, since shapes in the state cannot grow; bad steps do not enter the statistics that judge
+    # them.
     is_oldest = is_good & (jnp.arange(size) == state.seen % size)
     return state._replace(
         losses=jnp.where(is_oldest, loss, state.losses).astype(jnp.float32),

@@ -69,6 +69,7 @@ def get_level(level: Any) -> PriorityStatus:
         return PriorityStatus(level)
     legal = {**PriorityStatus.__members__, **{str(member.value): member for member in PriorityStatus}}
     hint = closest(str(level), legal)
+    # A warning, as in iMIX, where an unknown level is NORMAL too.
     warnings.warn(f"a level must be one of iMIX's, got {level!r}{hint}; NORMAL is used", UserWarning, stacklevel=2)
     return PriorityStatus.NORMAL
 

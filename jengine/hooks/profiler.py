@@ -115,6 +115,7 @@ class ProfilerHook(Hook):
         if self._path is not None:
             index = runner.iter - self._start
             length = self._cycle["wait"] + self._cycle["warmup"] + self._cycle["active"]
+            # Cycles are counted after the skipped iterations, as in torch.profiler.schedule.
             ends_cycle = (index + 1 - self._cycle["skip_first"]) % length == 0
             if ends_cycle or not self._is_traced(index + 1):
                 self._end_trace(runner, outputs)

@@ -129,6 +129,7 @@ class ProgressHook(Hook):
             self._bar.stop()
             self._bar = None
         if self._logger is not None:
+            # The logger outlives the run: its next run must not be filtered by this bar.
             self._logger.removeFilter(self._show_loss)
             for handler in terminal_handlers(self._logger):
                 handler.removeFilter(self._is_due)

@@ -64,8 +64,11 @@ class OptunaPruningHook(Hook):
         value = pick_metric(metrics or {}, self.monitor)
         if value is None:
             return
+        # By iteration: Optuna compares trials at equal steps, and epochs of trials may differ in length.
         self._trial.report(value, runner.iter)
         if self._trial.should_prune():
+            # The run ends in the ordinary way, with a last checkpoint and reports; an exception would look like a
+            # failure.
             runner.train_loop.stop_training = True
             runner.logger.info(f"Training stops early: {self.monitor} is {value:.4g}, worse than in most other runs.")
             write_bytes(self._record, encode({**decode(self._record.read_text()), "pruned": True}).encode())

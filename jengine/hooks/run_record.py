@@ -63,6 +63,7 @@ def update_record(runner: RunnerProtocol, status: str | None = None, background:
     """
     if runner.train_loop is None or not runner.is_main_process:
         return
+    # Read here, in the thread of the loop: the timer belongs to it.
     seconds = {phase: round(value, 3) for phase, value in runner.phase_timer.report().items()}
     progress = dict(updated=_now(), iter=runner.iter, epoch=runner.epoch, seconds=seconds)
     progress |= {} if status is None else {"status": status}

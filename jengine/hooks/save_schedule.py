@@ -177,6 +177,8 @@ def check_policies(
             f"CheckpointHook: interval must be -1 with a save_policy, got {interval!r}; "
             "AnySavePolicy([..., FixedIntervalPolicy(n)]) also saves every n iterations"
         )
+    # Orbax's policies and durations decide by time as well, so that what counts in epochs or iterations cannot be
+    # combined with them.
     if save_policy is None and not isinstance(interval, str):
         return
     schedule = "save_policy" if save_policy is not None else f"interval={interval!r}"

@@ -54,6 +54,8 @@ class SwitchRecipeHook(Hook):
         epochs = [item["action_epoch"] for item in self.schedule]
         if twice := [epoch for epoch in epochs if epochs.count(epoch) > 1]:
             raise ConfigError(f"SwitchRecipeHook: each action_epoch must occur once, got {twice[0]} twice or more")
+        # Hyperparameters are inputs of the compiled step: all names must exist at the first call, or a change would
+        # compile again.
         first = {name for item in self.schedule if item["action_epoch"] == 1 for name in item.get("hyperparams", ())}
         for item in self.schedule:
             for name in item.get("hyperparams", ()):
@@ -105,6 +107,7 @@ class SwitchRecipeHook(Hook):
         if built.get("batch_augments") is not None:
             with config_path("batch_augments"):
                 self._augments.append(build_batch_augment(built["batch_augments"]))
+            # An index: all augmentations are compiled into one step, which the number selects from; 0 is none.
             built["batch_augments"] = len(self._augments)
         return built
 
@@ -161,5 +164,6 @@ def set_pipeline(loader: Any, pipeline: Pipeline) -> None:
             )
         owner = owner.dataset
     owner.pipeline = pipeline
+    # Workers hold copies of the old pipeline, and start again with the next epoch.
     if hasattr(loader, "close"):
         loader.close()

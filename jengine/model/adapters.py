@@ -70,6 +70,7 @@ def call_loss(
     sown: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Losses:
     """Return the losses by name from `fn(outputs, batch)`, with `hyperparams` and `sown` if it accepts them."""
+    # By signature: most losses are functions of outputs and batch, and optax's take nothing else.
     available = {"hyperparams": hyperparams, "sown": sown or {}}
     return to_loss_dict(fn(outputs, batch, **{name: x for name, x in available.items() if accepts(fn, name)}))
 

@@ -126,6 +126,7 @@ def _attend_dense(
     implementation: Literal["xla", "cudnn"],
 ) -> jax.Array:
     mask = None if segment_ids is None else _same_segment(segment_ids, segment_ids)
+    # JAX counts the neighbours on each side, a window the token itself too.
     local = None if window is None else (window - 1, 0)
     return jax.nn.dot_product_attention(
         query, key, value, mask=mask, is_causal=causal, local_window_size=local, implementation=implementation
@@ -149,6 +150,8 @@ def _attend_blocks(
     length, count = query.shape[1], key.shape[1]
     size = max(_MIN_QUERIES, -(-length // _BLOCKS))
 
+    # Rematerialized: otherwise the backward pass would keep the scores of all blocks, which is the memory that blocks
+    # save.
     @functools.partial(jax.checkpoint, static_argnums=(0, 1))
     def attend_block(
         queries: slice,
@@ -170,7 +173,9 @@ def _attend_blocks(
     parts = []
     for start in range(0, length, size):
         queries = slice(start, min(start + size, length))
+        # A causal block needs no later keys: leaving them out halves the products.
         keys = slice(0 if window is None else max(0, start - window + 1), queries.stop)
+        # With an offset from the device the blocks' positions are traced, and slices must be known to Python.
         keys = keys if offset is None else slice(0, count)
         segments = None
         if query_segments is not None and key_segments is not None:

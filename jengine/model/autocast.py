@@ -112,6 +112,7 @@ def _is_low(dtype: DTypeLike) -> bool:
 
 def _check_products(jaxpr: ClosedJaxpr, dtype: str) -> None:
     """Raise ValueError if there are matrix products or convolutions, but none with low-precision operands."""
+    # Looked for in the program: whether a network casts its inputs back cannot be seen from outside.
     product_dtypes = list(_product_dtypes(jaxpr.jaxpr))
     if not product_dtypes or any(_is_low(product_dtype) for product_dtype in product_dtypes):
         return

@@ -23,6 +23,8 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
       *axes: for each axis in `x`, a mesh axis ('data', 'fsdp', 'tensor'), several of them, or None for no sharding; no
         sharding for further axes.
     """
+    # Asked while tracing: the same model runs alone, under Pjit, and inside of `shard_map`, where some axes are not
+    # free.
     mesh = jax.sharding.get_abstract_mesh()
     usable = axes_of_type(mesh, AxisType.Auto) | axes_of_type(mesh, AxisType.Explicit)
     if not usable:
@@ -32,6 +34,7 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
         wanted = (axis,) if isinstance(axis, str) else axis or ()
         names = tuple(name for name in wanted if name in usable)
         if wanted and wanted != (CONTEXT,) and not set(wanted) & set(mesh.axis_names):
+            # None of the axes exists here, so that XLA decides; None in the spec would replicate the array.
             spec.append(PartitionSpec.UNCONSTRAINED)
         else:
             spec.append(names if size % math.prod(mesh.shape[name] for name in names) == 0 else None)

@@ -23,6 +23,8 @@ def explain_failing_layer(error: Exception) -> Exception:
     if axes is None:
         error.add_note(f"in the layer {name}" + (f": {describe_tree(inputs, 'call')}" if inputs else ""))
         return error
+    # A new error instead of a note, as the library's own text speaks of a kernel that the user has never seen; its
+    # traceback stays.
     clear = ValueError(
         f"the layer {name} must have an input of {axes + 2} axes, the batch, {axes} for space, channels, got "
         f"{', '.join(map(describe_array, inputs.values()))}; give it samples of {axes + 1} axes"
@@ -36,6 +38,7 @@ def explain_failing_layer(error: Exception) -> Exception:
 def _find_layer(error: BaseException) -> tuple[str, dict[str, Any], int | None] | None:
     """Return the name and inputs of the innermost layer in a traceback, and the axes for space if inputs lack one."""
     found = None
+    # The innermost one: outer modules only pass the input on.
     for frame in _frames(error.__traceback__):
         layer = frame.f_locals.get("self")
         bases = ((base.__name__, base.__module__.partition(".")[0]) for base in type(layer).__mro__)

@@ -116,6 +116,7 @@ class FunctionalModel(Model):
         fn = self._losses[phase]
         module, state = self._combine(params, model_state)
         losses = fn(params=module, model_state=state, batch=batch, **kwargs)
+        # A loss that does not take the state cannot change it, and need not return it.
         if fn.accepts("model_state"):
             losses, new_state = _check_pair("loss", "losses", losses)
             model_state = new_state if self._partition is None else self._partition.update(model_state, new_state)

@@ -68,6 +68,7 @@ def require_class_indices(labels: Any, num_classes: int, argument: str, ignore_i
       argument: the argument that names the labels, for the error message: `CrossEntropy.label`.
       ignore_index: a further label that is allowed.
     """
+    # In a compiled step labels are tracers without values: the check is made on the host, for the batch of a NaN loss.
     if not isinstance(labels, _Entry) or not labels.path:
         return
     values = np.asarray(labels)
@@ -80,6 +81,7 @@ def require_class_indices(labels: Any, num_classes: int, argument: str, ignore_i
         return
     advice = "`ignore_index` sets a value that marks what to leave out"
     outputs = ""
+    # Negative labels are markers, which more outputs would not make valid.
     if values.min() >= 0:
         outputs = (
             f"; correct the labels in the dataset, or give the model {values.max() + 1} outputs, for example by "

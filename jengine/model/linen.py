@@ -81,6 +81,7 @@ class LinenModel(Model):
         self._predict_rngs = tuple(predict_rngs)
         self._remat = tuple(activation_checkpointing)
         self._sown = SownValues("LinenModel", sown_losses, sown_predictions)
+        # Collections that a call makes anew: kept in the state, they would grow and change its structure.
         self._sown_collections: tuple[str, ...] = (_INTERMEDIATES, *self._sown.names)
         self.module_types: dict[str, str] = {}
         self.logical_axes: dict[str, tuple[str | None, ...]] = {}

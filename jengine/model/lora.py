@@ -176,6 +176,7 @@ def add_updates(
 
 def _parse_targets(targets: Any, defaults: Mapping[str, Any]) -> list[tuple[re.Pattern[str], Target]]:
     parsed = []
+    # A list of pairs is allowed since keys of a ConfigDict must have no dots, which patterns have.
     for item in targets.items() if hasattr(targets, "items") else targets:
         is_pair = isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], str)
         if not isinstance(item, str) and not (is_pair and hasattr(item[1], "items")):

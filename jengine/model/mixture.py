@@ -137,10 +137,12 @@ def _compute_part(
 ) -> jax.Array:
     """Return f[R, D], the results for part `i` of `rows` i32[parts, R], of which experts have those up to `ends`."""
     size = rows.shape[1]
+    # Rows are sorted by expert: the group sizes in this part, for `ragged_dot`, follow from where each expert ends.
     counts = jnp.diff(jnp.clip(ends - i * size, 0, size), prepend=0)
     tokens = x.reshape(-1, x.shape[-1])[rows[i] // weights.shape[-1]]
     multiply = functools.partial(_multiply, counts=counts)
     hidden = nn.silu(multiply(tokens, gate)) * multiply(tokens, up)
+    # Weighted here, where the row of a weight is known; the caller adds up the experts of a token.
     return multiply(hidden, down) * weights.reshape(-1)[rows[i], None]
 
 

@@ -151,6 +151,7 @@ class Model:
           batch: an example.
           width: columns of the text.
         """
+        # Shapes only: a table of a large model must not allocate it.
         params, _ = jax.eval_shape(self.init, jax.random.key(0), batch)
         leaves = paths.flatten(params).items()
         rows = [

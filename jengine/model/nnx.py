@@ -159,6 +159,7 @@ class NnxModel(Model):
     ) -> tuple[PyTree, PyTree]:
         """Return the variables with the parameters that `base_params` has replaced; others, as adapters, stay."""
         base = paths.flatten(base_params)
+        # With `wrt` a part of the parameters lives in the state, and a base checkpoint has them all in one tree.
         if not self._get_structure().has_frozen:
             return base_params, base_state
         params, frozen = (
@@ -176,6 +177,7 @@ class NnxModel(Model):
         def apply(inputs: tuple[PyTree, ...], params: Params) -> tuple[PyTree, PyTree, Sown]:
             return self._call(params, state, inputs, rng, train=True)
 
+        # Around the call: BatchNorm asks for the mask of the batch while it is traced.
         with exclude_padding(batch):
             outputs, new_state, sown = autocast(apply)(select_inputs(batch, self._inputs), params)
         losses = call_loss(self._loss, outputs, batch, hyperparams, sown)

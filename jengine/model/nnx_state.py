@@ -58,6 +58,7 @@ def from_dict(values: PyTree, like: "nnx.State") -> Any:
     """Return an NNX state with the structure of `like` and the arrays in `values`, nested dicts as from `to_dict`."""
     leaves = []
     for path, variable in list_variables(like).items():
+        # A variable may hold a tree, such as a quantized array with its scales.
         for inner, struct in named_leaves(variable).items():
             leaf = values
             for key in (*path, *inner):

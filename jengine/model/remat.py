@@ -34,6 +34,7 @@ def get_policy(name: RematPolicy) -> Callable[..., Any]:
     if name != "offload":
         policy: Callable[..., Any] = getattr(jax.checkpoint_policies, name)
         return policy
+    # Before tracing: the compiler's own error about memory spaces names nothing that the user wrote.
     check_host_memory("remat", jax.devices()[0])
     return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],

@@ -98,6 +98,8 @@ class YarnScaling:
         def find_channel(periods: float) -> float:
             return half * math.log(self.original_length / (periods * 2 * math.pi)) / math.log(base)
 
+        # YaRN: channels that turn often within the original length keep their frequency, slow ones are stretched, with
+        # a ramp between.
         first, last = find_channel(self.beta_fast), find_channel(self.beta_slow)
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)

@@ -231,6 +231,7 @@ class Canvas:
         size = resize_shape or (features.shape[1:] if image is None else image.shape[:2])
         features = _resize(features, size)
         image = None if image is None else _resize(image.transpose(2, 0, 1), size).transpose(1, 2, 0)
+        # By activation, in a stable order: equal channels would otherwise change places between steps.
         order = np.argsort(-features.sum((1, 2)), kind="stable")
         if channel_reduction == "squeeze_mean":
             return _heat_map(features.mean(0), image, alpha)

@@ -57,6 +57,7 @@ class CometVisBackend(RunVisBackend):
         config = package.ExperimentConfig(
             **{**_QUIET, "offline_directory": str(self.save_dir), **self._experiment_kwargs}
         )
+        # A run that is continued keeps its page, with one curve over all sessions.
         resumed = {} if self._run_id is None else {"experiment_key": self._run_id, "mode": "get"}
         experiment = package.start(**{**self._init_kwargs, **resumed}, experiment_config=config)
         self._run_id = experiment.get_key()

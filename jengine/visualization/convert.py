@@ -124,6 +124,7 @@ def format_graph(model: Any, data_batch: Any = None) -> str:
     import jax
 
     if hasattr(model, "init") and hasattr(model, "predict"):
+        # Shapes only: the graph is drawn before the run has allocated its state.
         params, model_state = jax.eval_shape(model.init, jax.random.key(0), data_batch)
         return str(jax.make_jaxpr(model.predict)(params, model_state, data_batch))
     return str(jax.make_jaxpr(model)(data_batch))

@@ -185,6 +185,7 @@ def _fit(pen: "ImageDraw.ImageDraw", text: str, size: tuple[int, int]) -> tuple[
     """
     width, height = size
     fonts = _fonts()
+    # Smaller letters first, then fewer of them.
     candidates = [(text, font) for font in fonts] + [(text[:end], fonts[-1]) for end in range(len(text) - 1, 0, -1)]
     for part, font in candidates:
         left, top, right, bottom = pen.textbbox((0, 0), part, font=font)

@@ -169,6 +169,7 @@ class LocalVisualizer(Visualizer):
         count = len(next(iter(instances.values()), ()))
         labels = [int(label) for label in instances.get("labels", np.zeros(count, int))]
         names, palette = self._names_and_colors(labels)
+        # A palette may have fewer colors than there are classes.
         colors = [palette[label % len(palette)] for label in labels]
         if "masks" in instances:
             masks = np.asarray([draw.enlarge(mask, self.zoom) for mask in np.asarray(instances["masks"], bool)])

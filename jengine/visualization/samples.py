@@ -20,6 +20,7 @@ def to_entry(value: ArrayLike, argument: str) -> tuple[str, np.ndarray]:
       ('label', array(1))
     """
     array = np.asarray(value)
+    # Integers are classes and floats are logits: nothing else distinguishes a mask [H, W] from scores.
     is_index = array.dtype.kind in "biu"
     if array.ndim == 0:
         return "label", array if is_index else array.astype(np.float32)

@@ -71,6 +71,7 @@ class TensorboardVisBackend(BaseVisBackend):
                 continue
             if (number := to_number(value)) is not None:
                 self.experiment.add_event(_make_event(step, tag=name, simple_value=number))
+            # Once for each name: this is called at each log line.
             elif name not in self._warned:
                 self._warned.add(name)
                 kind = type(value).__name__
