@@ -223,8 +223,9 @@ def _write_lines(runner: RunnerProtocol, view: _RunnerView, lines: Sequence[tupl
 def _log_line(logger: logging.Logger, text: str, tag: Mapping[str, Any]) -> None:
     """Log a line of training, without a search for the caller, which takes as long as formatting the line."""
     if logger.isEnabledFor(logging.INFO):
-        extra = {"periodic": tag}  # read by a `ProgressHook`
-        logger.handle(logger.makeRecord(logger.name, logging.INFO, __file__, 0, text, (), None, extra=extra))
+        record = logging.LogRecord(logger.name, logging.INFO, __file__, 0, text, (), None)
+        record.periodic = tag  # read by a `ProgressHook`
+        logger.handle(record)
 
 
 def _to_json_entries(tag: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class HistoryBuffer:
         self._count = 0
         self._max = -math.inf
         self._min = math.inf
+        self._folded = 0  # how many of the values the sum and the extrema have
 
     @classmethod
     def register_statistics(cls, method: Statistic) -> Statistic:
@@ -72,17 +73,21 @@ class HistoryBuffer:
         if self._counts is not None:
             self._counts.extend([count] * len(values))
         if len(self._values) > 1.125 * self._capacity:  # seldom, as it moves all values
+            self._fold()
             del self._values[: -self._capacity]
+            self._folded = len(self._values)
             if self._counts is not None:
                 del self._counts[: -self._capacity]
         self._updates += len(values)
         self._count += len(values) * count
+
+    def _fold(self) -> None:
+        """Bring the totals up to date: with the values since the last call, as few log lines need them."""
+        values, self._folded = self._values[self._folded :], len(self._values)
         # One by one: `sum` compensates, so the total would depend on how many values come together.
-        total = self._sum = functools.reduce(operator.add, values, self._sum)
-        if math.isnan(total):  # a NaN replaces the extremum and stays there; for `max` it depends on the order
-            self._max, self._min = float(np.max([self._max, *values])), float(np.min([self._min, *values]))
-        else:
-            self._max, self._min = max(self._max, max(values)), min(self._min, min(values))
+        self._sum = functools.reduce(operator.add, values, self._sum)
+        # NumPy's: a NaN replaces the extremum and stays there; for Python's `max` it depends on the order.
+        self._max, self._min = float(np.max([*values, self._max])), float(np.min([*values, self._min]))
 
     @property
     def updates(self) -> int:
@@ -103,17 +108,24 @@ class HistoryBuffer:
           ValueError: the history is empty, or `window_size` is below 1. TypeError: `window_size` is not an int.
         """
         if self._covers_all(window_size):
+            self._fold()
             return self._sum / self._count
         values = self._newest(window_size)
         return math.fsum(values) / (len(values) if self._counts is None else sum(self._newest_counts(window_size)))
 
     def max(self, window_size: int | None = None) -> float:
         """Return the largest of the newest `window_size` values; arguments and errors as in `mean`."""
-        return self._max if self._covers_all(window_size) else float(np.max(self._newest(window_size)))
+        if not self._covers_all(window_size):
+            return float(np.max(self._newest(window_size)))
+        self._fold()
+        return self._max
 
     def min(self, window_size: int | None = None) -> float:
         """Return the smallest of the newest `window_size` values; arguments and errors as in `mean`."""
-        return self._min if self._covers_all(window_size) else float(np.min(self._newest(window_size)))
+        if not self._covers_all(window_size):
+            return float(np.min(self._newest(window_size)))
+        self._fold()
+        return self._min
 
     def current(self, window_size: int | None = None) -> float:
         """Return the newest value, for any window; ValueError if the history is empty."""
@@ -135,6 +147,7 @@ class HistoryBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return at most the newest 256 values, and the totals over all values, as a JSON-serializable dict."""
+        self._fold()
         return {
             # A bounded number, so that checkpoints of long runs stay small; the totals below are over all values.
             "values": self._newest(_NUM_SAVED_VALUES).tolist(),
@@ -152,7 +165,7 @@ class HistoryBuffer:
         for value, count in zip(state["values"], state["counts"], strict=True):
             self.extend([float(value)], int(count))
         # After the values, whose `extend` has counted them only.
-        self._updates = int(state["updates"])
+        self._folded, self._updates = len(self._values), int(state["updates"])
         self._sum, self._count = float(state["sum"]), int(state["count"])
         self._max, self._min = float(state["max"]), float(state["min"])
 

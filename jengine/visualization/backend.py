@@ -58,7 +58,7 @@ class BaseVisBackend(abc.ABC):
           file_path: a file below `save_dir` that file backends append the values to as well.
         """
 
-    def name_scalars(self, scalar_dict: Mapping[str, Any]) -> dict[str, Any]:
+    def name_scalars(self, scalar_dict: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return values under the names in this backend; the visualizer calls it with the loop as the value `mode`.
 
         By default validation names start with `val/` and test names with `test/`, so that they never share a curve with

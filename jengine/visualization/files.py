@@ -128,9 +128,9 @@ class LocalVisBackend(FilesVisBackend):
 
     suffix = ".json"
 
-    def name_scalars(self, scalar_dict: Mapping[str, Any]) -> dict[str, Any]:
+    def name_scalars(self, scalar_dict: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the values unchanged: each line has a `mode`, and MMEngine's names."""
-        return dict(scalar_dict)
+        return scalar_dict
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
         """Append a line with the values and their `step` to the scalar file, and to `file_path` if given.
