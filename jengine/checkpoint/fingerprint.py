@@ -71,15 +71,29 @@ def read_flags() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def name_model_settings(settings: dict[str, Json], saved: Mapping[str, Any] | None) -> Iterator[None]:
-    """Add the settings of the model that differ from a fingerprint to a CheckpointMismatchError inside."""
+    """Name the settings of the model that differ from a fingerprint in a CheckpointMismatchError inside."""
     try:
         yield
     except CheckpointMismatchError as error:
-        lines = [] if saved is None else [line for _, line in compare_settings(settings, saved, skip_chains=True)]
         # Shapes that do not fit come from settings of the model; the others would hide them.
-        if lines := [line for line in lines if line.startswith("model.")]:
-            error.add_note(f"the model has other settings: {'; '.join(lines[:_MAX_LINES])}")
-        raise
+        differences = [] if saved is None else compare_settings(settings, saved, skip_chains=True)
+        lines = {path: line for path, line in differences if path.startswith("model.")}
+        if saved is None or not lines:
+            raise
+        named = CheckpointMismatchError(error.path, error.report, error.advice, _describe_cause(lines, settings, saved))
+        named.add_note(f"in the config at `{next(iter(lines))}`")
+        raise named from None
+
+
+def _describe_cause(lines: Mapping[str, str], settings: dict[str, Json], saved: Mapping[str, Any]) -> str:
+    """Return the settings that differ, by path, and what to write to resume."""
+    own, stored = flatten_description(settings), flatten_description(saved["settings"])
+    shown = list(lines)[:_MAX_LINES]
+    changes = [f"write {path}={stored[path]!r}" for path in shown if path in stored]
+    changes += [f"remove {path}" for path in shown if path in own and path not in stored]  # neither has changed code
+    more = f", and {len(lines) - _MAX_LINES} more" if len(lines) > _MAX_LINES else ""
+    advice = f"; to resume, {', '.join(changes)}{more}" if changes else ""
+    return f"the model has other settings, {'; '.join(lines[path] for path in shown)}{more}{advice}"
 
 
 def compare_settings(

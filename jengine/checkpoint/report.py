@@ -103,11 +103,21 @@ class LoadReport:
 
 
 class CheckpointMismatchError(ValueError):
-    """Error of a checkpoint whose arrays differ from the expected ones; see `report`."""
+    """Error of a checkpoint whose arrays differ from the expected ones; see `report`.
 
-    def __init__(self, path: str, report: LoadReport, advice: str) -> None:
-        super().__init__(f"checkpoint {path} does not fit: {report}\n{advice}")
+    Args:
+      path: the checkpoint.
+      report: what does not fit.
+      advice: what to do.
+      cause: what made the arrays different, if that is known; it comes first.
+    """
+
+    def __init__(self, path: str, report: LoadReport, advice: str, cause: str = "") -> None:
+        reason = f"{cause}\n{report}" if cause else str(report)
+        super().__init__(f"checkpoint {path} does not fit: {reason}\n{advice}")
+        self.path = path
         self.report = report
+        self.advice = advice
 
 
 def compare(

@@ -67,6 +67,14 @@ def is_better(rule: str, value: float, best: float | None) -> bool:
     return best is None or (value > best if rule == "greater" else value < best)
 
 
+class UnknownDirectionError(ValueError):
+    """Whether greater or less is better cannot be told from the name of a metric."""
+
+    def __init__(self, message: str, metric: str) -> None:
+        super().__init__(message)
+        self.metric = metric
+
+
 def infer_rule(key: str, greater_keys: Sequence[str] = GREATER_KEYS, less_keys: Sequence[str] = LESS_KEYS) -> str:
     """Infer from a metric name whether 'greater' or 'less' is better.
 
@@ -74,7 +82,7 @@ def infer_rule(key: str, greater_keys: Sequence[str] = GREATER_KEYS, less_keys: 
     `greater_keys`, contains one of `less_keys`.
 
     Raises:
-      ValueError: no match.
+      UnknownDirectionError: no match.
 
     >>> infer_rule("val/accuracy"), infer_rule("loss")
     ('greater', 'less')
@@ -89,10 +97,11 @@ def infer_rule(key: str, greater_keys: Sequence[str] = GREATER_KEYS, less_keys: 
         if any(part in name for part in keys):
             return rule
     hint = did_you_mean(name, ("accuracy", *greater_keys, *less_keys), cutoff=0.75)
-    raise ValueError(
+    raise UnknownDirectionError(
         f"cannot infer from the name {key!r} whether greater or less is better{f'{hint} Else' if hint else ';'} pass "
         f"rule='greater' or rule='less' (greater: names with {', '.join(greater_keys)}; less: names with "
-        f"{', '.join(less_keys)})"
+        f"{', '.join(less_keys)})",
+        key,
     )
 
 

@@ -20,6 +20,9 @@ _DISK_ADVICE = """\
   The checkpoints from before are whole: free space, then continue with --resume.
   --config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':2}" keeps the newest two, and
   --work-dir DIR writes elsewhere."""
+_PLACE = "in the config at "
+# Errors whose traceback shows only where a wait, a check or a program ended
+_WITHOUT_CODE = ("CheckpointMismatchError", "NonFiniteLossError", "PlanError", "ProcessError")
 _FIRST_ADVICE = "  Free space, or write to another disk with --work-dir DIR, and start again: nothing is saved yet."
 
 
@@ -68,12 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(format_error(error, log_error(error)), end="", file=sys.stderr)
             return 1
-        print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
-        from jengine.cli.tracebacks import JAX_NOTES
-
-        for note in getattr(error, "__notes__", ()):
-            if not note.startswith(JAX_NOTES):
-                print(f"  {note}{_find_override(note, overrides)}", file=sys.stderr)
+        _print_error(error, overrides)
         return 2
     except KeyboardInterrupt:
         print("jengine: interrupted", file=sys.stderr)
@@ -99,22 +97,42 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
         raise
 
 
-def _find_override(note: str, overrides: Sequence[str]) -> str:
-    """Return which arguments of the command line set the place in the config that a note names, or ""."""
-    place = note.removeprefix("in the config at ").strip("`")
-    found = [argument for argument in overrides if argument.startswith(f"--config.{place}.")]
-    return f", from the command line: {' '.join(found)}" if found and note.startswith("in the config at ") else ""
+def _print_error(error: Exception, overrides: Sequence[str]) -> None:
+    from jengine.cli.tracebacks import JAX_NOTES
+
+    print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
+    notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(JAX_NOTES)]
+    for note in notes or [""]:
+        if shown := ", ".join(filter(None, (note, _find_override(error, note, overrides)))):
+            print(f"  {shown}", file=sys.stderr)
+
+
+def _find_override(error: Exception, note: str, overrides: Sequence[str]) -> str:
+    """Return which arguments of the command line set what an error is about, or "".
+
+    It is at the place in the config that a note names, or, without notes, at a key that the message quotes.
+    """
+    by_path = {override.removeprefix("--config.").partition("=")[0]: override for override in overrides}
+    quoted = set(re.findall(r"['`.]([\w-]+)['`]", str(error)))
+    found = [path for path in by_path if not quoted.isdisjoint(re.split(r"[.\[\]]+", path))]
+    if note:
+        place = note.removeprefix(_PLACE).strip("`") if note.startswith(_PLACE) else "\n"  # no path has a line end
+        inside = [path for path in by_path if f"{path}.".startswith((f"{place}.", f"{place}["))]
+        around = [path for path in by_path if f"{place}.".startswith((f"{path}.", f"{path}["))]
+        found = [path for path in inside if path in found] or inside or around
+    return f"from the command line: {' '.join(by_path[path] for path in found)}" if found else ""
 
 
 def _is_user_error(error: Exception, command: str) -> bool:
     """Return whether the message alone is enough, because the error is about the config or a file, not about code."""
     if command in ("ckpt", "profile", "report", "table"):  # run no user code
         return isinstance(error, OSError | ValueError | KeyError | ImportError)
-    if type(error).__name__ in ("ProcessError", "PlanError"):  # the traceback only shows a wait for another process
+    notes = getattr(error, "__notes__", ())
+    # A program that a hook of the user's runs is in code
+    in_step = any(re.match("the device ran out of memory.*, in (?!a program other)", note) for note in notes)
+    if in_step or type(error).__name__ in _WITHOUT_CODE:
         return True
-    in_config = any(
-        note.startswith(("in the config at ", "in the argument ")) for note in getattr(error, "__notes__", ())
-    )
+    in_config = any(note.startswith((_PLACE, "in the argument ")) for note in notes)
     return in_config or isinstance(error, ConfigError | FileNotFoundError)
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from jengine.config.containers import is_mapping
@@ -28,17 +28,33 @@ def locate_argument(cfg: Any, argument: str) -> str | None:
     return f"{path}.{name}" if name.partition(".")[0] in section else path
 
 
+def locate_sizes(cfg: Any, sizes: Collection[int]) -> dict[str, int]:
+    """Return the numbers in the section `model` of a config that are one of `sizes`, by path.
+
+    >>> locate_sizes(dict(model=dict(module=dict(type="flax.linen.Dense", features=512))), (3, 512))
+    {'model.module.features': 512}
+    """
+    sections = _sections(cfg["model"], "model") if is_mapping(cfg) and "model" in cfg else ()
+    found = [(f"{path}.{key}", value) for path, section in sections for key, value in section.items()]
+    return {path: value for path, value in found if type(value) is int and value > 1 and value in sizes}
+
+
+def add_place(error: Exception, cfg: Any) -> None:
+    """Add the path in the config to an error that begins with the argument of a class, unless it has a path."""
+    match = _ARGUMENT.match(str(error))
+    path = locate_argument(cfg, f"{match[1]}.{match[2]}") if match else None
+    # The error may pass here twice, from the section and from the whole config.
+    if path and not any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ())):
+        error.add_note(f"in the config at `{path}`")
+
+
 @contextlib.contextmanager
 def locate_errors(cfg: Any) -> Iterator[None]:
-    """Add the path in the config to an error of the body that begins with the argument of a class."""
+    """Add the path in the config to an error of the body; see `add_place`."""
     try:
         yield
     except Exception as error:
-        match = _ARGUMENT.match(str(error))
-        path = locate_argument(cfg, f"{match[1]}.{match[2]}") if match else None
-        # The error may pass here twice, from the section and from the whole config.
-        if path and not any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ())):
-            error.add_note(f"in the config at `{path}`")
+        add_place(error, cfg)
         raise
 
 

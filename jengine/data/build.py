@@ -94,6 +94,11 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
         if key in cfg:
             raise TypeError(f"a dataloader must not have the argument {key!r}: {reason}; remove it")
     dataset = as_config(cfg.get("dataset"))
+    if dataset is None:
+        raise TypeError(
+            "DataLoader needs the argument 'dataset': write dataset=dict(type=...), with a class of data or a function "
+            "that returns them, or an object such as a list of samples"
+        )
     if is_mapping(dataset) and "type" not in dataset:
         raise TypeError(
             f"a dataset must be an object, or a dict with its 'type', got a dict of {sorted(map(str, dataset))}; wrap "

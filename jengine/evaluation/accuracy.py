@@ -10,9 +10,9 @@ from jengine.annotations import Count
 from jengine.data.host_entries import Batch
 from jengine.errors import ConfigError
 from jengine.evaluation.metric import PairMetric, Predictions, example_mask
-from jengine.model.labels import require_class_indices
+from jengine.model.labels import explain_axes, require_class_indices
 from jengine.registry import METRICS
-from jengine.selection import Selector
+from jengine.selection import Selector, describe_array
 
 
 @METRICS.register_module()
@@ -98,8 +98,9 @@ class Accuracy(PairMetric):
         has_classes = predictions.ndim == 1 and jnp.issubdtype(predictions.dtype, jnp.integer)
         if labels.ndim != 1 or predictions.shape[:1] != labels.shape or not (has_classes or predictions.ndim == 2):
             raise ValueError(
-                "Accuracy: predictions must be logits float[B, C] or class indices int[B], and labels int[B], got "
-                f"{predictions.dtype}{list(predictions.shape)} and {labels.dtype}{list(labels.shape)}"
+                "`Accuracy.label` must fit the predictions: logits float[B, C] or class indices int[B], and labels "
+                f"int[B], got {describe_array(predictions)} and {describe_array(labels)}"
+                f"{explain_axes(predictions.shape, labels.shape)}"
             )
         if not jnp.issubdtype(labels.dtype, jnp.integer):
             raise ValueError(f"Accuracy: labels must be class indices int[B], got {labels.dtype}")

@@ -16,6 +16,7 @@ from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, ke
 from jengine.data.batch_check import Batch
 from jengine.downloads import apply_backend_args
 from jengine.errors import ArgumentError, ConfigError
+from jengine.hooks.checks import check_saved_states
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.hooks.save_schedule import KeepPolicy, SaveHistory, SavePolicy, check_policies, make_schedule
@@ -157,7 +158,8 @@ class CheckpointHook(Hook):
     # --- Regular checkpoints. ---
 
     def before_train(self, runner: RunnerProtocol) -> None:
-        """Resolve the directory and remove surplus checkpoints after a resume."""
+        """Check the states to save, resolve the directory, and remove surplus checkpoints after a resume."""
+        check_saved_states(runner.hooks)  # not after the first epoch
         self._directory = next(iter(self.list_directories(runner.work_dir)), str(runner.work_dir))
         self._training = True
         self._saved_iter = runner.iter

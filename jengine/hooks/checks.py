@@ -1,5 +1,7 @@
-"""Checks of the loss and the number of classes."""
+"""Checks of the loss, the number of classes, and what hooks save."""
 
+import contextlib
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +13,9 @@ from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Loader, RunnerProtocol
-from jengine.registry import HOOKS
+from jengine.json_codec import pack
+from jengine.registry import HOOKS, is_built_in
+from jengine.train.traced_hooks import hook_names
 
 
 class NonFiniteLossError(FloatingPointError, AssertionError):
@@ -54,6 +58,23 @@ def describe_loss(
         "If that is not it, the numerics guard drops such steps (`train_cfg.on_nonfinite='warn'` keeps them), and "
         f"after several in a row writes one for `jengine replay`:\n  {command}"
     )
+
+
+def check_saved_states(hooks: Sequence[Hook]) -> None:
+    """Raise ConfigError, before training, if a checkpoint cannot hold the state of a hook of the user's.
+
+    Those of the engine are tested. A state that exists only during training is checked when it is saved.
+    """
+    for name, hook in hook_names(hooks).items():
+        state = None
+        if not is_built_in(type(hook)):
+            with contextlib.suppress(Exception):  # it may read what training sets
+                state = hook.state_dict()
+        try:
+            pack(state, f"{name}.state_dict()")
+        except TypeError as error:
+            code = inspect.unwrap(type(hook).state_dict).__code__
+            raise ConfigError(f"{error} ({code.co_filename}, line {code.co_firstlineno})") from None
 
 
 @HOOKS.register_module()

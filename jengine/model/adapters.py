@@ -33,7 +33,8 @@ def select_inputs(batch: Batch, inputs: Selector | Sequence[Selector] | None) ->
 
 def build_loss(loss: Any) -> Callable[..., Any]:
     """Return the loss function for a config, or the function itself."""
-    loss = MODELS.build_function(loss)
+    with config_path("loss"):
+        loss = MODELS.build_function(loss)
     if not callable(loss):
         raise TypeError(f"`loss` must be a function (outputs, batch) -> losses or its config, got {loss!r}")
     return loss

@@ -12,7 +12,7 @@ from jengine.annotations import Decay
 from jengine.data.masking import get_mask
 from jengine.model.adapters import build_loss, call_loss
 from jengine.model.autocast import at_least_float32
-from jengine.model.labels import require_class_indices
+from jengine.model.labels import explain_axes, require_class_indices
 from jengine.model.logits import ChunkedLogits, map_tokens
 from jengine.model.model import ArrayTree, Batch, Losses
 from jengine.registry import MODELS
@@ -77,6 +77,7 @@ class CrossEntropy:
             raise ValueError(
                 f"`CrossEntropy.label` must be class indices of the shape of the logits {describe_array(logits)} "
                 f"without the last axis, {soft}, got {self.label!r}, {describe_array(labels)}"
+                f"{explain_axes(logits.shape, labels.shape)}"
             )
         num_classes = logits.shape[-1]
         require_class_indices(labels, num_classes, "CrossEntropy.label", self.ignore_index)

@@ -44,19 +44,21 @@ def build_model(model: Model | Config, precision: str | Mapping[str, str] | Prec
     return built if policy is None else CastModel(built, policy)
 
 
-def build_strategy(parallel: Strategy | Config | None) -> Any:
-    """Return the strategy, from an instance, a config, or None (see `default_strategy`)."""
+def build_strategy(parallel: Strategy | Config | None, train_cfg: LoopSection | None) -> Any:
+    """Return the strategy for a training loop, from an instance, a config, or None (see `default_strategy`)."""
     with config_path("parallel"):
         if parallel is None:
             return default_strategy()
         strategy: Any = as_config(parallel)
         strategy = STRATEGIES.build(strategy) if is_mapping(strategy) else strategy
         _require(strategy, "compile_train_step", "parallel")
-        if jax.process_count() > 1 and not strategy.mesh_shape:
+        if (count := jax.process_count()) > 1 and not strategy.mesh_shape:
             raise ConfigError(
-                f"must have a mesh over the devices of all {jax.process_count()} processes, such as Pjit's, "
-                f"got {type(strategy).__name__}, with which each process would train alone"
+                f"must have a mesh over the devices of all {count} processes, such as Pjit's, got "
+                f"{type(strategy).__name__}, with which each process would train alone"
             )
+        loop = as_config(train_cfg)  # checked before
+        strategy.check_loop(loop.get("steps_per_call", 1) if is_mapping(loop) else getattr(loop, "steps_per_call", 1))
         return strategy
 
 

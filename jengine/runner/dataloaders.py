@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.config.locate import add_place
 from jengine.data import BatchCheck, build_dataloader, list_host_entries, select_arrays
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
@@ -39,10 +40,11 @@ class DataLoaders:
       seed: the run's seed.
       processes: all processes.
       shard: the part of the data that this process reads.
+      cfg: the config, for errors.
     """
 
     def __init__(
-        self, sections: Mapping[str, Any], seed: int, processes: SingleProcess | Processes, shard: DataShard
+        self, sections: Mapping[str, Any], seed: int, processes: SingleProcess | Processes, shard: DataShard, cfg: Any
     ) -> None:
         self._sections = {"train_dataloader": sections["train_dataloader"]}
         self._paths: dict[str, dict[str, str]] = {}  # by mode, then by evaluation
@@ -50,9 +52,7 @@ class DataLoaders:
             loaders = sections[f"{mode}_dataloader"] or {}
             self._paths[mode] = {name: loader_path(mode, name) for name in loaders}
             self._sections |= {loader_path(mode, name): loader for name, loader in loaders.items()}
-        self._seed = seed
-        self._processes = processes
-        self._shard = shard
+        self._seed, self._processes, self._shard, self._cfg = seed, processes, shard, cfg
         self._loaders: dict[str, Loader] = {}
         self._examples: dict[str, str] = {}  # descriptions of the first batches
         self._host_entries: dict[str, dict[str, str]] = {}  # in them
@@ -158,19 +158,21 @@ class DataLoaders:
 
     @contextlib.contextmanager
     def note_example(self, path: str, ends: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Add the entries of the first batch to an error inside, until `ends()` is true."""
+        """Add the place in the config to an error inside, and the entries of the first batch until `ends()` is true."""
         try:
             yield
         except Exception as error:
+            add_place(error, self._cfg)
             notes = getattr(error, "__notes__", ())
             is_clear = isinstance(error, ConfigError) or any(note.startswith(_CLEAR) for note in notes)
             if path in self._examples and not is_clear and not ends():
-                explained = explain_failing_layer(error)
-                explained.add_note(f"with the first batch of {path}: {self._examples[path]}")
+                explained = explain_failing_layer(error, self._examples[path])
+                add_place(explained, self._cfg)
+                for shown in [name for name in dict.fromkeys((path, "train_dataloader")) if name in self._examples]:
+                    explained.add_note(f"with the first batch of {shown}: {self._examples[shown]}")
                 if explained is not error:
                     raise explained from None
-            entries = self._host_entries.get(path)
-            if entries and isinstance(error, UnknownNameError):
+            if (entries := self._host_entries.get(path)) and isinstance(error, UnknownNameError):
                 listed = ", ".join(f"{path} ({kind})" for path, kind in entries.items())
                 error.add_note(
                     f"{path} yields entries that stay on the host, because devices cannot store strings, "

@@ -97,10 +97,8 @@ def _find_wrong_labels(runner: RunnerInternals, iteration: int) -> str | None:
                 yield from map(select_arrays, itertools.islice(again, count))
 
     with contextlib.suppress(Exception):  # the data may fail as well, and must not hide the loss
-        found = (
-            runner.programs.find_wrong_labels(runner.state, batch, runner.step_hyperparams()) for batch in batches()
-        )
-        return next(filter(None, found), None)
+        find, hyperparams = runner.programs.find_wrong_labels, runner.step_hyperparams()
+        return next(filter(None, (find(runner.state, batch, hyperparams) for batch in batches())), None)
     return None
 
 
@@ -206,7 +204,7 @@ def step_failed(runner: RunnerInternals) -> bool:
 
 def handle_failure(runner: RunnerInternals, error: BaseException) -> None:
     """Name the iteration in the error, show it, save the completed iterations, and call the stage `on_failure`."""
-    runner.programs.explain_out_of_memory(error, noticed=step_failed(runner))
+    runner.programs.explain_out_of_memory(error, noticed=step_failed(runner), cfg=runner.cfg)
     explain_out_of_memory(error, "a program other than the training step")
     is_guard = isinstance(error, FloatingPointError) and not isinstance(error, NonFiniteLossError)
     if is_guard and (labels := _find_wrong_labels(runner, runner.iter)) is not None:

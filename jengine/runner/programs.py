@@ -261,12 +261,12 @@ class TrainPrograms:
             programs["chunk"] = self._compiled[self.chunk].trace(state, batches, inputs)
         return programs
 
-    def explain_out_of_memory(self, error: BaseException, noticed: bool) -> None:
+    def explain_out_of_memory(self, error: BaseException, noticed: bool, cfg: Any) -> None:
         """Add a note to an error if the device ran out of memory; the host may have `noticed` that at a later wait."""
         if self._last is not None and (noticed or self._failed):
             kind = {self.update: "update", self.accumulate: "accumulation", self.chunk: "chunk"}[self._last]
-            name = f"{self._last.name} ({kind})"
-            explain_out_of_memory(error, name, self._compiled[self._last], self._last.shapes, noticed)
+            last = f"{self._last.name} ({kind})", self._compiled[self._last], self._last.shapes
+            explain_out_of_memory(error, *last, noticed, cfg)
 
 
 def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:

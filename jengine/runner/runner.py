@@ -19,6 +19,7 @@ from jengine.construction import convert_call
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
 from jengine.distributed import get_processes
+from jengine.evaluation.sections import suggest_metrics
 from jengine.hooks import Hook, Priority
 from jengine.hooks.hook_list import HookList
 from jengine.hooks.run_record import GroupTable
@@ -165,7 +166,7 @@ class Runner(MMEngineNames):
 
         use_compilation_cache()  # before the first compilation
         self.phase_timer, self.interrupts = PhaseTimer(), Interrupts(self.processes)
-        self.strategy = components.build_strategy(parallel)
+        self.strategy = components.build_strategy(parallel, train_cfg)
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
         self.model = components.build_model(model, precision)
         self.visualizer = self.build_visualizer(visualizer)
@@ -181,8 +182,8 @@ class Runner(MMEngineNames):
         self.hyperparams, self.optimizer_settings = Hyperparams(), dict[str, dict[str, Any]]()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._predictors: dict[str, Predictor] = {}  # by `batch_rules`
-        self._loaders = DataLoaders(self._sections, self.seed, self.processes, self.strategy.data_shard)
-        self._initializer = StateInitializer(self.model, self.strategy, self.seed)
+        self._loaders = DataLoaders(self._sections, self.seed, self.processes, self.strategy.data_shard, self.cfg)
+        self._initializer = StateInitializer(self.model, self.strategy, self.seed, self.cfg)
         self.checkpointer = Checkpointer(self.work_dir, self.run_id, before_seal=self.files.send)
 
     @classmethod
@@ -284,8 +285,7 @@ class Runner(MMEngineNames):
         self.files.expect_training(self._group_table)
         with record_session(self, self._group_table):
             try:
-                example = self._loaders.note_example("train_dataloader", ends=lambda: self.files.exist)
-                with example, locate_errors(self.cfg):
+                with self._loaders.note_example("train_dataloader", ends=lambda: self.files.exist):
                     loop.run()
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
@@ -361,8 +361,9 @@ class Runner(MMEngineNames):
 
     def register_hooks(self, default_hooks: Mapping[str, Any] | None = None, custom_hooks: Any = None) -> None:
         """Change the default hooks and add custom ones, as the constructor does."""
-        self.register_default_hooks(default_hooks)
-        self.register_custom_hooks(custom_hooks)
+        with suggest_metrics(self._sections["val_evaluator"]):
+            self.register_default_hooks(default_hooks)
+            self.register_custom_hooks(custom_hooks)
 
     def register_default_hooks(self, hooks: Mapping[str, Any] | None = None) -> None:
         """Replace, add or, with None, remove default hooks by name."""

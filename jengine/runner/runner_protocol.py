@@ -55,6 +55,7 @@ class TrainLoopInternals(runner_protocol.TrainLoopProtocol, Protocol):
 class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):
     """Runner, as loops, checkpoints and reports see it."""
 
+    cfg: Any  # the config, or {}
     settings: dict[str, Json]  # a description of all arguments, see `describe_settings`; saved in checkpoints
     optimizer_settings: dict[str, dict[str, Any]]  # before schedulers change them; saved in checkpoints
     configured_seed: int | None  # None if the config has none

@@ -19,11 +19,12 @@ PyTree = Any
 
 
 class StateInitializer:
-    """Creator of the initial `TrainState`, which the strategy places on devices."""
+    """Creator of the initial `TrainState`, which the strategy places on devices; `cfg` is the run's, for errors."""
 
-    def __init__(self, model: Model, strategy: Strategy, seed: int) -> None:
+    def __init__(self, model: Model, strategy: Strategy, seed: int, cfg: Any = None) -> None:
         self._model = model
         self._strategy = strategy
+        self._cfg = cfg
         self._seed = np.int64(seed)  # seeds reach 2**32 - 1
 
     def param_shapes(self, batch: Batch) -> PyTree:
@@ -55,7 +56,8 @@ class StateInitializer:
                 with report_if_slow("creating the state"):
                     return program(self._seed, batch)
             except jax.errors.JaxRuntimeError as error:
-                explain_out_of_memory(error, "the creation of the state", program, (self._seed, batch))
+                args = self._seed, batch
+                explain_out_of_memory(error, "the creation of the state", program, args, cfg=self._cfg)
                 raise
 
         return program.trace(self._seed, batch), init  # the shapes are checked before memory is used

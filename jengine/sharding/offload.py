@@ -8,7 +8,6 @@ import jax
 from jax.sharding import NamedSharding
 
 from jengine import paths
-from jengine.errors import ConfigError
 from jengine.model.model import ArrayTree
 from jengine.model.remat import HOST_MEMORY
 
@@ -28,20 +27,11 @@ def offload_optimizer_state(tree: ArrayTree, shardings: PyTree, under: str = "")
     return paths.map_with_path(move, tree, shardings)
 
 
-def compute_on_device(step: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
-    """Return a training step that copies the optimizer state to the device; its output shardings copy it back.
-
-    Raises:
-      ConfigError: at the first call of a chunk, whose steps keep the state on the device.
-    """
+def compute_on_device(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a training step that copies the optimizer state to the device; its output shardings copy it back."""
 
     @functools.wraps(step)
     def run(state: Any, *inputs: Any) -> Any:
-        if chunked:
-            raise ConfigError(
-                "`parallel.offload` must be None with `train_cfg.steps_per_call` above 1, whose steps keep the "
-                "optimizer state on the device"
-            )
         copied = jax.device_put(state.opt_state, jax.memory.Space.Device)
         new_state, outputs = step(state.replace(opt_state=copied), *inputs)
         # What only passes through, such as moments while gradients are accumulated, is not copied at all.

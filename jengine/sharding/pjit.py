@@ -68,7 +68,7 @@ class Pjit(MeshStrategy):
             if name in built.axis_names:
                 raise ConfigError(f"Pjit: axis_names must not be axes of the mesh {built.axis_names}, got {name!r}")
         self.axis_names = tuple(axis_names)
-        self._offload = offload
+        self.offload = offload
         if offload:
             # In the constructor: a platform without pinned host memory would fail in the compiler, minutes later.
             check_host_memory("offload", built.devices.flat[0])
@@ -77,7 +77,15 @@ class Pjit(MeshStrategy):
     def shardings(self, tree: ArrayTree, under: str = "") -> PyTree:
         """Return the sharding for every leaf, with the memory that it is in; see `MeshStrategy`."""
         shardings = super().shardings(tree, under)
-        return offload_optimizer_state(tree, shardings, under) if self._offload else shardings
+        return offload_optimizer_state(tree, shardings, under) if self.offload else shardings
+
+    def check_loop(self, steps_per_call: int) -> None:
+        """Raise ConfigError for chunks with `offload`; see `Strategy`."""
+        if self.offload and steps_per_call > 1:
+            raise ConfigError(
+                "`train_cfg.steps_per_call` must be 1 with `parallel.offload`, as the steps of a chunk keep the "
+                f"optimizer state on the device, got {steps_per_call}"
+            )
 
     def compile_train_step(
         self, step: Callable[..., Any], chunked: bool = False, rules: Rules | None = None
@@ -85,8 +93,8 @@ class Pjit(MeshStrategy):
         """Compile a training step or a chunk; the state is donated and keeps the same shardings."""
         # Set, or XLA might choose other shardings for the new state, and the next call would compile again.
         shardings = None if self._state is None else (self._state, self.sharding())
-        if self._offload:
-            step = compute_on_device(step, chunked)
+        if self.offload:
+            step = compute_on_device(step)
         return jax.jit(
             self._with_mesh(bind_axis_names(step, self.axis_names)), donate_argnums=0, out_shardings=shardings
         )

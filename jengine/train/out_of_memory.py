@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jengine import paths
+from jengine.config.locate import locate_sizes
 from jengine.selection import describe_array
 from jengine.versions import describe_device
 
@@ -26,6 +27,7 @@ def explain_out_of_memory(
     program: Any = None,
     args: tuple[Any, ...] | None = None,
     noticed: bool = False,
+    cfg: Any = None,
 ) -> None:
     """Add a note to the error of a device that ran out of memory, unless it has one.
 
@@ -35,6 +37,7 @@ def explain_out_of_memory(
       program: the result of `jax.jit`, for the memory that it needs.
       args: the arguments, arrays or `jax.ShapeDtypeStruct`s; None if it was not called.
       noticed: whether the program failed on the device, so that a hook named in the error only waited for it.
+      cfg: the config, for the settings that make the largest array as large as it is.
     """
     # The same error passes several layers, each of which may explain it; once is enough.
     if not _is_out_of_memory(error) or any(_EXPLANATION in note for note in getattr(error, "__notes__", ())):
@@ -43,15 +46,17 @@ def explain_out_of_memory(
     # CPUs have no statistics: there the memory of the machine is the limit.
     limit = (device.memory_stats() or {}).get("bytes_limit") or _host_memory(device)
     size = "" if limit is None else f" of {_format_bytes(limit)}"
-    memory = None if args is None or _is_of_compiler(error) else _plan_memory(program, args)
+    memory, results = (None, None) if args is None or _is_of_compiler(error) else _plan_memory(program, args)
     plan = [] if memory is None else [f"  {_describe_plan(memory)}"]
     lines = [f"{_EXPLANATION}: {describe_device(device)}{size}, in {name}", *plan]
     remedies = ["What needs less memory (docs/scale.md):", *_REMEDIES]
-    if memory is not None and limit is not None and memory.argument_size_in_bytes > limit:
-        remedies = _describe_excess(args or ())
-    if noticed:
-        error.__notes__ = [_mark_as_waiting(note) for note in getattr(error, "__notes__", ())]
-    error.add_note("\n".join([*lines, *remedies]))
+    if memory is not None and limit is not None:
+        if memory.argument_size_in_bytes > limit:
+            remedies = _describe_excess(*(args or ()), limit=limit, cfg=cfg)
+        elif memory.output_size_in_bytes - memory.alias_size_in_bytes > limit:  # the state, which is created
+            remedies = _describe_excess(results, limit=limit, cfg=cfg)
+    notes = getattr(error, "__notes__", ())
+    error.__notes__ = ["\n".join([*lines, *remedies]), *(_mark_as_waiting(note) if noticed else note for note in notes)]
 
 
 def _mark_as_waiting(note: str) -> str:
@@ -71,18 +76,24 @@ def _is_of_compiler(error: BaseException) -> bool:
     return "compil" in str(error).lower()  # compiling again would take as long and fail again
 
 
-def _describe_excess(args: tuple[Any, ...]) -> list[str]:
-    """Return what to change if the state, the first argument, or the batch do not fit into the memory alone."""
-    state, *others = (sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arg)) for arg in args)
-    if sum(others) > state:
+def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any) -> list[str]:
+    """Return what to change if the state, or the batch among `others`, do not fit into the memory alone."""
+    size = _count_bytes(state)
+    if _count_bytes(others) > size:
         return ["The batch alone is larger than the memory: set a smaller `train_dataloader.batch_size`."]
-    path, largest = max(paths.flatten(args[0]).items(), key=lambda item: item[1].size)
+    path, largest = max(paths.flatten(state).items(), key=lambda item: item[1].size)
+    settings = locate_sizes(cfg, largest.shape)
+    smaller = ", ".join(f"`{path}`, now {value}" for path, value in settings.items())
     return [
         "The parameters and the state of the optimizer alone are larger than the memory, so smaller batches do not "
         f"help. The largest array is {path}, {describe_array(largest)}. What helps (docs/scale.md):",
-        "  a smaller model, by its settings in `model.module`",
-        _REMEDIES[-1],
+        f"  a smaller model{f': set a smaller {smaller}' if smaller else ', by its settings in `model.module`'}",
+        f"{_REMEDIES[-1]}; N must be at least {-(-size // limit)} here",
     ]
+
+
+def _count_bytes(tree: Any) -> int:
+    return sum(leaf.size * getattr(leaf.dtype, "itemsize", 0) for leaf in jax.tree.leaves(tree))
 
 
 def _host_memory(device: jax.Device) -> int | None:
@@ -92,11 +103,12 @@ def _host_memory(device: jax.Device) -> int | None:
     return None
 
 
-def _plan_memory(program: Any, args: tuple[Any, ...]) -> Any:
-    """Return the memory of a program on each device, as compiled; None if that is unknown."""
+def _plan_memory(program: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Return a program's memory on each device, as compiled, and the shapes of the results; None if unknown."""
     with contextlib.suppress(Exception):  # the first error matters more; a pmap has no plan
-        return program.lower(*args).compile().memory_analysis()
-    return None
+        lowered = program.lower(*args)
+        return lowered.compile().memory_analysis(), lowered.out_info
+    return None, None
 
 
 def _describe_plan(memory: Any) -> str:

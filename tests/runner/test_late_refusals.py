@@ -42,7 +42,7 @@ CASES = [
         dict(val_evaluator=dict(type="Accuracy", label="y", prediction="logits")),
         "`Accuracy.prediction` must be an entry of the predictions, got 'logits'",
     ),
-    (dict(val_evaluator=dict(type="Accuracy", label="y")), "predictions must be logits"),
+    (dict(val_evaluator=dict(type="Accuracy", label="y")), "must fit the predictions: logits"),
     (
         dict(val_dataloader=dict(batch_size=4, dataset=labels([0] * 6, width=3))),
         "with the first batch of val_dataloader: the batch has x f32[4,3], y i32[4], mask bool[4]",

@@ -50,10 +50,9 @@ def test_a_run_with_an_offloaded_optimizer_has_the_results_of_one_without_and_re
     jax.tree.map(np.testing.assert_array_equal, resumed, expected)
 
 
-def test_chunks_are_refused_before_they_are_compiled(make_run):
-    run = make_run(OFFLOADED, train_cfg=dict(by_epoch=False, max_iters=4, steps_per_call=2))
-    with pytest.raises(ConfigError, match="`parallel.offload` must be None with `train_cfg.steps_per_call` above 1"):
-        run.train()
+def test_chunks_are_refused_when_the_runner_is_built(make_run):
+    with pytest.raises(ConfigError, match="`train_cfg.steps_per_call` must be 1 with `parallel.offload`, .* got 2"):
+        make_run(OFFLOADED, train_cfg=dict(by_epoch=False, max_iters=4, steps_per_call=2))
 
 
 def test_devices_without_such_memory_and_other_parts_are_refused(make_run):
