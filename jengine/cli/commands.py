@@ -34,7 +34,8 @@ def config_name(args: argparse.Namespace) -> str:
     return os.path.splitext(os.path.basename(args.config.partition(".py:")[0]))[0]
 
 
-_CHECKPOINT = "in the argument CHECKPOINT of the command line"
+_PLACE = "in the config at `{}`"
+_ARGUMENTS = {"load_from": "CHECKPOINT", "resume": "--resume"}  # of the command line, by key of the config
 
 
 def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
@@ -48,9 +49,12 @@ def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings:
     try:
         return Runner.from_cfg(cfg)
     except Exception as error:
-        if settings.get("load_from") is not None:  # not in the config
-            notes = getattr(error, "__notes__", [])
-            error.__notes__ = [_CHECKPOINT if note == "in the config at `load_from`" else note for note in notes]
+        given = {
+            _PLACE.format(name): f"in the argument {argument} of the command line"
+            for name, argument in _ARGUMENTS.items()
+            if settings.get(name) is not None  # else it is in the config
+        }
+        error.__notes__ = [given.get(note, note) for note in getattr(error, "__notes__", ())]
         raise
 
 

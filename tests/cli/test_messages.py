@@ -159,7 +159,9 @@ def test_a_checkpoint_that_does_not_exist_is_compared_with_those_that_do(config,
         "  in the argument CHECKPOINT of the command line\n"
     )
     assert main(["train", str(config), "--work-dir", str(work_dir), "--resume", f"{work_dir}/best"]) == 2
-    assert f"'best' in {work_dir}; {work_dir} has the checkpoints epoch_1" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert f"'best' in {work_dir}; {work_dir} has the checkpoints epoch_1" in shown
+    assert shown.endswith("  in the argument --resume of the command line\n")
 
 
 def test_a_resume_with_another_model_names_the_config_and_the_way_to_start_from_it(config, capsys):
