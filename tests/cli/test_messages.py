@@ -28,6 +28,12 @@ class ConvNet(nn.Module):
         return nn.Dense(2)(nn.Conv(4, (3, 3))(x))
 
 
+class PoolNet(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(nn.Conv(4, (3, 3))(x).mean((-3, -2)))
+
+
 class NnxNet(nnx.Module):
     def __init__(self, rngs):
         self.layer, self.head = nnx.Linear(5, 8, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
@@ -50,6 +56,19 @@ class Rows:
 
     def __getitem__(self, i):
         return {"x": np.full(5, i, np.float32), "y": np.int32(i % 2)}
+
+
+class WideRows(Rows):
+    def __getitem__(self, i):
+        return {"x": np.full(7, i, np.float32), "y": np.int32(i % 2)}
+
+
+class Images(Rows):
+    def __init__(self, channels=0):
+        self.shape = (4, 4, channels) if channels else (4, 4)
+
+    def __getitem__(self, i):
+        return {"x": np.full(self.shape, i, np.float32), "y": np.int32(i % 2)}
 
 
 class StateHook(Hook):
@@ -96,7 +115,22 @@ MISTAKES = {
     "layers that do not fit": (
         ["model.type=NnxModel", "model.module.type=mistaken_nets.NnxNet"],
         r"`NnxModel.module` must have layers that fit together, got NnxNet, whose layer head \(Linear\) has in_features=4, with "
-        r"the input f32\[4,8\]; write in_features=8 for this layer\n  called in __call__ at .*/mistaken_nets.py:27\n",
+        r"the input f32\[4,8\]; write in_features=8 for this layer\n  called in __call__ at .*/mistaken_nets.py:33\n",
+    ),
+    "other inputs in the validation": (
+        ["val_dataloader.dataset.type=mistaken_nets.WideRows"],
+        r"`LinenModel.module` must get samples of the same shapes from all dataloaders, got f32\[4,7\] for the layer Dense_1 "
+        r"\(Dense\), .*\(7, 3\).*\(5, 3\)\n(  .*\n)*  with the first batch of val_dataloader: the batch has x f32\[4,7\], .*\n"
+        r"  with the first batch of train_dataloader: the batch has x f32\[4,5\], y i32\[4\]\n",
+    ),
+    "images without channels": (
+        [f"{mode}_dataloader.dataset.type=mistaken_nets.Images" for mode in ("train", "val")] + ["model.module.type=mistaken_nets.PoolNet"],
+        r"`Accuracy.label` must fit the predictions: .* got f32\[2\] and i32\[4\]; the outputs have no axis of examples, .* x\[..., None\]\?",
+    ),
+    "images for a network that keeps their axes": (
+        ["train_dataloader.dataset={'type': 'mistaken_nets.Images', 'channels': 3}", "val_dataloader=None", "val_cfg=None", "val_evaluator=None"],
+        r"`CrossEntropy.label` must be class indices of the shape of the logits f32\[4,4,4,2\] .*; the network keeps axes of its "
+        r"inputs: flatten them, x.reshape\(len\(x\), -1\), .*\n  in the config at `model.loss.label`\n",
     ),
     "a misspelled loss": (
         ["model.loss.type=CrossEntrpy"],
@@ -120,7 +154,7 @@ MISTAKES = {
     ),
     "a state that cannot be saved": (
         ["custom_hooks=[{'type': 'mistaken_nets.StateHook'}]"],
-        r"`StateHook.state_dict\(\).f` must be made of numbers, strings, .* got .*; leave it out, and make it again in `load_state_dict` \(.*/mistaken_nets.py, line 47\)\n"
+        r"`StateHook.state_dict\(\).f` must be made of numbers, strings, .* got .*; leave it out, and make it again in `load_state_dict` \(.*/mistaken_nets.py, line 66\)\n"
         r"  in CheckpointHook.before_train at iteration 0",
     ),
     "a full disk": (
