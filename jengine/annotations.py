@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, TypeVar
 
 from jengine.duration import IsDuration
-from jengine.errors import ArgumentError, config_path, current_config_path, did_you_mean
+from jengine.errors import ArgumentError, closest, config_path, current_config_path, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
 _UNIONS = (typing.Union, types.UnionType)
@@ -208,8 +208,13 @@ def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             bound = signature.bind(*args, **kwargs).arguments
-        except TypeError:  # Python's own message for missing and unknown arguments
-            return function(*args, **kwargs)
+        except TypeError:
+            names = signature.parameters
+            if unknown := [name for name in kwargs if name not in names]:
+                kind = owner or function.__qualname__.partition(".")[0]
+                known = [name for name in names if name != "self"]
+                raise TypeError(f"{kind} has no argument {unknown[0]!r}{closest(unknown[0], known)}") from None
+            return function(*args, **kwargs)  # Python's own message for missing arguments
         check_values(owner, function, bound)
         result = function(*args, **kwargs)
         if function.__name__ == "__init__" and owner:

@@ -21,8 +21,8 @@ _DISK_ADVICE = """\
   --config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':2}" keeps the newest two, and
   --work-dir DIR writes elsewhere."""
 _PLACE = "in the config at "
-# Errors whose traceback shows only where a wait, a check or a program ended
-_WITHOUT_CODE = ("CheckpointMismatchError", "NonFiniteLossError", "PlanError", "ProcessError")
+# Errors whose traceback shows only a comparison, or a wait for another process
+_WITHOUT_CODE = ("CheckpointMismatchError", "PlanError", "ProcessError")
 _FIRST_ADVICE = "  Free space, or write to another disk with --work-dir DIR, and start again: nothing is saved yet."
 
 
@@ -65,14 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             advice = _FIRST_ADVICE if "there is no earlier one" in str(error) else _DISK_ADVICE
             print(f"jengine: the disk is full: {error}\n{advice}", file=sys.stderr)
             return 1
-        if not _is_user_error(error, args.command):
+        is_mistake = _is_user_error(error, args.command)
+        if not is_mistake and not _says_enough(error):
             from jengine.cli.tracebacks import format_error
             from jengine.logging import log_error
 
             print(format_error(error, log_error(error)), end="", file=sys.stderr)
             return 1
         _print_error(error, overrides)
-        return 2
+        return 2 if is_mistake else 1
     except KeyboardInterrupt:
         print("jengine: interrupted", file=sys.stderr)
         return 130
@@ -128,12 +129,17 @@ def _is_user_error(error: Exception, command: str) -> bool:
     if command in ("ckpt", "profile", "report", "table"):  # run no user code
         return isinstance(error, OSError | ValueError | KeyError | ImportError)
     notes = getattr(error, "__notes__", ())
-    # A program that a hook of the user's runs is in code
-    in_step = any(re.match("the device ran out of memory.*, in (?!a program other)", note) for note in notes)
-    if in_step or type(error).__name__ in _WITHOUT_CODE:
+    if type(error).__name__ in _WITHOUT_CODE:
         return True
     in_config = any(note.startswith((_PLACE, "in the argument ")) for note in notes)
     return in_config or isinstance(error, ConfigError | FileNotFoundError)
+
+
+def _says_enough(error: Exception) -> bool:
+    """Return whether the message about a run that failed on the device needs no traceback."""
+    # A program other than the step is in code: that of a hook
+    memory = re.compile("the device ran out of memory.*, in (?!a program other)")
+    return type(error).__name__ == "NonFiniteLossError" or any(map(memory.match, getattr(error, "__notes__", ())))
 
 
 def _is_disk_full(error: BaseException | None) -> bool:

@@ -134,7 +134,7 @@ def test_groups_prints_the_table_and_leaves_no_files(config, tmp_path, capsys):
         (["--config.custom_hooks[0].type=ItrTimerHook"], "did you mean 'IterTimerHook'", "custom_hooks[0].type"),
         (["--config.custom_hooks[0].priority=101"], "between 0 and 100, got 101", "custom_hooks[0]"),
         (["--config.custom_hooks[3].block=1"], "custom_hooks", ""),
-        (["--resume", "nowhere"], "nowhere", "resume"),
+        (["--resume", "nowhere"], "in the argument --resume of the command line", ""),
     ],
 )
 def test_a_mistake_in_the_config_is_three_lines_and_exit_code_2(config, tmp_path, capsys, arguments, message, path):
