@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jengine.annotations import Count, check_values, is_mapping
+from jengine.annotations import Count, check_values, is_mapping, parameters_of
 from jengine.data.batches import Samples
 from jengine.data.find_source import is_map_style, is_stream, require_map_style
 from jengine.data.iterables import IterableLoader
@@ -94,7 +94,7 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
         if key in cfg:
             raise TypeError(f"a dataloader must not have the argument {key!r}: {reason}; remove it")
     dataset = as_config(cfg.get("dataset"))
-    if dataset is None:
+    if dataset is None and set(cfg) <= {*parameters_of(DataLoader), "global_batch_size"}:  # it is not misspelled
         raise TypeError(
             "DataLoader needs the argument 'dataset': write dataset=dict(type=...), with a class of data or a function "
             "that returns them, or an object such as a list of samples"
