@@ -80,7 +80,8 @@ def name_model_settings(settings: dict[str, Json], saved: Mapping[str, Any] | No
         lines = {path: line for path, line in differences if path.startswith("model.")}
         if saved is None or not lines:
             raise
-        named = CheckpointMismatchError(error.path, error.report, error.advice, _describe_cause(lines, settings, saved))
+        cause = _describe_cause(lines, settings, saved)
+        named = CheckpointMismatchError(error.path, error.report, "", error.new_run, cause)
         named.add_note(f"in the config at `{next(iter(lines))}`")
         raise named from None
 

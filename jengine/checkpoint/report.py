@@ -108,16 +108,17 @@ class CheckpointMismatchError(ValueError):
     Args:
       path: the checkpoint.
       report: what does not fit.
-      advice: what to do.
-      cause: what made the arrays different, if that is known; it comes first.
+      advice: what to do if the cause is not known.
+      new_run: how to start a new run with it.
+      cause: what made the arrays different, and what to do.
     """
 
-    def __init__(self, path: str, report: LoadReport, advice: str, cause: str = "") -> None:
-        reason = f"{cause}\n{report}" if cause else str(report)
-        super().__init__(f"checkpoint {path} does not fit: {reason}\n{advice}")
+    def __init__(self, path: str, report: LoadReport, advice: str, new_run: str = "", cause: str = "") -> None:
+        lines = (cause, str(report), new_run) if cause else (str(report), f"{advice} {new_run}".strip())
+        super().__init__("\n".join(filter(None, (f"checkpoint {path} does not fit: {lines[0]}", *lines[1:]))))
         self.path = path
         self.report = report
-        self.advice = advice
+        self.new_run = new_run
 
 
 def compare(

@@ -132,16 +132,17 @@ def restore_verified(
     if not report.fits:
         some_fit = any(name.startswith("params.") for name in report.matched)
         new_run = (
-            " For a new run with the parameters that fit, write "
+            "For a new run with the parameters that fit, write "
             f"load_from=dict(path={str(directory)!r}, strict=False) in place of resume, and another work_dir."
             if some_fit
-            else " A new run needs another work_dir, without resume."
+            else "A new run, with what the config has, needs another work_dir, without resume."
         )
         raise CheckpointMismatchError(
             str(directory),
             report,
             "It was saved with another model, optimizer or set of hooks, and a resumed run must have the same: use the "
-            f"config of that run, {directory.parent / 'config.py'}.{new_run}",
+            f"config of that run, {directory.parent / 'config.py'}.",
+            new_run,
         )
     return _read_matched(directory, target, expected, report), read_meta(directory, states=True)
 
