@@ -96,7 +96,7 @@ def test_accuracy_rejects_an_illegal_topk(topk):
             KeyError,
             r"`Accuracy.prediction` must be set to an array of the predictions, got None; the predictions have logit f32",
         ),
-        (Accuracy(), LOGITS, {"label": np.eye(3)[LABELS]}, ValueError, r"got f32\[4,3\] and f64\[4,3\]"),
+        (Accuracy(), LOGITS, {"label": np.eye(3)[LABELS]}, ValueError, r"got f32\[4,3\] and f32\[4,3\]"),
         (Accuracy(), LOGITS, {"label": LABELS[:3]}, ValueError, r"i32\[3\]"),
         (Accuracy(), LOGITS, {"label": LABELS / 2}, ValueError, "labels must be class indices int"),
         (
