@@ -30,7 +30,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 pytest: $(VENV)/.installed
 	@$(BIN)/python .ci/versions.py
 	$(PYTEST) -m "not full_optimization and not many_processes and not ports"
-	$(PYTEST) -m full_optimization
+	$(PYTEST) -m full_optimization $$(grep -rl full_optimization tests --include='test_*.py')
 	$(PYTEST) --doctest-modules jengine
 
 # Compiles every config and example for TPUs and GPUs, with XLA's compilers for them, in an environment of its own.

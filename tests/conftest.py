@@ -5,6 +5,7 @@ import importlib.metadata
 import logging
 import os
 import pathlib
+import shutil
 import sys
 
 import pytest
@@ -15,6 +16,9 @@ os.environ.setdefault("JENGINE_ON_RECOMPILE", "raise")  # an unexpected recompil
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(__file__).parent.parent / ".cache" / "jax")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+# Each run and each checkpoint is synced to the disk, which takes longer than to train: files in memory need no sync.
+if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 2**32:  # a full run writes 0.6 GB
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # read at its import: or it asks Google about each bucket
 
 

@@ -13,8 +13,6 @@ from tests.sharding.conftest import Net, make_loader, squared_error
 RULES = [("up.kernel", ("fsdp", "tensor")), ("down.kernel", ("tensor", "fsdp"))]
 MESHES = {
     "data 1": dict(devices=1),
-    "data 2": dict(devices=2),
-    "data 4": dict(devices=4),
     "data 8": dict(),
     "fsdp 8": dict(mesh=dict(data=1, fsdp=8), fsdp_min_size=16),
     "data 2, fsdp 2, tensor 2": dict(mesh=dict(fsdp=2, tensor=2), rules=RULES, fsdp_min_size=16),
@@ -77,8 +75,17 @@ def on_one_device(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "mesh"),
+    [
+        ("SGD", "data 1"),
+        ("SGD", "data 2, fsdp 2, tensor 2"),
+        ("AdamW", "data 8"),
+        ("AdamW", "fsdp 8"),
+        ("LARS", "fsdp 8"),  # whose norms are over the shards
+        ("LARS", "data 2, fsdp 2, tensor 2"),
+    ],
+)
 def test_twenty_steps_have_the_results_of_one_device(tmp_path, on_one_device, assert_close, optimizer, mesh):
     expected = on_one_device(optimizer)
     assert optax.tree.get(expected.opt_state, "skipped_steps") == 1
@@ -89,7 +96,7 @@ def test_twenty_steps_have_the_results_of_one_device(tmp_path, on_one_device, as
         assert {leaf.addressable_shards[0].data.shape for leaf in leaves} == SHARD_SHAPES[mesh]
 
 
-@pytest.mark.parametrize("mesh", ["data 8", "fsdp 8", "data 2, fsdp 2, tensor 2"])
+@pytest.mark.parametrize("mesh", ["data 8", "data 2, fsdp 2, tensor 2"])
 def test_half_precision_skips_the_same_updates_on_every_mesh(tmp_path, on_one_device, assert_close, mesh):
     changes = dict(dtype="float16", loss_scale="dynamic")
     expected = on_one_device("SGD", **changes)
