@@ -23,7 +23,7 @@ from jengine.checkpoint.start_from import (
 )
 from jengine.config import check_keys
 from jengine.distributed import assert_equal_across_processes
-from jengine.distributed.processes import Processes, SingleProcess
+from jengine.distributed.processes import ProcessGroup
 from jengine.errors import ConfigError, config_path
 from jengine.logging import escape_name
 from jengine.logging.upload import choose_local_dir
@@ -68,7 +68,7 @@ class Identity:
 
 
 def agree_on_identity(
-    processes: SingleProcess | Processes,
+    processes: ProcessGroup,
     cfg: Mapping[str, Any],
     work_dir: str | os.PathLike[str],
     load_from: Any = None,

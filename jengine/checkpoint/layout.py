@@ -19,7 +19,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any
 
 from etils import epath
 
@@ -37,7 +37,7 @@ from jengine.checkpoint.manifest import (
     validate_checkpoint,
 )
 from jengine.checkpoint.progress import wait_for_processes
-from jengine.distributed.processes import SingleProcess
+from jengine.distributed.processes import ProcessGroup, SingleProcess
 from jengine.errors import did_you_mean
 from jengine.json_codec import decode, encode, pack, unpack
 from jengine.storage import is_url, list_directory, read_bytes, read_many, storage_path, write_bytes
@@ -51,16 +51,6 @@ _LOGGER = logging.getLogger("jengine")
 
 class CorruptCheckpointError(ValueError):
     """Error of a checkpoint with a missing or truncated file."""
-
-
-class ProcessGroup(Protocol):
-    """Processes that look for a checkpoint together; see `jengine.distributed.get_processes`."""
-
-    index: int  # of this process
-    count: int
-
-    def all_gather(self, name: str, value: Any) -> list[Any]:
-        """Return the values of all processes."""
 
 
 ALONE = SingleProcess()

@@ -17,7 +17,7 @@ import jax
 
 from jengine.checkpoint.layout import find_latest, list_checkpoints, read_current_run, read_meta
 from jengine.checkpoint.manifest import read_manifest, validate_checkpoint
-from jengine.distributed.processes import Processes, SingleProcess
+from jengine.distributed.processes import ProcessGroup
 from jengine.errors import ConfigError
 from jengine.paths import flatten
 from jengine.storage import read_bytes, storage_path, write_bytes
@@ -27,7 +27,7 @@ POINTER = "local_copies"
 _LOGGER = logging.getLogger("jengine")
 
 
-def copies_path(directory: str | os.PathLike[str], run: str, processes: SingleProcess | Processes) -> Path:
+def copies_path(directory: str | os.PathLike[str], run: str, processes: ProcessGroup) -> Path:
     """Return where this process has its copies.
 
     >>> copies_path("/local", "3f2a", SingleProcess()).as_posix()
@@ -41,9 +41,7 @@ def announce_copies(work_dir: str | os.PathLike[str], directory: str) -> None:
     write_bytes(storage_path("work_dir", work_dir) / POINTER, directory.encode())
 
 
-def find_newer_copy(
-    work_dir: str | os.PathLike[str], newest: str | None, processes: SingleProcess | Processes
-) -> str | None:
+def find_newer_copy(work_dir: str | os.PathLike[str], newest: str | None, processes: ProcessGroup) -> str | None:
     """Return this process's copy of the newest state that all processes have whole; None if `newest` is not older.
 
     Args:
@@ -88,9 +86,7 @@ def describe_layout(state: Any) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def replace_unfit_copy(
-    work_dir: str | os.PathLike[str], path: str, state: Any, processes: SingleProcess | Processes
-) -> str:
+def replace_unfit_copy(work_dir: str | os.PathLike[str], path: str, state: Any, processes: ProcessGroup) -> str:
     """Return the newest checkpoint in the work dir if `path` is a copy with other shards than `state`, else `path`.
 
     Raises:

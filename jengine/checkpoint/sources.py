@@ -28,9 +28,10 @@ from etils import epath
 
 from jengine.checkpoint import arrays, files
 from jengine.checkpoint.huggingface import CONFIG, read_config
-from jengine.checkpoint.layout import ALONE, STATE, ProcessGroup, find_checkpoint, read_meta
+from jengine.checkpoint.layout import ALONE, STATE, find_checkpoint, read_meta
 from jengine.checkpoint.manifest import MANIFEST, META
 from jengine.checkpoint.restore import list_arrays
+from jengine.distributed.processes import ProcessGroup
 from jengine.downloads import local_copy
 from jengine.json_codec import decode
 from jengine.paths import dotted, flatten

@@ -14,7 +14,7 @@ from jengine.checkpoint.layout import find_checkpoint, find_latest
 from jengine.checkpoint.local_copies import find_newer_copy
 from jengine.checkpoint.manifest import read_manifest
 from jengine.checkpoint.sources import FORMATS, is_pytree_of_arrays, locate_weights
-from jengine.distributed.processes import Processes, SingleProcess
+from jengine.distributed.processes import ProcessGroup
 from jengine.errors import ConfigError, config_path
 from jengine.registry import check_arguments
 from jengine.storage import storage_path
@@ -100,7 +100,7 @@ class LoadFrom:
         return {name: getattr(self, name) for name in names}
 
 
-def parse_load_from(load_from: Any, processes: SingleProcess | Processes) -> LoadFrom | None:
+def parse_load_from(load_from: Any, processes: ProcessGroup) -> LoadFrom | None:
     """Return the weights to start from; all processes verify that they exist.
 
     Raises:
@@ -145,7 +145,7 @@ def _is_options(load_from: Any) -> bool:
 
 
 def find_checkpoint_to_resume(
-    processes: SingleProcess | Processes, work_dir: str, load_from: object, resume: bool | str | os.PathLike[str]
+    processes: ProcessGroup, work_dir: str, load_from: object, resume: bool | str | os.PathLike[str]
 ) -> tuple[str | None, str]:
     """Return the checkpoint to continue from, if there is one, and a line for the log.
 

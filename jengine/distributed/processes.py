@@ -6,7 +6,7 @@ import importlib
 import pickle
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -122,7 +122,10 @@ class Processes:
             self._watch.fail(error)
 
 
-def get_processes() -> SingleProcess | Processes:
+ProcessGroup: TypeAlias = SingleProcess | Processes
+
+
+def get_processes() -> ProcessGroup:
     """Return the processes that train together; the same object at each call if there are several."""
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return SingleProcess()
@@ -154,7 +157,7 @@ def _exchange(collective: Callable[[np.ndarray], np.ndarray], data: bytes, longe
     return np.concatenate([collective(padded[i : i + size]) for i in range(0, len(padded), size)], axis=-1)
 
 
-def all_gather_objects(values: list[Any], name: str, processes: SingleProcess | Processes) -> list[Any]:
+def all_gather_objects(values: list[Any], name: str, processes: ProcessGroup) -> list[Any]:
     """Join the lists from all processes into one, in process order; all of them must call it.
 
     Args:
@@ -184,7 +187,7 @@ def to_host(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, tree)
 
 
-def assert_equal_across_processes(processes: SingleProcess | Processes, values: Mapping[str, Any]) -> None:
+def assert_equal_across_processes(processes: ProcessGroup, values: Mapping[str, Any]) -> None:
     """Check that all processes have the same values, for instance the same config.
 
     The processes compare hashes, and send values only to name a difference. Arrays, functions and dtypes are compared

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from jengine.checkpoint import Checkpointer
 from jengine.data import DataLoader, IterableLoader
-from jengine.distributed.processes import Processes, SingleProcess
+from jengine.distributed.processes import ProcessGroup
 from jengine.evaluation import Evaluator
 from jengine.logging import AsyncWriter, LogProcessor, MessageHub, PhaseTimer
 from jengine.model import Model
@@ -115,7 +115,7 @@ class RunnerProtocol(Progress, Protocol):
     @property
     def files(self) -> FilesProtocol: ...
     @property
-    def processes(self) -> SingleProcess | Processes: ...  # those that train together
+    def processes(self) -> ProcessGroup: ...  # those that train together
 
     # --- Model and optimizer ---
     @property

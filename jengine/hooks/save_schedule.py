@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from jengine.distributed.processes import Processes, SingleProcess
+from jengine.distributed.processes import ProcessGroup
 from jengine.duration import parse_duration
 from jengine.errors import ConfigError
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -229,12 +229,12 @@ class SaveHistory:
         """Forget the checkpoints that are removed."""
         self._infos = {number: self._infos[number] for number in numbers if number in self._infos}
 
-    def select_kept(self, numbers: Sequence[int], processes: SingleProcess | Processes) -> list[int]:
+    def select_kept(self, numbers: Sequence[int], processes: ProcessGroup) -> list[int]:
         """Return the numbers to keep: the newest, those of which nothing is known, and those that the policy keeps."""
         flags = dict(zip(self._infos, self._ask(processes), strict=True))
         return [number for number in numbers if number == numbers[-1] or flags.get(number, True)]
 
-    def _ask(self, processes: SingleProcess | Processes) -> list[bool]:
+    def _ask(self, processes: ProcessGroup) -> list[bool]:
         # Policies read the clock, so process 0 decides for all
         flags = [True] * len(self._infos)
         if processes.index == 0 and self._policy is not None:

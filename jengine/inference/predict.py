@@ -17,7 +17,7 @@ from jengine.data import DataLoader, IterableLoader, build_dataloader, prefetch_
 from jengine.data.build import get_batch_axis
 from jengine.data.collate import count_examples, pad_examples, to_numpy
 from jengine.data.masking import get_mask, on_whole_batches
-from jengine.distributed.processes import Processes, SingleProcess
+from jengine.distributed.processes import ProcessGroup
 from jengine.errors import ConfigError
 from jengine.evaluation.metric import drop_padding
 from jengine.model import Model, predict_with_key, prediction_key
@@ -46,7 +46,7 @@ class Predictor:
         self,
         model: Model,
         strategy: Strategy,
-        processes: SingleProcess | Processes,
+        processes: ProcessGroup,
         rules: Rules | None = None,
         seed: int = 0,
     ) -> None:

@@ -14,7 +14,7 @@ from jengine.data import BatchCheck, build_dataloader, list_host_entries, select
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
 from jengine.distributed import ProcessMismatchError, assert_equal_across_processes
-from jengine.distributed.processes import Processes, SingleProcess
+from jengine.distributed.processes import ProcessGroup
 from jengine.errors import ConfigError, UnknownNameError, config_path
 from jengine.evaluation.sections import loader_path
 from jengine.hooks.runner_protocol import Loader
@@ -44,7 +44,7 @@ class DataLoaders:
     """
 
     def __init__(
-        self, sections: Mapping[str, Any], seed: int, processes: SingleProcess | Processes, shard: DataShard, cfg: Any
+        self, sections: Mapping[str, Any], seed: int, processes: ProcessGroup, shard: DataShard, cfg: Any
     ) -> None:
         self._sections = {"train_dataloader": sections["train_dataloader"]}
         self._paths: dict[str, dict[str, str]] = {}  # by mode, then by evaluation

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jengine.data import DataLoader, IterableLoader
 from jengine.data.batch_prefetcher import kill_workers
-from jengine.distributed.processes import Processes, SingleProcess
+from jengine.distributed.processes import ProcessGroup
 from jengine.duration import parse_duration
 from jengine.errors import ConfigError, closest
 
@@ -61,7 +61,7 @@ class Interrupts:
       ConfigError: the environment variable has something else than signal names.
     """
 
-    def __init__(self, processes: SingleProcess | Processes) -> None:
+    def __init__(self, processes: ProcessGroup) -> None:
         self.signum: int | None = None
         self.agreed = False
         self.profile_requested = False
@@ -209,7 +209,7 @@ def watch_waits(interrupts: Interrupts, logger: logging.Logger, after: float = _
 
 
 @contextlib.contextmanager
-def abort_all_on_error(processes: SingleProcess | Processes, interrupts: Interrupts) -> Iterator[None]:
+def abort_all_on_error(processes: ProcessGroup, interrupts: Interrupts) -> Iterator[None]:
     """End all processes on an error inside, unless all have agreed to end here."""
     try:
         yield

@@ -7,7 +7,7 @@ from typing import Any
 
 from jengine.checkpoint import find_checkpoint, read_meta
 from jengine.checkpoint.start_from import LoadFrom, parse_load_from
-from jengine.distributed.processes import Processes, SingleProcess
+from jengine.distributed.processes import ProcessGroup
 from jengine.errors import ConfigError
 from jengine.logging import MessageHub, build_logger
 from jengine.runner import bundle, components
@@ -17,7 +17,7 @@ from jengine.visualization import Visualizer
 class MMEngineNames:
     """Base class of the Runner, with MMEngine's names for what the constructor and `train` do."""
 
-    processes: SingleProcess | Processes
+    processes: ProcessGroup
     state: Any
     train_loop: Any
     seed: int

@@ -11,7 +11,7 @@ import jax
 
 from jengine.checkpoint.start_from import ResumePolicy
 from jengine.data.batch_check import Batch
-from jengine.distributed.processes import Processes, SingleProcess
+from jengine.distributed.processes import ProcessGroup
 from jengine.hooks import runner_protocol
 from jengine.hooks.hook_list import HookList
 from jengine.json_codec import Json
@@ -62,7 +62,7 @@ class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):
     resume_policy: ResumePolicy
     resume_command: Callable[..., str]
     hook_list: HookList
-    processes: SingleProcess | Processes
+    processes: ProcessGroup
     interrupts: Interrupts
     dispatch_limiter: DispatchLimiter
     validations: list[tuple[int, int, dict[str, float]]]  # epoch, iteration and metrics
