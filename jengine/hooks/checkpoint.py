@@ -15,7 +15,7 @@ from jengine.checkpoint.commit import INCOMING, OUTGOING
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
 from jengine.data.batch_check import Batch
 from jengine.downloads import apply_backend_args
-from jengine.errors import ArgumentError, ConfigError
+from jengine.errors import ArgumentError, ConfigError, config_path
 from jengine.hooks.checks import check_saved_states
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -356,7 +356,8 @@ class CheckpointHook(Hook):
             return {}
         if len(rules) == len(keys):
             return dict(zip(keys, rules, strict=True))
-        return {key: rules[0] if rules else infer_rule(key, self._greater_keys, self._less_keys) for key in keys}
+        with config_path("save_best"):
+            return {key: rules[0] if rules else infer_rule(key, self._greater_keys, self._less_keys) for key in keys}
 
     def _resolve_auto(self, key: str) -> None:
         rule, self._auto_rule = self._auto_rule, None

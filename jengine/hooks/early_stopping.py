@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from jengine.annotations import Finite, Index, NonNegative
 from jengine.checkpoint import infer_rule, is_better, pick_metric
-from jengine.errors import ArgumentError, closest
+from jengine.errors import ArgumentError, closest, config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
@@ -50,7 +50,8 @@ class EarlyStoppingHook(Hook):
         stopping_threshold: Finite | None = None,
     ) -> None:
         self.monitor = monitor
-        self.rule = infer_rule(monitor) if rule is None else rule
+        with config_path("monitor"):
+            self.rule = infer_rule(monitor) if rule is None else rule
         self.min_delta = _MIN_DELTA if min_delta is None else min_delta
         self.strict = strict
         self.check_finite = check_finite

@@ -150,7 +150,7 @@ MISTAKES = {
     "a metric with an unknown direction": (
         ["default_hooks.checkpoint={'type': 'CheckpointHook', 'save_best': 'acuracy'}"],
         r"must be one of val_evaluator, got 'acuracy'; did you mean 'accuracy/top1'\? For one that a hook adds, pass rule=.*\n"
-        r"  in the config at `default_hooks.checkpoint`, from the command line: ",
+        r"  in the config at `default_hooks.checkpoint.save_best`, from the command line: ",
     ),
     "a state that cannot be saved": (
         ["custom_hooks=[{'type': 'mistaken_nets.StateHook'}]"],
