@@ -4,7 +4,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -63,14 +63,12 @@ def attend(
       f[B, T, H, K], with the dtype of `query`.
 
     Raises:
-      ValueError: heads that do not divide each other, or an implementation that does not accept the arguments.
+      ValueError: shapes that do not fit, such as keys of another sequence, or an implementation that does not accept
+        the arguments.
 
     Sources: Dao et al. 2022 (blocks of queries and keys); Ainslie et al. 2023 (shared keys and values).
     """
-    if query.shape[2] % key.shape[2]:
-        raise ValueError(f"attend: heads must be a multiple of those of `key`, got {query.shape[2]} and {key.shape[2]}")
-    if window is not None and not causal:
-        raise ValueError("attend: `window` must be None without `causal`, which it belongs to")
+    _check_arguments(query, key, value, causal, segment_ids, window, implementation)
     options: dict[str, Any] = dict(causal=causal, segment_ids=segment_ids, window=window)
     if implementation == "auto":
         implementation = choose_implementation(query, segment_ids)
@@ -90,6 +88,35 @@ def attend(
             return _on_each_device(attend_local, query, key, value, segment_ids)
         return _attend_blocks(query, key, value, segment_ids, segment_ids, window)
     return _attend_dense(query, key, value, implementation="xla", **options)
+
+
+def _check_arguments(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    causal: bool,
+    segment_ids: jax.Array | None,
+    window: int | None,
+    implementation: str,
+) -> None:
+    is_4d = query.ndim == key.ndim == 4 and key.shape == value.shape
+    if not is_4d or query.shape != (*key.shape[:2], query.shape[2], key.shape[3]):
+        raise ValueError(
+            "attend: `query` must be f[B, T, H, K], `key` and `value` f[B, T, G, K], got "
+            f"{', '.join(str(list(x.shape)) for x in (query, key, value))}"
+        )
+    if query.shape[2] % key.shape[2]:
+        raise ValueError(f"attend: heads must be a multiple of those of `key`, got {query.shape[2]} and {key.shape[2]}")
+    if segment_ids is not None and segment_ids.shape != query.shape[:2]:
+        found = f"{segment_ids.dtype}{list(segment_ids.shape)}"
+        raise ValueError(f"attend: `segment_ids` must be int{list(query.shape[:2])}, got {found}")
+    if window is not None and not causal:
+        raise ValueError("attend: `window` must be None without `causal`, which it belongs to")
+    if window is not None and window < 1:
+        raise ValueError(f"attend: `window` must be at least 1, the token itself, got {window}")
+    if implementation not in get_args(Implementation):
+        known = ", ".join(get_args(Implementation))
+        raise ValueError(f"attend: `implementation` must be one of {known}, got {implementation!r}")
 
 
 def choose_implementation(query: jax.Array, segment_ids: jax.Array | None = None) -> Implementation:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.core import FrozenDict
 
 from jengine.model.autocast import cast_floating, current_dtype
 from jengine.model.model import Params
@@ -45,7 +46,7 @@ def generate(
       prompts: int[B, T], each with at least one token.
       max_new_tokens: number of tokens to add to each.
       lengths: int[B], the tokens in each prompt, which others pad on the right; None for T.
-      rng: key for sampling; None with temperature 0.
+      rng: key for sampling, which temperature 0 does not use.
       temperature: divides the logits; 0 takes the most probable token.
       top_k: sample from so many most probable tokens; None for all.
       top_p: sample from the fewest most probable tokens whose probabilities add up to it; None for all.
@@ -55,16 +56,15 @@ def generate(
       int32[B, max_new_tokens], without the prompts.
 
     Raises:
-      ValueError: a setting out of range, or sampling without a key.
+      ValueError: a setting out of range, prompts that are no int[B, T] of the model's tokens, or sampling without a
+        key.
 
     Sources: Fan et al. 2018 (top-k sampling); Holtzman et al. 2020 (top-p sampling).
     """
     if not isinstance(model, TransformerLM):
         model, own = split_transformer(model)
         params = own if params is None else params
-    prompts = jnp.asarray(prompts, jnp.int32)
-    if prompts.ndim != 2 or not prompts.shape[1]:
-        raise ValueError(f"generate: `prompts` must be int[B, T] with at least one token, got {prompts.shape}")
+    prompts, counts = _check_prompts(model, prompts, lengths, stop_token)
     if max_new_tokens < 1:
         raise ValueError(f"generate: `max_new_tokens` must be at least 1, got {max_new_tokens}")
     if temperature < 0 or (temperature > 0 and rng is None):
@@ -75,17 +75,53 @@ def generate(
         raise ValueError(f"generate: `top_k` must be from 1 to vocab_size = {model.vocab_size}, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"generate: `top_p` must be in (0, 1], got {top_p}")
-    batch, length = prompts.shape
-    total = length + max_new_tokens
+    if rng is not None and not isinstance(rng, jax.Array):
+        raise ValueError(f"generate: `rng` must be a key, such as jax.random.key(0), got {rng!r}")
+    total = prompts.shape[1] + max_new_tokens
     if model.positions == "learned" and model.max_length is not None and total > model.max_length:
         raise ValueError(f"generate: prompts and new tokens must fit into {model.max_length} positions, got {total}")
-    counts = jnp.full(batch, length) if lengths is None else jnp.asarray(lengths)
     # What a cached call needs no gradient for: rematerialization only adds to its program.
-    cached = model.clone(cache_length=total, remat=False)
+    scaling = None if model.rotary_scaling is None else FrozenDict(model.rotary_scaling)  # static: hashable
+    cached = model.clone(cache_length=total, remat=False, rotary_scaling=scaling)
     key = jax.random.key(0) if rng is None else rng
     if (dtype := current_dtype()) is not None:  # of a precision policy; `autocast` would cast the cache back
         params = cast_floating(params, dtype)
     return _generate(cached, max_new_tokens, temperature, top_k, top_p, stop_token, params, prompts, counts, key)
+
+
+def _check_prompts(
+    model: TransformerLM,
+    prompts: jax.Array | np.ndarray,
+    lengths: jax.Array | np.ndarray | None,
+    stop_token: int | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Return prompts int32[B, T] and their lengths int32[B]; values are checked unless they are traced."""
+    try:
+        found = prompts if isinstance(prompts, jax.Array) else np.asarray(prompts)
+    except ValueError:  # of NumPy, for lists of several lengths
+        raise ValueError("generate: `prompts` must have one length, padded on the right, with `lengths`") from None
+    if found.ndim != 2 or not found.shape[1] or not jnp.issubdtype(found.dtype, jnp.integer):
+        raise ValueError(
+            f"generate: `prompts` must be int[B, T] with at least one token, got {found.dtype}{list(found.shape)}"
+        )
+    batch, length = found.shape
+    counts = np.full(batch, length) if lengths is None else lengths
+    counts = counts if isinstance(counts, jax.Array) else np.asarray(counts)
+    if counts.shape != (batch,) or not jnp.issubdtype(counts.dtype, jnp.integer):
+        raise ValueError(f"generate: `lengths` must be int[{batch}], got {counts.dtype}{list(counts.shape)}")
+    if not isinstance(counts, jax.core.Tracer) and ((counts < 1) | (counts > length)).any():
+        raise ValueError(f"generate: `lengths` must be from 1 to {length}, got {np.asarray(counts).tolist()}")
+    if not isinstance(found, jax.core.Tracer) and ((found < 0) | (found >= model.vocab_size)).any():
+        raise ValueError(
+            f"generate: `prompts` must be tokens from 0 to {model.vocab_size - 1}, as vocab_size = {model.vocab_size}, "
+            f"got {int(found.min())} to {int(found.max())}"
+        )
+    if stop_token is not None and not 0 <= stop_token < model.vocab_size:
+        raise ValueError(
+            f"generate: `stop_token` must be from 0 to {model.vocab_size - 1}, as vocab_size = {model.vocab_size}, "
+            f"got {stop_token}"
+        )
+    return jnp.asarray(found, jnp.int32), jnp.asarray(counts, jnp.int32)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jengine.annotations import Count, Positive
 from jengine.contrib.language.chat import ChatTemplate
 from jengine.contrib.language.packing import pack
-from jengine.contrib.language.records import Source, make_format, read_records
+from jengine.contrib.language.records import Records, Source, TextFormat, make_format, read_records, split_record
 from jengine.contrib.language.tokenizers import TokenizerLike, build_tokenizer
 from jengine.errors import ConfigError, closest, config_path
 from jengine.registry import DATASETS
@@ -47,16 +47,20 @@ def packed_text(
       repeat: False for one pass, for an evaluation.
 
     Raises:
-      ConfigError: weights for other names than those of the sources, or without `repeat`.
+      ConfigError: weights for other names than those of the sources, or without `repeat`; a source without text.
+      ValueError: the first record of a source is none.
     """
     import grain
 
     built = build_tokenizer(tokenizer)
+    style = make_format(built, template, response, chat_template)
     by_name: Mapping[str, Any] = sources if isinstance(sources, Mapping) and "type" not in sources else {"": sources}
     datasets: dict[str, grain.MapDataset] = {}
     for name, source in by_name.items():
         with config_path("sources", *([name] if name else [])):
             records = read_records(source)
+            if not isinstance(records, grain.MapDataset):
+                _check_records(records, style)
         datasets[name] = records if isinstance(records, grain.MapDataset) else grain.MapDataset.source(records)
     if weights is None:
         mixed = grain.MapDataset.concatenate(list(datasets.values()))
@@ -66,11 +70,16 @@ def packed_text(
         endless = [(data.shuffle() if shuffle else data).repeat() for data in each.values()]
         mixed = grain.MapDataset.mix(endless, weights=[weights[name] for name in each])
         shuffle = False  # each source is, in each of its passes
-    style = make_format(built, template, response, chat_template)
     return pack(
         mixed, length, packing=packing, tokenizer=built, shuffle=shuffle, seed=seed, open_rows=open_rows, style=style,
         repeat=repeat,
     )  # fmt: skip
+
+
+def _check_records(records: Records, style: TextFormat) -> None:
+    """Raise an error before anything is compiled: the first record is like the others in most files."""
+    if not any(text for i in range(len(records)) for text, _ in split_record(records[i], style)):
+        raise ConfigError(f"a source must have at least one record with text, got {len(records)} without")
 
 
 def _check_weights(weights: Mapping[str, float], names: Mapping[str, Any], repeat: bool) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from jengine.annotations import Count
 from jengine.contrib.language.records import TextFormat, encode_record
 from jengine.contrib.language.tokenizers import Tokenizer
+from jengine.errors import ConfigError
 
 if TYPE_CHECKING:
     import grain
@@ -43,8 +44,8 @@ def pack(
     several sources with `grain.MapDataset.mix([...], weights=[...])`, repeated ones with `.repeat()`.
 
     Args:
-      documents: int[N] arrays of tokens, or texts or records (see `TextFormat`) for the tokenizer, each of two or more
-        tokens. The target of what is not learned, such as a prompt, is -1.
+      documents: int[N] arrays of two or more tokens, or texts or records (see `TextFormat`) for the tokenizer; empty
+        texts are left out. The target of what is not learned, such as a prompt, is -1.
       length: number of tokens in a row.
       packing: 'concat' fills every row and divides documents; 'first_fit' keeps those of at most `length` whole, each
         in the first of `open_rows` rows with enough room, cuts longer ones off, and pads, with the target -1
@@ -55,11 +56,16 @@ def pack(
       open_rows: number of rows that are filled at a time, with 'first_fit'.
       style: the format of records; None for prompts as they are.
       repeat: False for one pass over the documents, for an evaluation.
+
+    Raises:
+      ConfigError: no documents.
     """
     import grain
     from grain import experimental
 
     data = documents if isinstance(documents, grain.MapDataset) else grain.MapDataset.source(documents)
+    if not len(data):
+        raise ConfigError("pack: `documents` must have at least one, got none")
     data = data.seed(seed)
     if shuffle:
         data = data.shuffle()
@@ -85,13 +91,15 @@ def pack(
     return rows.map(functools.partial(_to_row, sizes))
 
 
-def _to_pairs(tokenizer: Tokenizer | None, style: TextFormat, document: Any) -> dict[str, np.ndarray]:
-    """Return the tokens of a document and their targets, int32[N - 1] each."""
+def _to_pairs(tokenizer: Tokenizer | None, style: TextFormat, document: Any) -> dict[str, np.ndarray] | None:
+    """Return the tokens of a document and their targets, int32[N - 1] each; None, which grain skips, for no text."""
     is_learned: np.ndarray | None = None
     if isinstance(document, str | Mapping):
         if tokenizer is None:
             raise ValueError("pack: `tokenizer` must be given for texts, got None")
         document, is_learned = encode_record(document, tokenizer, style)
+        if len(document) == 1:  # the end
+            return None
     tokens = np.asarray(document, np.int32)
     if tokens.ndim != 1 or tokens.size < 2:
         raise ValueError(f"pack: documents must be int[N] with at least 2 tokens, got {tokens.dtype}{tokens.shape}")
@@ -102,12 +110,21 @@ def _to_pairs(tokenizer: Tokenizer | None, style: TextFormat, document: Any) -> 
 
 def _cut(length: int, pair: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     if (pair["targets"][:length] == IGNORED).all():
+        _warn_of_prompt(length)
+    elif len(pair["tokens"]) > length:
         _warn_of_cut(length)
     return {name: x[:length] for name, x in pair.items()}
 
 
 @functools.cache
 def _warn_of_cut(length: int) -> None:
+    _LOGGER.warning(
+        "pack: documents of more than %d tokens are cut off there; packing='concat' divides them instead", length
+    )
+
+
+@functools.cache
+def _warn_of_prompt(length: int) -> None:
     _LOGGER.warning("pack: a prompt fills a row of %d tokens, so nothing of its response is learned", length)
 
 
@@ -132,4 +149,7 @@ def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
     >>> encode_all(["a", "bc"], ByteTokenizer()).tolist()
     [97, 256, 98, 99, 256]
     """
-    return np.concatenate([np.append(tokenizer.encode(text), tokenizer.end_token) for text in texts]).astype(np.int32)
+    parts = [np.append(tokenizer.encode(text), tokenizer.end_token) for text in texts]
+    if not parts or isinstance(texts, str):
+        raise ValueError(f"encode_all: `texts` must be one or more texts, got {texts!r:.50}")
+    return np.concatenate(parts).astype(np.int32)

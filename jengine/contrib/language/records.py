@@ -1,6 +1,7 @@
 """Records of text: documents, prompts with responses, and conversations; which parts of them a model learns."""
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -101,6 +102,24 @@ def make_format(
     return TextFormat(template, response, chat_template or tokenizer.chat_template)
 
 
+def split_record(record: Record, style: TextFormat) -> list[Part]:
+    """Return the parts of a record, of which at least one is learned.
+
+    Raises:
+      ValueError: a record with nothing to learn or other entries than texts, or what `TextFormat.split` raises.
+    """
+    try:
+        parts = style.split(record)
+        if wrong := [text for text, _ in parts if not isinstance(text, str)]:
+            raise ValueError(f"the texts of a record must be strings, got {wrong[0]!r}")
+        if not any(is_learned for _, is_learned in parts):
+            raise ValueError(f"a record must have a response, `{style.response}` or an assistant's, to be learned")
+    except ValueError as error:
+        error.add_note(f"in the record {reprlib.repr(record)}")
+        raise
+    return parts
+
+
 def encode_record(record: Record, tokenizer: Tokenizer, style: TextFormat) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of a record with its end, int32[N], and which of them are learned, bool[N].
 
@@ -109,11 +128,7 @@ def encode_record(record: Record, tokenizer: Tokenizer, style: TextFormat) -> tu
     >>> tokens.tolist(), is_learned.tolist()
     ([97, 98, 99, 256], [False, True, True, True])
     """
-    parts = style.split(record)
-    if not any(is_learned for _, is_learned in parts):
-        raise ValueError(
-            f"a record must have a response, `{style.response}` or an assistant's, to be learned, got {record}"
-        )
+    parts = split_record(record, style)
     tokens = [tokenizer.encode(text) for text, _ in parts]
     if not (tokens[-1].size and tokens[-1][-1] == tokenizer.end_token):  # a chat template may have it
         tokens.append(np.array([tokenizer.end_token], np.int32))
@@ -131,7 +146,7 @@ def read_records(source: Source, *, lines: bool = False) -> Records:
       lines: whether each line of a `.txt` file is one.
 
     Raises:
-      ConfigError: another ending, or a line that is not JSON.
+      ConfigError: another ending or encoding, or a line that is no record in JSON.
     """
     if isinstance(source, Mapping):
         return DATASETS.build(source)
@@ -139,13 +154,19 @@ def read_records(source: Source, *, lines: bool = False) -> Records:
         return source
     if not source.endswith((".jsonl", ".txt")):
         raise ConfigError(f"a file of text must end with .jsonl or .txt, got {source!r}")
-    text = local_copy(source).read_text(encoding="utf-8")
+    try:
+        text = local_copy(source).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"a file of text must be UTF-8, got {source}: {error}") from None
     if source.endswith(".txt"):
         return [line for line in text.splitlines() if line] if lines else [text]
     records: list[Record] = []
     for number, line in enumerate(text.split("\n"), 1):  # a string in JSON may contain other line separators
         try:
-            records += [decode(line)] if line.strip() else []
+            record = decode(line) if line.strip() else ""
         except (ValueError, TypeError) as error:
             raise ConfigError(f"each line of {source} must be JSON, got in line {number}: {error}") from None
+        if not isinstance(record, str | Mapping):
+            raise ConfigError(f"each line of {source} must be an object or a string, got in line {number}: {record!r}")
+        records += [record] if record else []
     return records

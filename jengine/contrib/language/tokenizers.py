@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,6 +16,7 @@ from jengine.errors import require_extra
 from jengine.json_codec import decode
 
 END = "<|endoftext|>"
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # in vocabularies of characters, for other characters
 _FILE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"  # in a directory of the Hub
 
 
@@ -74,7 +76,7 @@ class FileTokenizer:
 
     Raises:
       FileNotFoundError: the directory has no `tokenizer.json`.
-      ValueError: the file has no such token.
+      ValueError: the file is none, or has no such token.
     """
 
     chat_template: ChatTemplate | None = None
@@ -92,7 +94,11 @@ class FileTokenizer:
             raise FileNotFoundError(
                 f"FileTokenizer: `path` must be a tokenizer.json or a directory with one, got {path}"
             )
-        self._set(tokenizers.Tokenizer.from_file(os.fspath(file)), end_token or END, os.fspath(path))
+        try:
+            model = tokenizers.Tokenizer.from_file(os.fspath(file))
+        except Exception as error:  # the library raises no narrower type
+            raise ValueError(f"FileTokenizer: `path` must be a file of a tokenizer, got {path}: {error}") from None
+        self._set(model, end_token or END, os.fspath(path))
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: Count) -> "FileTokenizer":
@@ -110,6 +116,8 @@ class FileTokenizer:
         # The 256 bytes and the end token: with fewer, some text could not be encoded at all.
         if vocab_size < 257:
             raise ValueError(f"FileTokenizer.train: `vocab_size` must be at least 257, got {vocab_size}")
+        if isinstance(texts, str):
+            raise ValueError(f"FileTokenizer.train: `texts` must be several texts, got {texts!r:.50}")
         model = tokenizers.Tokenizer(models.BPE())
         model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.decoder = decoders.ByteLevel()
@@ -127,7 +135,7 @@ class FileTokenizer:
 
     def _set(self, model: Any, end_token: str, source: str) -> None:
         self.model = model
-        self.vocab_size = int(model.get_vocab_size())
+        self.vocab_size = max(model.get_vocab().values()) + 1  # numbers may be left out
         end = model.token_to_id(end_token)
         if end is None:
             raise ValueError(f"FileTokenizer: `end_token` must be a token of {source}, got {end_token!r}")
@@ -146,11 +154,23 @@ class FileTokenizer:
         return self.model.decode([int(token) for token in tokens])
 
     def token_bytes(self) -> np.ndarray:
-        """Return the number of bytes that each token of a byte-level vocabulary stands for; 0 for special tokens."""
-        special = {token.content for token in self.model.get_added_tokens_decoder().values()}
+        """Return the number of bytes that each token stands for; 0 for special tokens.
+
+        Of a vocabulary of words without their spaces (WordPiece), spaces do not count.
+        """
+        added = self.model.get_added_tokens_decoder()
+        settings = decode(self.model.to_str())
+        is_byte_level = "ByteLevel" in repr((settings["pre_tokenizer"], settings["decoder"]))
         sizes = np.zeros(self.vocab_size, np.int32)
         for token, index in self.model.get_vocab().items():
-            sizes[index] = 0 if token in special else len(token)  # a character of the alphabet is a byte
+            if index in added:
+                sizes[index] = 0 if added[index].special else len(token.encode())
+            elif is_byte_level:
+                sizes[index] = len(token)  # a character of the alphabet is a byte
+            elif not _BYTE.fullmatch(token):
+                sizes[index] = len(token.removeprefix("##").replace("\u2581", " ").encode())
+            else:
+                sizes[index] = 1
         return sizes
 
 

@@ -15,7 +15,7 @@ SIZES = dict(vocab_size=32, width=16, heads=4, kv_heads=2, mlp_width=32)
 VARIANTS = {
     "llama": {},
     "gpt2": dict(positions="learned", max_length=16, norm="layer", mlp="plain", bias=True, tied=True),
-    "window": dict(window=3, scan=False),
+    "window": dict(window=3, scan=False, rotary_scaling=dict(kind="linear", factor=2.0)),
 }
 PROMPTS = np.random.RandomState(0).randint(0, 32, (3, 5))
 LENGTHS = np.array([5, 3, 1])
@@ -107,9 +107,16 @@ def test_sampling_takes_tokens_in_proportion_to_their_probabilities():
         (dict(top_k=3), "need a positive `temperature`"),
         (dict(temperature=1.0, rng=0, top_k=33), "`top_k` must be from 1 to vocab_size = 32, got 33"),
         (dict(temperature=1.0, rng=0, top_p=0.0), r"`top_p` must be in \(0, 1\], got 0.0"),
+        (dict(temperature=1.0, rng=0), r"`rng` must be a key, such as jax.random.key\(0\), got 0"),
         (dict(max_new_tokens=0), "`max_new_tokens` must be at least 1, got 0"),
+        (dict(stop_token=32), "`stop_token` must be from 0 to 31, as vocab_size = 32, got 32"),
+        (dict(lengths=[5, 3, 0]), r"`lengths` must be from 1 to 5, got \[5, 3, 0\]"),
+        (dict(lengths=[5, 3]), r"`lengths` must be int\[3\], got int64\[2\]"),
+        (dict(prompts=[[1, 2], [3]]), "`prompts` must have one length, padded on the right, with `lengths`"),
+        (dict(prompts=[[1, 32]]), "`prompts` must be tokens from 0 to 31, as vocab_size = 32, got 1 to 32"),
+        (dict(prompts=[[1.0, 2.0]]), r"`prompts` must be int\[B, T\] with at least one token, got float64\[1, 2\]"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        generate(TransformerLM(**SIZES), {}, PROMPTS, **{"max_new_tokens": 4, **settings})
+        generate(TransformerLM(**SIZES), {}, **{"prompts": PROMPTS, "max_new_tokens": 4, **settings})

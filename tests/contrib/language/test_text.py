@@ -1,11 +1,14 @@
 """Test tokenizers, packed rows with their positions on a resume, and the baseline for language models."""
 
+import json
+
 import grain
 import numpy as np
 import pytest
 
 from benchmarks.kneser_ney import bits_per_byte
-from jengine.contrib.language import ByteTokenizer, FileTokenizer, StandardLibrary, encode_all, pack
+from jengine.contrib.language import ByteTokenizer, FileTokenizer, StandardLibrary, encode_all, pack, packed_text
+from jengine.errors import ConfigError
 
 TEXTS = ["hello world, hello again", "naïve ☃ snow", "hello", "a world again"]
 
@@ -43,6 +46,58 @@ def test_a_file_without_the_end_token_is_refused(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
     with pytest.raises(ValueError, match=r"`end_token` must be a token of .*tokenizer.json, got '</s>'"):
         FileTokenizer(tmp_path / "tokenizer.json", end_token="</s>")
+
+
+def test_pieces_of_characters_have_the_bytes_of_their_text(tmp_path):
+    """As in Llama 2: a piece begins with U+2581 for a space, and `<0x..>` are bytes of other characters."""
+    pieces = ["<s>", "</s>", "<0xE2>", "<0x98>", "<0x83>", "\u2581", "n", "\u00ef", "\u2581na"]
+    model = dict(type="BPE", vocab={piece: i for i, piece in enumerate(pieces)}, merges=[])
+    model |= dict(byte_fallback=True, unk_token="<s>")
+    model["vocab"]["\u2581na"] = 11  # numbers may be left out
+    special = [
+        dict(id=1, content="</s>", special=True, single_word=False, lstrip=False, rstrip=False, normalized=False)
+    ]
+    special.append(dict(special[0], id=9, content="<tool>", special=False))
+    replace = dict(type="Replace", pattern=dict(String=" "), content="\u2581")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(dict(model=model, added_tokens=special, normalizer=replace)))
+    tokenizer = FileTokenizer(tmp_path / "tokenizer.json", end_token="</s>")
+    text = "n \u00ef \u2603<tool>"
+    assert tokenizer.vocab_size == 12
+    assert tokenizer.token_bytes()[tokenizer.encode(text)].sum() == len(text.encode())
+    assert tokenizer.token_bytes()[[1, 11]].tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("empty.txt", b"", "a source must have at least one record with text, got 1 without"),
+        ("empty.jsonl", b"\n", "a source must have at least one record with text, got 0 without"),
+        ("number.jsonl", b"3\n", "must be an object or a string, got in line 1: 3"),
+        ("broken.jsonl", b'"a"\n{oops\n', "must be JSON, got in line 2"),
+        ("null.jsonl", b'{"text": null}\n', "the texts of a record must be strings, got None"),
+        ("latin.txt", b"caf\xe9", "must be UTF-8, got .*latin.txt"),
+        ("table.csv", b"", "must end with .jsonl or .txt"),
+    ],
+)
+def test_a_file_without_text_is_refused_at_its_place(file, text, message, tmp_path):
+    (tmp_path / file).write_bytes(text)
+    with pytest.raises(ValueError, match=message) as raised:
+        packed_text(dict(good=["a text"], bad=str(tmp_path / file)), "bytes", 8)
+    assert "in the config at `sources.bad`" in raised.value.__notes__
+
+
+def test_empty_texts_are_left_out_and_what_is_cut_off_is_said_once(caplog):
+    rows = list(
+        pack(["", "abc", "", "de"], 4, packing="concat", tokenizer=ByteTokenizer(), shuffle=False, repeat=False)
+    )
+    assert [row["targets"].tolist() for row in rows] == [[*b"bc", 256, *b"e"], [256, 0, 0, 0]]
+    rows = pack(["abcdef"] * 3, 5, packing="first_fit", tokenizer=ByteTokenizer(), shuffle=False)
+    assert next(iter(rows))["targets"].tolist() == [*b"bcdef"]
+    assert [m for m in caplog.messages if "more than 5 tokens are cut off there; packing='concat'" in m] != []
+    with pytest.raises(ConfigError, match="`documents` must have at least one, got none"):
+        pack([], 4)
+    with pytest.raises(ValueError, match="`texts` must be one or more texts, got 'abc'"):
+        encode_all("abc", ByteTokenizer())
 
 
 def check_row(row, documents):
