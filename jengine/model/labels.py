@@ -104,7 +104,7 @@ def require_class_indices(labels: Any, num_classes: int, argument: str, ignore_i
     if values.min() >= 0:
         outputs = (
             f"; correct the labels in the dataset, or give the model {values.max() + 1} outputs, for example by "
-            "`features` or `num_classes` in `model.module`"
+            "`features`, `num_classes` or `vocab_size` in `model.module`"
         )
     if ignore_index is None and len(wrong) == 1:
         advice = f"set ignore_index={wrong[0]} if this value marks what to leave out"
@@ -113,3 +113,21 @@ def require_class_indices(labels: Any, num_classes: int, argument: str, ignore_i
         f"{'' if ignore_index is None else f' or ignore_index={ignore_index}'}, as the outputs have {num_classes} "
         f"classes, got {values.min()} to {values.max()} in the entry {labels.path!r} of a batch{outputs}; {advice}"
     )
+
+
+def require_tokens(tokens: Any, vocab_size: int, argument: str) -> None:
+    """Tell the engine that inputs must be tokens of the vocabulary, as `require_class_indices` does for labels.
+
+    Args:
+      tokens: the batch entry as it is; integers in any shape.
+      vocab_size: the number of tokens in the vocabulary.
+      argument: the argument that names the tokens, for the error message: `TransformerLM.tokens`.
+    """
+    if not isinstance(tokens, _Entry) or not tokens.path or not tokens.size:
+        return
+    least, most = int(tokens.min()), int(tokens.max())
+    if least < 0 or most >= vocab_size:
+        raise _WrongLabelsError(
+            f"`{argument}` must be from 0 to {vocab_size - 1}, as vocab_size = {vocab_size}, got {least} to {most} in "
+            f"the entry {tokens.path!r} of a batch; take the tokenizer of the model, or another `vocab_size`"
+        )

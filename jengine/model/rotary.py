@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.annotations import Count, Positive
-from jengine.errors import ConfigError, closest, config_path
+from jengine.errors import ConfigError, config_path, did_you_mean
 from jengine.registry import check_arguments
 
 ROTARY_BASE = 10_000.0  # ratio of the longest to the shortest wavelength of the rotary position embedding
@@ -124,7 +124,7 @@ def make_scaling(config: Mapping[str, object] | None) -> RotaryScaling | None:
         return None
     kind = config.get("kind")
     if kind not in _SCALINGS:
-        hint = closest(str(kind), tuple(_SCALINGS))
+        hint = did_you_mean(str(kind), _SCALINGS)
         raise ConfigError(f"`rotary_scaling.kind` must be one of {', '.join(_SCALINGS)}, got {kind!r}{hint}")
     arguments = {name: value for name, value in config.items() if name != "kind"}
     with config_path("rotary_scaling"):

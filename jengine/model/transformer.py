@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jengine.annotations import Count, Positive
 from jengine.model.attention import BATCH, attend
 from jengine.model.constrain import CONTEXT, constrain
+from jengine.model.labels import require_tokens
 from jengine.model.logits import ChunkedLogits
 from jengine.model.mixture import MixtureOfExperts
 from jengine.model.remat import BLOCK_INPUT, RematPolicy, get_policy
@@ -238,7 +239,7 @@ class TransformerLM(nn.Module):
         """Return logits f[B, T, vocab_size] for the token after each.
 
         Args:
-          tokens: int[B, T].
+          tokens: int[B, T]; others than 0 to vocab_size - 1 make the logits NaN, which ends a run with a message.
           segment_ids: int[B, T], the number of the packed sequence that a token is of; None for one in each row.
           positions: int[B, T], positions in the sequences; None for 0, 1, ... in each row.
           train: whether the logits are for the loss, which computes them itself with `logits_chunk`.
@@ -251,7 +252,10 @@ class TransformerLM(nn.Module):
         x = _look_up(embed.embedding, tokens)
         if self.positions == "learned":
             x = x + self._embed_positions(tokens.shape[1], positions)
-        x = constrain(x, BATCH, CONTEXT)
+        require_tokens(tokens, self.vocab_size, "TransformerLM.tokens")
+        # JAX would take the last token of the vocabulary for those that are too large.
+        is_known = (jnp.asarray(tokens) >= 0) & (jnp.asarray(tokens) < self.vocab_size)
+        x = constrain(jnp.where(is_known[..., None], x, jnp.nan), BATCH, CONTEXT)
         # The loop of the scan already prevents XLA from merging the repeated computation with the first one.
         policy = get_policy(self.remat) if isinstance(self.remat, str) else None
         block = nn.remat(DecoderBlock, prevent_cse=not self.scan, policy=policy) if self.remat else DecoderBlock

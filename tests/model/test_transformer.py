@@ -11,8 +11,9 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jengine import load_config, paths
 from jengine.errors import ConfigError
-from jengine.model import CrossEntropy, TransformerLM
+from jengine.model import CrossEntropy, LinenModel, TransformerLM
 from jengine.model.constrain import constrain
+from jengine.model.labels import find_wrong_labels
 from jengine.model.rotary import make_scaling, rotate
 from jengine.sharding import Placement, build_mesh
 
@@ -195,3 +196,22 @@ def test_tokens_divided_over_a_mesh_have_the_gradients_of_one_device():
     divided_loss, divided = step(build_mesh(dict(data=1, fsdp=2, context=2, tensor=2)))
     np.testing.assert_allclose(divided_loss, loss, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), divided, gradients)
+
+
+def test_tokens_outside_of_the_vocabulary_make_the_loss_nan_and_are_named_also_where_nothing_is_learned():
+    model = LinenModel(TransformerLM(**SMALL), loss=CrossEntropy(label="targets", ignore_index=-1), inputs="tokens")
+    tokens = np.array([[1, 2, 3, 4]], np.int32)
+    batch = dict(tokens=tokens, targets=np.array([[-1, 3, 4, -1]], np.int32))
+    variables = model.init(jax.random.key(0), batch)
+
+    def compute_loss(batch):
+        losses, _ = model.loss(*variables, batch, rng=jax.random.key(0), hyperparams={})
+        return losses["loss"][0] / losses["loss"][1]
+
+    assert np.isfinite(compute_loss(batch))
+    assert find_wrong_labels(compute_loss, batch) is None
+    for wrong, found in ((-1, "-1 to 4"), (11, "2 to 11")):
+        bad = dict(batch, tokens=np.where(tokens == 1, wrong, tokens))
+        assert np.isnan(compute_loss(bad))
+        assert "`TransformerLM.tokens` must be from 0 to 10, as vocab_size = 11" in find_wrong_labels(compute_loss, bad)
+        assert f"got {found} in the entry 'tokens'" in find_wrong_labels(compute_loss, bad)

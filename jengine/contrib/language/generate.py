@@ -69,24 +69,35 @@ def generate(
         raise ValueError(f"generate: `max_new_tokens` must be at least 1, got {max_new_tokens}")
     if temperature < 0 or (temperature > 0 and rng is None):
         raise ValueError(f"generate: `temperature` must be 0, or positive with an `rng`, got {temperature} and {rng}")
-    if not temperature and (top_k is not None or top_p is not None):
-        raise ValueError("generate: `top_k` and `top_p` need a positive `temperature`: they choose what to sample from")
-    if top_k is not None and not 1 <= top_k <= model.vocab_size:
-        raise ValueError(f"generate: `top_k` must be from 1 to vocab_size = {model.vocab_size}, got {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"generate: `top_p` must be in (0, 1], got {top_p}")
+    check_sampling(model.vocab_size, temperature, top_k, top_p)
     if rng is not None and not isinstance(rng, jax.Array):
         raise ValueError(f"generate: `rng` must be a key, such as jax.random.key(0), got {rng!r}")
     total = prompts.shape[1] + max_new_tokens
-    if model.positions == "learned" and model.max_length is not None and total > model.max_length:
-        raise ValueError(f"generate: prompts and new tokens must fit into {model.max_length} positions, got {total}")
+    check_length(model, total)
     # What a cached call needs no gradient for: rematerialization only adds to its program.
-    scaling = None if model.rotary_scaling is None else FrozenDict(model.rotary_scaling)  # static: hashable
-    cached = model.clone(cache_length=total, remat=False, rotary_scaling=scaling)
+    cached = model.clone(cache_length=total, remat=False)
+    if cached.rotary_scaling is not None:
+        cached = cached.clone(rotary_scaling=FrozenDict(cached.rotary_scaling))  # the module is static: hashable
     key = jax.random.key(0) if rng is None else rng
     if (dtype := current_dtype()) is not None:  # of a precision policy; `autocast` would cast the cache back
         params = cast_floating(params, dtype)
     return _generate(cached, max_new_tokens, temperature, top_k, top_p, stop_token, params, prompts, counts, key)
+
+
+def check_sampling(vocab_size: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raise ValueError for settings of `generate` that do not choose what to sample from."""
+    if not temperature and (top_k is not None or top_p is not None):
+        raise ValueError("generate: `top_k` and `top_p` need a positive `temperature`: they choose what to sample from")
+    if top_k is not None and not 1 <= top_k <= vocab_size:
+        raise ValueError(f"generate: `top_k` must be from 1 to vocab_size = {vocab_size}, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"generate: `top_p` must be in (0, 1], got {top_p}")
+
+
+def check_length(model: TransformerLM, total: int) -> None:
+    """Raise ValueError if the model has learned fewer than `total` positions."""
+    if model.positions == "learned" and model.max_length is not None and total > model.max_length:
+        raise ValueError(f"generate: prompts and new tokens must fit into {model.max_length} positions, got {total}")
 
 
 def _check_prompts(

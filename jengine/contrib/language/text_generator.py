@@ -10,12 +10,12 @@ from flax import linen as nn
 
 from jengine.annotations import ConfigOf, Count, Fraction, NonNegative
 from jengine.contrib.language.chat import ChatTemplate
-from jengine.contrib.language.generate import generate
+from jengine.contrib.language.generate import check_length, check_sampling, generate
 from jengine.contrib.language.prompts import Prompts
 from jengine.contrib.language.records import Source
-from jengine.contrib.language.tokenizers import TokenizerLike, build_tokenizer, decode_text
-from jengine.errors import config_path
-from jengine.model import Model, get_model, predict_with_key
+from jengine.contrib.language.tokenizers import Tokenizer, TokenizerLike, build_tokenizer, decode_text
+from jengine.errors import ConfigError, config_path
+from jengine.model import LinenModel, Model, TransformerLM, get_model, predict_with_key
 from jengine.model.model import Batch, ModelState, ModelWrapper, Params, PyTree
 from jengine.registry import MODELS, as_config
 
@@ -42,6 +42,10 @@ class TextGenerator(ModelWrapper):
       temperature, top_k, top_p: see `generate`. With a temperature above 0, each batch of an evaluation has its own
         key, which does not depend on the training.
       template, response, chat_template: see `TextFormat`; None for the chat template of the tokenizer.
+
+    Raises:
+      ConfigError: another module, or a tokenizer with more tokens than the model.
+      ValueError: settings that `generate` refuses.
     """
 
     keeps_variables = True
@@ -63,6 +67,10 @@ class TextGenerator(ModelWrapper):
             super().__init__(MODELS.build(model) if hasattr(model, "items") else model)
         self.tokenizer = build_tokenizer(tokenizer)
         self.max_new_tokens = max_new_tokens
+        self._module = _find_transformer(self.model)  # None for an NNX module, which is made later
+        if self._module is not None:
+            _check_vocabulary(self._module, self.tokenizer)
+            check_sampling(self._module.vocab_size, temperature, top_k, top_p)
         # Greedy decoding needs no key, so that predictions are equal for every seed.
         self._is_random = temperature > 0
         self._generate = functools.partial(
@@ -104,8 +112,15 @@ class TextGenerator(ModelWrapper):
         return self.model.merge(params, model_state, train=train)
 
     def make_prompts(self, source: Source, length: int | None = None) -> Prompts:
-        """Return the prompts of a file or of records; see `Prompts`."""
-        return self._make_prompts(source, length=length)
+        """Return the prompts of a file or of records; see `Prompts`.
+
+        Raises:
+          ValueError: prompts and new tokens do not fit into the learned positions of the model.
+        """
+        prompts: Prompts = self._make_prompts(source, length=length)
+        if self._module is not None:
+            check_length(self._module, prompts.arrays["prompt"].shape[1] + self.max_new_tokens)
+        return prompts
 
     def decode(self, tokens: Iterable[Any]) -> list[str]:
         """Return the texts of predictions, int[B, N], each up to its end."""
@@ -119,6 +134,24 @@ def find_generator(model: Model) -> TextGenerator | None:
             return None
         model = model.model
     return model
+
+
+def _find_transformer(model: Model) -> TransformerLM | None:
+    while isinstance(model, ModelWrapper):
+        model = model.model
+    if not isinstance(model, LinenModel):
+        return None
+    if not isinstance(model.module, TransformerLM):
+        raise ConfigError(f"TextGenerator: `model.module` must be a TransformerLM, got {type(model.module).__name__}")
+    return model.module
+
+
+def _check_vocabulary(module: TransformerLM, tokenizer: Tokenizer) -> None:
+    if tokenizer.vocab_size > module.vocab_size:
+        raise ConfigError(
+            f"TextGenerator: `tokenizer` must have at most the {module.vocab_size} tokens of the model, got "
+            f"{tokenizer.vocab_size}; set `vocab_size` of the module, or take the model's tokenizer"
+        )
 
 
 def _is_prompts(batch: Batch) -> bool:
