@@ -97,3 +97,11 @@ def test_rows_are_sorted_by_a_column_and_a_wrong_one_is_refused(sweep, capsys):
     assert seeds == ["3", "1", "1", "0", "0"]
     assert main(["table", str(sweep), "--sort", "lrr"]) == 2
     assert "`--sort` must be one of lr, " in capsys.readouterr().err
+
+
+def test_none_is_a_value_and_a_missing_one_is_empty(tmp_path):
+    for name, clip in (("a", {"clip_grad": None}), ("b", {"clip_grad": 1.0}), ("c", {})):
+        write_trial(tmp_path / name, 0.1, 0, (0.5,), **clip)
+    table = read_table([tmp_path])
+    assert {row[-1]: row[0] for row in table.cells()[1]} == {"a": "None", "b": 1.0, "c": None}
+    assert repr(table) == table.format()  # short enough for a console

@@ -88,7 +88,7 @@ class SeedGroup:
         return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{name} {n}" for name, n in counts.items())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RunTable:
     """Table of runs, the best one first.
 
@@ -159,7 +159,7 @@ class RunTable:
         rows: list[list[Cell]] = []
         found: Sequence[RunRow | SeedGroup] = self.groups() if group else self.rows
         for row in found:
-            values = [_as_cell(row.hyperparams.get(path)) for path in self.hyperparams]
+            values = [_as_cell(row.hyperparams[path]) if path in row.hyperparams else None for path in self.hyperparams]
             metrics = [(row.best if kind == "best" else row.final).get(name) for kind, name in columns]
             last = [len(row.runs), row.status] if isinstance(row, SeedGroup) else [row.seed, row.status, row.name]
             rows.append([*values, *metrics, *last])
@@ -181,8 +181,8 @@ class RunTable:
             f"{closest(str(metric), known) if metric else '; set save_best and rule of the CheckpointHook'}"
         )
 
-    def __str__(self) -> str:
-        return self.format()
+    def __repr__(self) -> str:
+        return self.format()  # in a console or a debugger the fields would be pages
 
     def _repr_markdown_(self) -> str:
         """Return the table as Jupyter shows it."""
@@ -229,11 +229,7 @@ def shorten_paths(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _as_cell(value: Any) -> Cell:
-    return (
-        value
-        if value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
-        else repr(value)
-    )
+    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else repr(value)
 
 
 def _rank(value: "float | Spread | None", rule: str) -> float:
