@@ -17,7 +17,12 @@ html_theme = "sphinx_book_theme"
 html_static_path = ["assets"]
 html_css_files = ["site.css"]
 html_copy_source = html_show_copyright = html_show_sourcelink = False
-html_theme_options = {"show_toc_level": 2, "home_page_in_toc": True, "use_download_button": False}
+html_theme_options = {
+    "show_toc_level": 2,
+    "home_page_in_toc": True,
+    "use_download_button": False,
+    "navbar_persistent": [],  # the sidebar has the search
+}
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 myst_enable_extensions = ["attrs_block", "colon_fence"]

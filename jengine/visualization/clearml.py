@@ -52,6 +52,9 @@ class ClearMLVisBackend(RunVisBackend):
         task_class = self._import_package()
         if self._offline:
             task_class.set_offline(True)
+        # A fork of this process, with JAX's threads, would send the values: it can wait for a lock forever. There is no
+        # argument for it, only `sdk.development.report_use_subprocess` in clearml.conf.
+        task_class._report_subprocess_enabled = False
         arguments: dict[str, Any] = {**_QUIET, "reuse_last_task_id": False, **self._init_kwargs}
         if self._run_id is not None:
             # With 0 the steps stay as they are; otherwise ClearML counts on from the last one.
