@@ -1,15 +1,17 @@
 """Configs of objects: the class and the constructor arguments, so that a run built in Python can be built again.
 
-Constructors that check their arguments also record them here. Of other classes only dataclasses (which all Linen
-modules are) and those whose constructor takes no arguments can be described: reading arguments back from attributes
-would be a guess, and a config that is a little wrong is worse than none.
+Constructors that check their arguments, and those of hooks, models and metrics, record them here. Of other classes only
+dataclasses (which all Linen modules are) and those whose constructor takes no arguments can be described: reading
+arguments back from attributes would be a guess, and a config that is a little wrong is worse than none.
 """
 
+import copy
 import dataclasses
 import functools
 import inspect
 import itertools
 import os
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict, FieldReference
 
-_MAX_ITEMS = 1000  # of a list; a longer one is data
+_MAX_ITEMS = 1000  # of a list or an array; a longer one is data
 _LITERALS = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
 
 
@@ -68,16 +70,41 @@ def record_construction(built: object, init: Callable[..., Any], bound: Mapping[
     )
 
 
+def recorded(kind: type) -> None:
+    """Have the constructor of a class record its arguments; for `__init_subclass__` of a class that users derive from.
+
+    >>> class Scale:
+    ...     def __init__(self, factor):
+    ...         self.inverse = 1 / factor
+    >>> recorded(Scale)
+    >>> to_config(Scale(2))
+    {'type': <class 'jengine.construction.Scale'>, 'factor': 2}
+    """
+    init = vars(kind).get("__init__")
+    if not isinstance(init, types.FunctionType):
+        return
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def call(*args: Any, **kwargs: Any) -> None:
+        init(*args, **kwargs)
+        record_construction(args[0], call, signature.bind(*args, **kwargs).arguments)
+
+    kind.__init__ = call  # type: ignore[misc]
+
+
 def to_config(value: Any) -> Any:
     """Return a value as a config has it: objects become `dict(type=..., **arguments)`, at every level.
 
     A value that cannot be described becomes `Unwritable`.
 
     >>> from jengine.model import CrossEntropy
-    >>> to_config({"loss": CrossEntropy(label="y"), "weights": np.ones(3)})
+    >>> to_config({"loss": CrossEntropy(label="y"), "weights": np.ones(3000)})
     {'loss': {'type': <class 'jengine.model.losses.CrossEntropy'>, 'label': 'y'}, 'weights': ndarray}
     """
     kind = type(value)
+    if is_small_array(value):
+        return copy.copy(value)  # the user may write to it later
     if kind in _LITERALS or isinstance(value, os.PathLike | np.generic | np.dtype):
         return value
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
@@ -87,7 +114,9 @@ def to_config(value: Any) -> Any:
     if kind in (list, tuple):
         is_data = len(value) > _MAX_ITEMS
         return Unwritable(f"{kind.__name__} of {len(value):,} items") if is_data else _join(kind(map(to_config, value)))
-    if isinstance(value, functools.partial) and not value.args:
+    if isinstance(value, functools.partial):
+        if value.args:
+            return Unwritable("functools.partial with positional arguments", "them by name, `partial(fn, name=value)`")
         return {"type": value.func, **to_config(value.keywords)}
     record = _records.get(id(value))
     if record is not None and kind.__init__ is record.init:
@@ -109,6 +138,21 @@ def _join(values: Any) -> Any:
     if items and all(isinstance(item, Unwritable) and not item.instead for item in items):
         return Unwritable(f"{type(values).__name__} of {items[0].kind}")
     return values
+
+
+def is_small_array(value: Any) -> bool:
+    """Return whether a value is an array of NumPy or JAX, with numbers, that is short enough for a config.
+
+    >>> is_small_array(np.ones(3)), is_small_array(np.ones(3000))
+    (True, False)
+    """
+    jax = sys.modules.get("jax")
+    is_jax = jax is not None and isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    if not (is_jax or type(value) is np.ndarray) or not isinstance(value.dtype, np.dtype):  # a random key has another
+        return False
+    if is_jax and (value.weak_type or not value.is_fully_addressable):
+        return False
+    return value.dtype.kind in "biuf" and 0 < value.size <= _MAX_ITEMS
 
 
 def has_unwritable(config: Any) -> bool:
@@ -157,6 +201,10 @@ def _changed_fields(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _convert_object(value: Any) -> Any:
     kind = type(value)
+    if kind.__name__.startswith("GradientTransformation"):
+        return Unwritable(kind.__name__, "the function of optax with its arguments: `dict(type=optax.adam, ...)`")
+    if (nnx := sys.modules.get("flax.nnx")) is not None and isinstance(value, nnx.Module):
+        return Unwritable(kind.__name__, f"the class, `NnxModel({kind.__name__}, ...)`, or a `functools.partial` of it")
     try:
         names = list(inspect.signature(kind).parameters)
     except (TypeError, ValueError):  # a class in C

@@ -25,5 +25,7 @@ def diff_configs(first: ConfigLike, second: ConfigLike) -> dict[str, tuple[Any, 
 
 
 def _flatten(cfg: ConfigLike) -> dict[str, Any]:
-    plain = json.loads(json.dumps(parse_config(format_config(cfg)[0]), default=repr))  # tuples become lists
+    plain = json.loads(
+        json.dumps(parse_config(format_config(cfg)[0], arrays=False), default=repr)
+    )  # tuples become lists
     return flatten_description(plain)

@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from jengine.annotations import parameters_of, takes_functions
+from jengine.closures import find_factory
 from jengine.config.containers import ConfigLike
 from jengine.config.flat import DATA_SUFFIXES
 from jengine.config.load import MODULE_PREFIX
 from jengine.config.modules import find_directory, find_script_directory, name_script
 from jengine.config.remote import find_origin
 from jengine.config.resolve import resolve
-from jengine.construction import Unwritable
+from jengine.construction import Unwritable, is_small_array
 from jengine.errors import ConfigError
 from jengine.registry import find_registered, is_built_in
 from jengine.storage import is_url
@@ -35,6 +36,7 @@ _WIDTH = 100
 _MAX_PATHS = 4  # in one message
 _UNWRITTEN = "<not written: "
 _SCRIPTS = ("__main__", "__mp_main__")
+_NUMPY = {"np": "numpy", "jnp": "jax.numpy"}  # whose arrays a file may have
 _NO_PATH = (MODULE_PREFIX, *_SCRIPTS)  # beginnings of module names that cannot be imported
 
 
@@ -42,13 +44,14 @@ def dump_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> 
     """Return the text of a Python file whose `get_config()` returns the config; or of a JSON or YAML file.
 
     `load_config` reads an equal config from it, and imports the modules that define the user's classes. Classes and
-    functions are written as dotted import paths, which every registry resolves. A value that cannot be written (an
-    array, an object, a function in a function) becomes a note of what it was, with a warning.
+    functions are written as dotted import paths, which every registry resolves, a closure as the function that returns
+    it with the arguments, and arrays of at most 1,000 numbers as they are. A value that cannot be written (a larger
+    array, an object, another function in a function) becomes a note of what it was, with a warning.
 
     Args:
       cfg: a dict or a ConfigDict.
       path: the file that will have the text, to which module directories are relative; absolute by default. The
-        suffix chooses JSON (`.json`) or YAML (`.yaml`, `.yml`), in which tuples are lists.
+        suffix chooses JSON (`.json`) or YAML (`.yaml`, `.yml`), in which tuples and arrays are lists.
 
     >>> print(dump_config({"train_cfg": {"max_epochs": 3}}))
     \"\"\"The resolved config of a run.\"\"\"
@@ -66,7 +69,7 @@ def dump_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> 
         return text
     modules = parse_modules(text)
     # By way of the Python text, so that all formats say the same and have one set of rules.
-    plain = ({"CONFIG_MODULES": modules} if modules else {}) | parse_config(text)
+    plain = ({"CONFIG_MODULES": modules} if modules else {}) | parse_config(text, arrays=False)
     if suffix == ".json":
         return json.dumps(plain, indent=2) + "\n"
     import yaml
@@ -85,7 +88,11 @@ def format_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -
             key = pathlib.Path(os.path.relpath(directory, os.path.realpath(pathlib.Path(path).parent))).as_posix()
         modules[key] = sorted(names)
     listed = _MODULES.format(_Writer().literal(modules, indent=0, path="")) if modules else ""
-    text = f'"""The resolved config of a run."""\n{listed}\n\ndef get_config() -> dict:\n    return {literal}\n'
+    imports = "".join(f"\nimport {module} as {name}" for name, module in _NUMPY.items() if name in writer.arrays)
+    imports += "\n" if imports else ""
+    text = (
+        f'"""The resolved config of a run."""\n{imports}{listed}\n\ndef get_config() -> dict:\n    return {literal}\n'
+    )
     return text, [f"{_list_paths(paths)} {problem}" for problem, paths in writer.problems.items()]
 
 
@@ -130,8 +137,12 @@ def format_literal(cfg: ConfigLike, comments: Mapping[str, Sequence[str]], inden
     return _Writer(comments).literal(resolve(cfg), indent, path="")
 
 
-def parse_config(text: str) -> dict[str, Any]:
+def parse_config(text: str, *, arrays: bool = True) -> dict[str, Any]:
     """Return the config in a text that `dump_config` wrote, without running it.
+
+    Args:
+      text: a Python file.
+      arrays: whether arrays are arrays, rather than lists.
 
     Raises:
       ConfigError: the text has another form.
@@ -141,7 +152,7 @@ def parse_config(text: str) -> dict[str, Any]:
     """
     try:
         (returned,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Return))
-        cfg = ast.literal_eval(_ReplaceNames().visit(returned).value)
+        cfg = ast.literal_eval(_ReplaceNames(arrays).visit(returned).value)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:  # the text may be anything
         raise ConfigError(f"the text of a config must be one that `dump_config` wrote: {error}") from error
     if not isinstance(cfg, dict):
@@ -163,12 +174,23 @@ def parse_modules(text: str) -> dict[str, list[str]]:
 
 
 class _ReplaceNames(ast.NodeTransformer):
-    """Transformer that evaluates `float("inf")` and `Ellipsis`, which are not literals."""
+    """Transformer that evaluates `float("inf")`, arrays and `Ellipsis`, which are not literals."""
+
+    def __init__(self, arrays: bool) -> None:
+        self._arrays = arrays
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         match node:
             case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]):
                 return ast.Constant(float(text))
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="np" | "jnp" as name), attr="array"),
+                args=[items, ast.Constant(value=str(dtype))],
+            ) if np.dtype(dtype).kind in "biuf":
+                values = ast.literal_eval(self.visit(items))
+                return ast.Constant(
+                    importlib.import_module(_NUMPY[name]).array(values, dtype) if self._arrays else values
+                )
         return node
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
@@ -204,12 +226,14 @@ class _Writer:
 
     Attributes:
       modules: the modules from which the values are imported, by directory; "" for those on `sys.path`.
+      arrays: the modules whose arrays it has, by the names in the file.
       problems: why values cannot be written, with their paths.
     """
 
     def __init__(self, comments: Mapping[str, Sequence[str]] | None = None) -> None:
         self._comments = comments or {}
         self.modules: dict[str, set[str]] = {}
+        self.arrays: set[str] = set()
         self.problems: dict[str, list[str]] = {}
 
     def literal(self, value: Any, indent: int, path: str) -> str:
@@ -229,6 +253,8 @@ class _Writer:
                 source = self.literal(item, indent + 4, item_path)
                 comment = "".join(self._comment(text, indent + 4) for text in self._comments.get(item_path, ()))
                 items.append(f"{comment}{self.literal(key, indent + 4, path)}: {source}")
+        elif is_small_array(value):
+            return self._array(value, indent, path)
         else:
             return self._scalar(value, path)
         line = f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
@@ -243,6 +269,11 @@ class _Writer:
         margin = " " * indent
         first, *others = textwrap.wrap(text, _WIDTH - indent)
         return "".join(f"{line}\n{margin}" for line in [f"# TODO: {first}", *(f"#   {other}" for other in others)])
+
+    def _array(self, value: Any, indent: int, path: str) -> str:
+        name = "np" if isinstance(value, np.ndarray) else "jnp"
+        self.arrays.add(name)
+        return f"{name}.array({self.literal(np.asarray(value).tolist(), indent, path)}, {value.dtype.name!r})"
 
     def _scalar(self, value: Any, path: str) -> str:
         if isinstance(value, np.generic):
@@ -306,13 +337,15 @@ class _Writer:
 
 
 def simplify(value: Any) -> Any:
-    """Return the config of a `functools.partial` with keywords, a dtype's name, and anything else unchanged.
+    """Return the config of a `functools.partial` with keywords or a closure, a dtype's name; anything else unchanged.
 
     >>> simplify(functools.partial(sorted, reverse=True)), simplify(np.float32)
     ({'type': <built-in function sorted>, 'reverse': True}, 'float32')
     """
     if isinstance(value, functools.partial) and not value.args and "type" not in value.keywords:
         return {"type": value.func, **value.keywords}
+    if isinstance(value, types.FunctionType) and "<locals>" in value.__qualname__:
+        return find_factory(value) or value
     is_dtype = isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic))
     if is_dtype or (callable(value) and isinstance(getattr(value, "dtype", None), np.dtype)):  # `jnp.bfloat16`
         return np.dtype(value).name
@@ -322,7 +355,12 @@ def simplify(value: Any) -> Any:
 def _find_import_path(value: Any) -> str | None:
     """Return the shortest dotted path from which `value` can be imported, if there is one."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not module or not name or module.startswith(MODULE_PREFIX) or "<" in name:
+    if not module or not name or module.startswith(MODULE_PREFIX):
+        return None
+    found = vars(sys.modules.get(module, types))
+    if found.get(name) is not value:  # `errors = jax.vmap(error)` has the name 'error'
+        name = next((key for key, item in found.items() if item is value), name)
+    if "<" in name:
         return None
     if module in _SCRIPTS and (script := name_script(name)):
         return f"{script}.{name}"
@@ -334,7 +372,13 @@ def _find_import_path(value: Any) -> str | None:
             with contextlib.suppress(ImportError, AttributeError):
                 if operator.attrgetter(name)(importlib.import_module(package)) is value:
                     return f"{package}.{name}"
-    return None
+    return _find_import_path(value.__wrapped__) if _is_jitted(value) else None
+
+
+def _is_jitted(value: Any) -> bool:
+    """Return whether a value is a function of `jax.jit`, in whose place the step can call the function itself."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.stages.Wrapped) and hasattr(value, "__wrapped__")
 
 
 _INSTEAD = "`dict(type=..., **arguments)` with the class or function that returns it"
@@ -358,6 +402,8 @@ def _describe_value(value: Any) -> str:
         )
     if name.endswith("<lambda>"):
         return f"{kind} <lambda>: write it with `def` at the top level of a module"
+    if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):  # of `jax.vmap` and its like
+        return f"{kind} {name}, made of {wrapped.__module__}.{name}: give it a name at the top level of a module"
     if isinstance(value, type | types.FunctionType):
         return f"{kind} {name}, which `import {value.__module__}` does not find, perhaps as another file has this name"
     return f"{kind}: write {_INSTEAD}"

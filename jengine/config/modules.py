@@ -124,7 +124,9 @@ def _list_importable(file: str) -> frozenset[str]:
     if not any(isinstance(node, ast.If) and "__name__" in ast.dump(node.test) for node in body):
         return frozenset()
     defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return frozenset(node.name for node in body if isinstance(node, defined))
+    assigned = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    names = {target.id for target in assigned if isinstance(target, ast.Name)}
+    return frozenset(names.union(node.name for node in body if isinstance(node, defined)))
 
 
 def import_attribute(path: str) -> Any:

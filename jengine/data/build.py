@@ -34,7 +34,8 @@ def build_dataloader(
       cfg_or_loader: a dict with `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`,
         and `dataset` may also be a stream of examples (see `IterableLoader`); `global_batch_size` may replace
         `batch_size`, for the examples of all processes together; or a loader; or an iterable of batches;
-        or a function that returns an iterator over batches, or such a function's import path. It is not modified.
+        or a function that returns an iterator over batches, or such a function's import path; or `dict(type=...,
+        **arguments)` with a class or function that returns one of these. It is not modified.
       train: whether the data are for training. By default the order is then shuffled and `drop_last` is True; otherwise
         the data are in order and the last batch is padded.
       seed: sampler seed, unless the config has one.
@@ -44,6 +45,8 @@ def build_dataloader(
       TypeError: an unknown or missing argument. ValueError: a number out of range, or data that cannot be iterated.
     """
     cfg_or_loader = name_to_function(cfg_or_loader)
+    if is_mapping(cfg_or_loader) and "type" in cfg_or_loader:
+        cfg_or_loader = _build_object(cfg_or_loader)
     shard = (process_index, process_count)
     if get_batch_axis(cfg_or_loader) is None:  # each process has the whole batch
         shard = (0, 1)
@@ -76,6 +79,18 @@ def build_dataloader(
     return DataLoader(**arguments)
 
 
+def _build_object(cfg: Mapping[str, Any]) -> Any:
+    """Build the loader or iterable in a dict with a `type`; a DataLoader has the order that its own arguments say."""
+    kind = FUNCTIONS.get(cfg["type"]) if isinstance(cfg["type"], str) else cfg["type"]
+    if kind is not DataLoader:
+        return FUNCTIONS.build_function(cfg)
+    arguments = {key: value for key, value in cfg.items() if key != "type"}
+    arguments["dataset"] = _build_dataset(arguments["dataset"])
+    if arguments.get("sampler") is not None:
+        arguments["sampler"] = _build_sampler(arguments["sampler"], arguments["dataset"], {})
+    return DataLoader(**resolve_functions(DataLoader, arguments))
+
+
 def name_to_function(dataloader: Any) -> Any:
     """Return the function at an import path, and anything but a string unchanged."""
     return FUNCTIONS.get(dataloader) if isinstance(dataloader, str) and "." in dataloader else dataloader
@@ -90,6 +105,8 @@ def get_batch_axis(cfg_or_loader: object) -> object:
 
 def check_dataloader(cfg: Mapping[str, Any]) -> None:
     """Check a dataloader section without building anything; see `build_dataloader`."""
+    if "type" in cfg:
+        return FUNCTIONS.check(cfg)
     for key, reason in _UNSUPPORTED.items():
         if key in cfg:
             raise TypeError(f"a dataloader must not have the argument {key!r}: {reason}; remove it")

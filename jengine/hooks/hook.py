@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import optax
 
+from jengine.construction import recorded
 from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.hooks.priority import Priority
@@ -73,6 +74,10 @@ class Hook:
         "after_run",
     )  # fmt: skip
     traced_points: ClassVar[tuple[str, ...]] = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        recorded(cls)  # so that the work dir's config has the hooks of a run in Python
 
     # --- Host stages, in the order of a run. ---
 

@@ -139,9 +139,11 @@ class FunctionalModel(Model):
         return self._predict is not None and self._predict.accepts("rng")
 
     def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
-        """Return the predictions; TypeError if the model has no prediction function."""
+        """Return the predictions; ConfigError if the model has no prediction function."""
         if self._predict is None:
-            raise TypeError("FunctionalModel: `predict` must be a function for validation and test, got None")
+            raise ConfigError(
+                "`model.predict` must be a function for validation, test, prediction and export, got None"
+            )
         module, state = self._combine(params, model_state, train=False)
         # Without a key, as from a notebook, a sampler gets a fixed one, like the streams of Flax modules.
         rng = jax.random.key(0) if rng is None and self.predicts_with_rng else rng

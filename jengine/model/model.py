@@ -9,6 +9,7 @@ import jax
 import optax
 
 from jengine import paths
+from jengine.construction import recorded
 from jengine.errors import ConfigError
 from jengine.logging.tables import format_table
 
@@ -60,6 +61,10 @@ class Model:
     module_types: Mapping[str, str] = {}
     logical_axes: Mapping[str, tuple[str | None, ...]] = {}
     adapter_paths: Collection[str] = frozenset()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        recorded(cls)  # so that the work dir's config has the model of a run in Python
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)`, nested dicts with arrays.

@@ -61,11 +61,11 @@ class FilesVisBackend(BaseVisBackend):
     def add_config(self, config: str) -> None:
         """Write the config file, in the format of its suffix."""
         if self._config_file.suffix == ".json":
-            config = encode(parse_config(config), indent=1)
+            config = encode(parse_config(config, arrays=False), indent=1)
         elif self._config_file.suffix in (".yaml", ".yml"):
             import yaml
 
-            config = yaml.safe_dump(parse_config(config), sort_keys=False)
+            config = yaml.safe_dump(parse_config(config, arrays=False), sort_keys=False)
         write_config(config, self._config_file)
 
     def add_graph(self, graph: str) -> None:

@@ -1,10 +1,12 @@
 """Test that a config with functions is written, runs again, and is loaded and exported."""
 
 import functools
+import importlib
 import pathlib
 import shutil
 import sys
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -138,8 +140,8 @@ def test_what_cannot_run_again_is_one_line_with_the_way_out(tmp_path, capsys):
     cfg = dict(
         a=eval("lambda outputs: outputs"),
         b=dict(type=Anything, fn=sorted),
-        c=optax.constant_schedule(0.1),
-        d=np.ones(2),
+        c=optax.adam(0.1),
+        d=np.ones(2000),
         e=dict(loss=make),
     )
     with pytest.warns(UserWarning, match="the file says only what it was") as warned:
@@ -148,8 +150,88 @@ def test_what_cannot_run_again_is_one_line_with_the_way_out(tmp_path, capsys):
     assert set(texts) == {"a", "b.type", "b.fn", "c", "d", "e.loss"}
     assert "got function <lambda>: write it with `def` at the top level of a module" in texts["a"]
     assert "annotate it in Anything as `Callable`" in texts["b.fn"]
-    assert "write `dict(type=..., **arguments)` with the function that returns it" in texts["c"]
+    assert "write `dict(type=..., **arguments)` with the class or function that returns it" in texts["c"]
     assert "got ndarray: write `dict(type=..., **arguments)`" in texts["d"]
+
+
+CLOSURES = """
+import functools
+from collections.abc import Callable
+
+import jax
+
+
+def make_loss(weight, power=2):
+    def loss(x):
+        return weight * x**power
+    return loss
+
+
+def scaled(fn: Callable, factor=1.0):
+    return lambda x: factor * fn(x)
+
+
+def shifted(offset):
+    offset = offset + 1
+    def shift(x):
+        return x + offset
+    return shift
+
+
+def train(rate):
+    def loss(x):
+        return rate * x
+    def get_loss():
+        return loss
+    calls.append(rate)
+    return {"loss": get_loss()}
+
+
+calls = []
+
+
+def error(x):
+    return x**2
+
+
+errors, compiled, double = jax.vmap(error), jax.jit(error), lambda x: 2 * x
+"""
+
+
+@pytest.fixture
+def closures(tmp_path, monkeypatch):
+    (tmp_path / "closures.py").write_text(CLOSURES)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("closures")
+    del sys.modules["closures"]
+
+
+def test_functions_that_functions_make_are_written_with_their_arguments(closures):
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, warmup_steps=10, decay_steps=100)
+    schedule(0)  # optax's cosine makes its number of steps a float
+    cfg = dict(
+        loss=closures.make_loss(0.5),
+        nested=closures.scaled(closures.make_loss(3, power=1), factor=2.0),
+        named=[closures.errors, closures.compiled, closures.double, jax.jit(closures.error)],
+        schedule=schedule,
+    )
+    written = parse_config(dump_config(cfg))
+    assert written["loss"] == {"type": "closures.make_loss", "weight": 0.5}
+    assert written["named"] == ["closures.errors", "closures.compiled", "closures.double", "closures.error"]
+    assert FUNCTIONS.build_function(written["loss"])(3) == 4.5
+    assert FUNCTIONS.build_function(written["nested"])(3) == 18
+    built = FUNCTIONS.build_function(written["schedule"])
+    assert [float(built(step)) for step in (0, 5, 50)] == [float(schedule(step)) for step in (0, 5, 50)]
+
+
+def test_a_closure_that_its_arguments_do_not_determine_is_not_written(closures):
+    cfg = dict(shifted=closures.shifted(1), captured=closures.train(0.1)["loss"], mapped=jax.vmap(closures.error))
+    with pytest.warns(UserWarning, match="the file says only what it was") as warned:
+        dump_config(cfg)
+    texts = [str(warning.message) for warning in warned]
+    assert closures.calls == [0.1]  # what trains is not called again
+    assert [text.split(" ")[0] for text in texts] == ["`shifted`", "`captured`", "`mapped`"]
+    assert "made of closures.error: give it a name at the top level of a module" in texts[2]
 
 
 def test_a_function_of_a_script_is_found_within_the_script_only(monkeypatch):

@@ -1,17 +1,24 @@
 """Check that the config in a work dir runs again, with the user's modules next to the original config."""
 
+import functools
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
+from jengine import Runner, load_config
 from jengine.checkpoint import load
 from jengine.cli import main
+from jengine.config import resolve
 from jengine.construction import to_config
+from jengine.data import ArrayDataset, DataLoader, DefaultSampler
 from jengine.model import FunctionalModel
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -126,9 +133,17 @@ class Ones(list):
         super().__init__([{"x": 1.0}] * count)
 
 
+class Twos(list):
+    def __init__(self, count):
+        super().__init__([{"x": 2.0}] * count)
+
+
 class Halves(Hook):
     def __init__(self, factor):
-        self.factor = factor
+        self.rate = 1 / factor
+
+    def before_run(self, runner):
+        runner.logger.info(f"rate {self.rate}")
 
 
 def init():
@@ -154,13 +169,14 @@ if __name__ == "__main__":
 
 
 def test_a_run_of_a_script_runs_again_is_loaded_and_exported(tmp_path):
-    (tmp_path / "mean.py").write_text(SCRIPT.replace("OPTIONS", ""))
+    (tmp_path / "mean.py").write_text(SCRIPT.replace("OPTIONS", "custom_hooks=[Halves(2)],"))
     first = subprocess.run([sys.executable, "mean.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr
     assert "cannot be run again" not in first.stdout
     assert first.stdout.splitlines()[-1].startswith("0.590")  # 1 - 0.8 ** 4
     again = jengine("train", "runs/mean/config.py", "--work-dir", "runs/again", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
+    assert "rate 0.5" in again.stdout
     params = [load(tmp_path / "runs" / name / "epoch_1").params["w"] for name in ("mean", "again")]
     np.testing.assert_array_equal(*params)
     command = ["ckpt", "export", tmp_path / "runs/again", "--jax-export", tmp_path / "out", "--platforms", "cpu"]
@@ -169,17 +185,20 @@ def test_a_run_of_a_script_runs_again_is_loaded_and_exported(tmp_path):
 
 
 def test_what_the_config_of_a_run_in_python_lacks_is_named_at_the_start_and_when_it_is_needed(tmp_path):
-    text = SCRIPT.replace("OPTIONS", "custom_hooks=[Halves(2)],").replace('if __name__ == "__main__":', "if True:")
+    text = SCRIPT.replace("OPTIONS", "").replace("Ones(8)", "Twos(8)").replace('if __name__ == "__main__":', "if True:")
     (tmp_path / "mean.py").write_text(text)
     first = subprocess.run([sys.executable, "mean.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
     (line,) = [line for line in first.stdout.splitlines() if "cannot be run again" in line]
     assert "`model.init` must be a literal or importable" in line
     assert "`if __name__ == '__main__':`" in line
-    assert "`custom_hooks[0]` must be" in line
-    assert "got Halves: write `dict(type=Halves, factor=...)`" in line
+    assert "`train_dataloader.dataset` must be" in line
+    assert "got Twos: write `dict(type=Twos, count=...)`" in line
     again = jengine("train", "runs/mean/config.py", cwd=tmp_path)
     assert again.returncode == 2
-    assert "the config must have `custom_hooks[0]` (Halves), which the run that wrote it had in memory" in again.stderr
+    assert (
+        "the config must have `train_dataloader.dataset` (Twos), which the run that wrote it had in memory"
+        in again.stderr
+    )
 
 
 def test_an_attribute_that_was_set_on_an_object_later_is_not_lost_in_silence():
@@ -187,6 +206,13 @@ def test_an_attribute_that_was_set_on_an_object_later_is_not_lost_in_silence():
     assert to_config(model) == {"type": FunctionalModel, "init": dict, "loss": max}
     model.loss_lambda = 0.5
     assert to_config(model).kind == "FunctionalModel with 'loss_lambda' set later"
+
+
+def test_objects_of_other_libraries_have_a_way_out_of_their_own():
+    optimizer, network = to_config([optax.adam(1e-3), nnx.Linear(1, 1, rngs=nnx.Rngs(0))])
+    assert optimizer.instead == "the function of optax with its arguments: `dict(type=optax.adam, ...)`"
+    assert network.instead == "the class, `NnxModel(Linear, ...)`, or a `functools.partial` of it"
+    assert "them by name" in to_config(functools.partial(max, 1)).instead
 
 
 def test_a_config_that_cannot_be_run_again_is_reported_with_its_key(project, capsys):
@@ -254,3 +280,47 @@ def test_a_file_next_to_the_config_takes_precedence_over_a_registered_name(proje
     (project / "configs" / "nets.py").write_text(MY_NET.split("@HOOKS")[0].replace("MyNet", "SmallCNN"))
     assert main(["train", "configs/config.py", "--config.model.module.type=nets.SmallCNN"]) == 0
     assert "model:      2 tensors" in capsys.readouterr().out  # those of its one layer
+
+
+class Batches:
+    count = 3
+
+    def __iter__(self):
+        return iter([{"x": np.arange(4.0)}] * self.count)
+
+
+class CountedBatches(Batches):
+    def __init__(self, count):
+        self.count = count
+
+
+def make_dataset():
+    return ArrayDataset(dict(x=np.linspace(0, 1, 16)))
+
+
+def init():
+    return {"w": jnp.ones(())}
+
+
+def loss(params, batch):
+    return jnp.square(params["w"] * batch["x"] - 1)
+
+
+@pytest.mark.parametrize(
+    "make_loader",
+    [
+        Batches,
+        lambda: dict(type=CountedBatches, count=2),
+        lambda: [{"x": np.arange(4.0)}] * 3,
+        lambda: DataLoader(make_dataset(), 4),
+        lambda: DataLoader(dataset := make_dataset(), 4, sampler=DefaultSampler(dataset, shuffle=True, seed=3)),
+    ],
+    ids=["iterable", "config of an iterable", "list", "loader", "loader with a sampler"],
+)
+def test_loaders_and_iterables_are_written_and_built_again(tmp_path, make_loader):
+    settings = dict(train_cfg=dict(max_epochs=1), optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)))
+    first = Runner(FunctionalModel(init, loss), tmp_path / "a", train_dataloader=make_loader(), **settings).train()
+    cfg = resolve(load_config(tmp_path / "a" / "config.py"))
+    second = Runner.from_cfg({**cfg, "work_dir": tmp_path / "b"}).train()
+    assert first.params["w"] != 1
+    assert first.params["w"] == second.params["w"]

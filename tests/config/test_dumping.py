@@ -1,11 +1,13 @@
 import collections
 import glob
+import json
 import math
 import pathlib
 import re
 import sys
 import types
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -71,10 +73,26 @@ def test_a_value_that_cannot_be_written_becomes_a_note_with_a_warning_and_is_ask
         result = dump_and_load({"model": {"transforms": ["ok", lambda x: x]}}, tmp_path)
     assert re.fullmatch("<not written: function .*<lambda>>", result["model"]["transforms"][1])
     with pytest.warns(UserWarning, match="`mean`, `std` must be .*, got ndarray"):
-        result |= dump_and_load({"mean": np.array([1, 2]), "std": np.ones(2)}, tmp_path)
+        result |= dump_and_load({"mean": np.zeros(2000), "std": np.ones(2000)}, tmp_path)
     message = r"`model\.transforms\[1\]` \(function .*<lambda>\), `mean` \(ndarray\), `std` \(ndarray\), which the run"
     with pytest.raises(ConfigError, match=message):
         check_written(result)
+
+
+def test_small_arrays_are_written_with_their_dtype_and_library(tmp_path):
+    arrays = {"mean": np.array([[0.1, np.inf]], np.float32), "anchors": jnp.array([1, 2], jnp.int8), "one": np.ones(())}
+    result = dump_and_load(arrays, tmp_path)
+    for name, array in arrays.items():
+        assert type(result[name]) is type(array)
+        assert result[name].dtype == array.dtype
+        np.testing.assert_array_equal(result[name], array)
+    assert parse_config(dump_config(arrays))["mean"].shape == (1, 2)
+    assert parse_config(dump_config(arrays), arrays=False) == {
+        "mean": [[float(np.float32(0.1)), np.inf]],
+        "anchors": [1, 2],
+        "one": 1.0,
+    }
+    assert json.loads(dump_config({"anchors": arrays["anchors"]}, tmp_path / "config.json")) == {"anchors": [1, 2]}
 
 
 def test_a_class_of_the_config_file_itself_is_written_as_its_import_path(write, tmp_path):

@@ -5,6 +5,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
+from jengine.errors import ConfigError
 from jengine.model import (
     CastModel,
     CrossEntropy,
@@ -147,7 +148,7 @@ def test_functions_can_update_the_model_state():
     params, state = model.init(jax.random.key(0), None)
     _, state = model.loss(params, state, None, rng=jax.random.key(0), hyperparams={})
     assert state["n"] == 1.0
-    with pytest.raises(TypeError, match="`predict` must be a function for validation and test, got None"):
+    with pytest.raises(ConfigError, match="`model.predict` must be a function for validation, test, prediction"):
         model.predict(params, state, None)
 
 

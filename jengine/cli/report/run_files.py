@@ -175,7 +175,7 @@ def _read_config(files: ForeignFiles) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        return parse_config(text)
+        return parse_config(text, arrays=False)
     except ConfigError as error:
         files.note(path, error)
         return {}
