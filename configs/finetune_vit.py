@@ -2,7 +2,7 @@
 
     jengine train configs/finetune_vit.py:vit.safetensors
 
-examples/finetune_vit.py writes such a file. Without one, training starts from random weights.
+examples/finetune_timm.py writes such a file. Without one, training starts from random weights.
 """
 
 from ml_collections import ConfigDict

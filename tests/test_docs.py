@@ -13,27 +13,18 @@ from jengine.config import load_config, resolve
 from jengine.data import ArrayDataset, Digits
 from jengine.model import FunctionalModel
 from jengine.registry import LOOPS
+from tests.docs_pages import blocks_of
+from tests.run_again import check_runs_of_page
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
 
-def run_page(page):
-    """Run the code of a page from top to bottom and return its namespace."""
-    names = {"__name__": f"docs.{page.removesuffix('.md')}"}
-    for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL):
-        if not block.startswith("import qwix"):  # tests/model/test_qwix.py runs it where qwix is installed
-            exec(compile(block, page, "exec"), names)
-    return names
-
-
 @pytest.mark.parametrize("page", ["optim_tutorial.md", "finetuning.md", "own_step.md"])
-def test_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_page_runs_from_top_to_bottom(page, run_page):
     run_page(page)
 
 
-def test_hooks_of_the_hooks_page_run_in_chunks(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_hooks_of_the_hooks_page_run_in_chunks(run_page):
     names = run_page("hooks.md")
     programs, losses = names["runner"].programs, names["runner"].message_hub.get_scalar("train/loss").data[0]
     assert (programs.chunk.traces, programs.update.traces) == (1, 0)
@@ -113,16 +104,14 @@ def test_code_of_the_predict_page_runs(tmp_path, monkeypatch):
     )
     exec(compile(artifact, "predict.md", "exec"), names)
     np.testing.assert_allclose(names["predict"](dict(image=images)), expected, rtol=1e-4, atol=1e-5)
+    check_runs_of_page("predict.md", tmp_path)
 
 
-def test_readme_example_runs(tmp_path, monkeypatch):
-    readme = (DOCS.parent / "README.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(compile(block.replace("max_epochs=20", "max_epochs=2"), "README.md", "exec"), names)
-    losses = [metrics["loss"] for _, _, metrics in names["runner"].validations]
-    assert losses
+def test_readme_example_runs(run_page):
+    (block,) = blocks_of("README.md", "python")
+    names = run_page("README.md", replace=("max_epochs=20", "max_epochs=2"))
+    (errors,) = [metrics["mse"] for _, _, metrics in names["runner"].validations]
+    assert errors < 5  # of the sum of eight sines, whose variance is 3.5
     assert len(block.strip().splitlines()) <= 30
 
 

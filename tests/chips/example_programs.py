@@ -103,7 +103,7 @@ class JaxOnChips:
 
 
 def get_config(name: str) -> dict[str, Any]:
-    """Return the arguments of the Runner that an example builds first; the second of finetune_vit is a config."""
+    """Return the arguments of the Runner that an example builds first; the second of finetune_timm is a config."""
     example = load_example(name)
     example.Runner = StoppingRunner  # type: ignore[attr-defined]
     (arguments,) = run_until_reached(example)

@@ -19,7 +19,6 @@ from flax import nnx
 
 import jengine
 from jengine import Runner, checkpoint, config, paths
-from jengine.averaging import AVERAGES
 from jengine.checkpoint.array_rules import parse_rules
 from jengine.cli.main import build_parser
 from jengine.cli.report.run_table import read_table
@@ -38,16 +37,13 @@ from jengine.registry import (
     LOOPS,
     METRICS,
     MODELS,
-    PARAM_SCHEDULERS,
     STRATEGIES,
-    VISBACKENDS,
     VISUALIZERS,
 )
 from jengine.runner.config_checks import train_loop_config
-from tests.run_again import check_runs_again, find_runs
+from tests import run_again
+from tests.docs_pages import PAGES, ROOT, blocks_of
 
-ROOT = pathlib.Path(__file__).parents[2]
-PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 # Pages whose code has tests of its own: in tests/test_docs.py, tests/hooks, tests/optim and tests/sharding.
 ELSEWHERE = (
     "devices.md",
@@ -63,39 +59,6 @@ ELSEWHERE = (
 
 
 PRETRAINED = pathlib.Path(__file__).parent.parent / "data" / "pretrained"
-
-
-def blocks_of(page, language):
-    return [m[1] for m in re.finditer(rf"^```{language}\n(.*?)^```", PAGES[page], flags=re.DOTALL | re.MULTILINE)]
-
-
-@pytest.fixture
-def run_page(tmp_path, monkeypatch):
-    """Return a function that runs the blocks of a page in an empty directory and returns their names.
-
-    `names` are those that the page takes for granted; `before` has further ones for a block, by its first line.
-    """
-    monkeypatch.chdir(tmp_path)
-    for registry in (AVERAGES, HOOKS, LOOPS, METRICS, MODELS, PARAM_SCHEDULERS, VISBACKENDS, VISUALIZERS):
-        assert "" not in registry  # the first look-up imports the entries
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))  # removes those of the page afterwards
-
-    def run(page, names=None, before=None, skipped=()):
-        module = types.ModuleType(f"docs.{page.removesuffix('.md')}")  # so that configs can name what it defines
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        module.config = SimpleNamespace()
-        module.__dict__.update(names or {})
-        names = vars(module)
-        for block in blocks_of(page, "python"):
-            if block in skipped or re.match(r"import (haiku|qwix)\b", block):
-                continue  # tests of these libraries run it where they are installed
-            names.update((before or {}).get(block.split("\n")[0], {}))
-            exec(compile(block, page, "exec"), names)
-        return names
-
-    yield run
-    for work_dir in find_runs(tmp_path):
-        check_runs_again(work_dir)
 
 
 def execute(block):
@@ -159,6 +122,7 @@ def test_every_page_with_code_has_a_test():
     pages = {page for page in PAGES if blocks_of(page, "python")}
     own = re.findall(r'run_page\(\s*"(\w+\.md)"', pathlib.Path(__file__).read_text())
     assert pages == {*own, *ELSEWHERE}
+    assert {*pages, "README.md"} == set(run_again.PAGES)
 
 
 def test_languages_of_blocks_are_those_that_are_tested():
@@ -354,7 +318,7 @@ def test_language_page(run_page):
     assert losses[-1] < losses[0] / 2
     _, iteration, metrics = names["runner"].validations[-1]
     assert (iteration, metrics["questions/exact_match"]) == (60, 1.0)
-    assert names["texts"][1].startswith(" math")
+    assert names["answers"][1].startswith(" math")
     assert names["tokens"].shape == (1, 8)
     assert {path.rpartition(".")[2] for path in paths.flatten(names["state"].params)} == {"lora_a", "lora_b"}
     with pytest.raises(FileNotFoundError, match=r"code\.jsonl"):

@@ -1,8 +1,5 @@
 """Modules of Equinox in runs and in loops by hand, against the loops of its documentation."""
 
-import pathlib
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -191,12 +188,8 @@ def test_module_types_must_be_paths_of_the_module():
         model.init(jax.random.key(0), DATA)
 
 
-def test_the_page_about_equinox_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "equinox.md").read_text()
-    names = {"__name__": "docs.equinox"}
-    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
-        exec(compile(block, "equinox.md", "exec"), names)
+def test_the_page_about_equinox_runs(run_page):
+    names = run_page("equinox.md")
     assert names["logits"].shape == (32, 2)
     assert names["network"].dropout.inference
     assert np.isfinite(names["loss"])

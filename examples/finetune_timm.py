@@ -1,6 +1,6 @@
 """Fine-tune a vision transformer from a safetensors file in timm's layout, with LoRA, and export the result.
 
-    python examples/finetune_vit.py [--weights vit.safetensors]
+    python examples/finetune_timm.py [--weights vit.safetensors]
 
 Without a file, the example writes one: a transformer for the digits 0 to 4 in images with a margin, whose position
 embeddings are resized to the images of the run. configs/finetune_vit.py is the config of the fine-tuning.
@@ -22,7 +22,7 @@ from jengine.data import ArrayDataset, Digits
 CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "finetune_vit.py"
 
 
-def main(weights: str = "", max_iters: int = 400, work_dir: str = "work_dirs/finetune_vit") -> Runner:
+def main(weights: str = "", max_iters: int = 400, work_dir: str = "work_dirs/finetune_timm") -> Runner:
     """Fine-tune, export `model.safetensors` with the updates added, and return the Runner."""
     weights = weights or pretrain(os.path.join(work_dir, "pretrained"), max_iters)
     config = load_config(f"{CONFIG}:{weights}", [f"work_dir={work_dir}", f"train_cfg.max_iters={max_iters}"])
@@ -83,6 +83,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", default="", help="a safetensors file in timm's layout")
     parser.add_argument("--max-iters", type=int, default=400)
-    parser.add_argument("--work-dir", default="work_dirs/finetune_vit")
+    parser.add_argument("--work-dir", default="work_dirs/finetune_timm")
     args = parser.parse_args()
     main(args.weights, args.max_iters, args.work_dir)

@@ -1,0 +1,48 @@
+"""Run the code of the pages, and check the runs that it leaves."""
+
+import pathlib
+import re
+import sys
+import types
+from types import SimpleNamespace
+
+from jengine.averaging import AVERAGES
+from jengine.registry import HOOKS, LOOPS, METRICS, MODELS, OPTIMIZERS, PARAM_SCHEDULERS, VISBACKENDS, VISUALIZERS
+from tests.run_again import check_runs_of_page
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+TEXTS = {**PAGES, "README.md": (ROOT / "README.md").read_text()}
+REGISTRIES = (AVERAGES, HOOKS, LOOPS, METRICS, MODELS, OPTIMIZERS, PARAM_SCHEDULERS, VISBACKENDS, VISUALIZERS)
+
+
+def blocks_of(page, language):
+    """Return the code blocks of a page in a language."""
+    return [m[1] for m in re.finditer(rf"^```{language}\n(.*?)^```", TEXTS[page], flags=re.DOTALL | re.MULTILINE)]
+
+
+def page_runner(directory, monkeypatch):
+    """Yield a function that runs the blocks of a page in an empty directory and returns their names; see `run_page`."""
+    monkeypatch.chdir(directory)
+    for registry in REGISTRIES:
+        assert "" not in registry  # the first look-up imports the entries
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))  # removes those of the page afterwards
+    pages = set()
+
+    def run(page, names=None, before=None, skipped=(), replace=("", ""), language="python"):
+        module = types.ModuleType(f"docs.{page.removesuffix('.md')}")  # so that configs can name what it defines
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        module.config = SimpleNamespace()
+        module.__dict__.update(names or {})
+        names = vars(module)
+        for block in blocks_of(page, language):
+            if block in skipped or re.match(r"import (haiku|qwix)\b", block):
+                continue  # tests of these libraries run it where they are installed
+            names.update((before or {}).get(block.split("\n")[0], {}))
+            exec(compile(block.replace(*replace), page, "exec"), names)
+        pages.add(page)
+        return names
+
+    yield run
+    for page in pages:
+        check_runs_of_page(page, directory)
