@@ -10,8 +10,11 @@ import jax
 
 from jengine.errors import config_path
 from jengine.model.model import ArrayTree, Batch, Losses
-from jengine.registry import MODELS, as_config, check_arguments, resolve_functions
+from jengine.registry import MODELS, Registry, as_config, check_arguments, resolve_functions
 from jengine.selection import Selector, select
+
+# The entries of MODELS, with the names for errors
+_LOSSES, _NETWORKS = Registry("loss", parent=MODELS), Registry("network", parent=MODELS)
 
 
 def accepts(fn: Callable[..., Any], name: str) -> bool:
@@ -34,7 +37,7 @@ def select_inputs(batch: Batch, inputs: Selector | Sequence[Selector] | None) ->
 def build_loss(loss: Any) -> Callable[..., Any]:
     """Return the loss function for a config, or the function itself."""
     with config_path("loss"):
-        loss = MODELS.build_function(loss)
+        loss = _LOSSES.build_function(loss)
     if not callable(loss):
         raise TypeError(f"`loss` must be a function (outputs, batch) -> losses or its config, got {loss!r}")
     return loss
@@ -55,7 +58,7 @@ def build_module(module: Any, **extra: Any) -> Any:
     entry = arguments.pop("type", None)
     if entry is None:
         raise TypeError(f"the config of a module must have a 'type', got only the keys {sorted(arguments)}")
-    entry = MODELS.get(entry) if isinstance(entry, str) else entry
+    entry = _NETWORKS.get(entry) if isinstance(entry, str) else entry
     if not callable(entry):
         raise TypeError(f"the `type` of a module must be a name or a class, got {entry!r}")
     arguments = resolve_functions(entry, arguments | extra)

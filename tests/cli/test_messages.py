@@ -134,7 +134,7 @@ MISTAKES = {
     ),
     "a misspelled loss": (
         ["model.loss.type=CrossEntrpy"],
-        r"got 'CrossEntrpy'; did you mean 'CrossEntropy'\?\n  in the config at `model.loss.type`, from the command line: --config.model.loss.type=",
+        r"loss must be a registered name .* got 'CrossEntrpy'; did you mean 'CrossEntropy'\?\n  in the config at `model.loss.type`, from the command line: --config.model.loss.type=",
     ),
     "a misspelled key": (
         ["optim_wraper.optimizer.lr=1"], r"did you mean 'optim_wrapper'\?.*\n  from the command line: --config.optim_wraper.optimizer.lr=1\n",
