@@ -1,5 +1,7 @@
 """Test that every implementation of attention computes what `jax.nn.dot_product_attention` does, gradients included."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,6 @@ SEGMENTS = np.repeat([[0, 1, 2], [0, 0, 1]], 128, axis=1)
 CASES = {
     "causal": dict(),
     "window": dict(window=100),
-    "segments": dict(segment_ids=SEGMENTS),
     "segments and window": dict(segment_ids=SEGMENTS, window=50),
     "both directions": dict(causal=False, segment_ids=SEGMENTS),
 }
@@ -74,7 +75,7 @@ def test_half_precision_differs_by_its_rounding(arrays):
     half = tuple(jnp.asarray(x, jnp.bfloat16) for x in arrays)
     expected = by_formula(*(np.asarray(x, np.float32) for x in half))
     for implementation in ("blocks", "splash"):
-        y = attend(*half, implementation=implementation)
+        y = jax.jit(functools.partial(attend, implementation=implementation))(*half)
         assert y.dtype == jnp.bfloat16
         np.testing.assert_allclose(np.asarray(y, np.float32), expected, atol=0.02)
 
@@ -112,10 +113,9 @@ def test_the_devices_of_the_mesh_choose_the_implementation(platform, length, dty
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="cuDNN is there")
 def test_without_cudnn_a_gpu_gets_blocks_and_the_reason_once(arrays, caplog):
     half = tuple(jnp.asarray(x, jnp.bfloat16) for x in arrays)
-    expected = attend(*half, implementation="blocks")
     with jax.sharding.use_abstract_mesh(_mesh_of("NVIDIA H100", "gpu")), caplog.at_level("WARNING", "jengine"):
         jax.eval_shape(attend, *half)  # this machine has no cuDNN
-        assert jax.eval_shape(attend, *half).shape == expected.shape
+        assert jax.eval_shape(attend, *half).shape == half[0].shape
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("attention is computed in blocks, slower than by cuDNN: ")
 

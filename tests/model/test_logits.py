@@ -1,5 +1,6 @@
 """Test that a loss on chunks of logits is the loss on all of them, also on a mesh."""
 
+import functools
 import re
 
 import jax
@@ -18,7 +19,7 @@ def compile_gradients(mesh, **options):
     """Return the compiled loss with gradients, and its arguments."""
     loss = CrossEntropy("targets", label_smoothing=0.1, ignore_index=-1)
     model = LinenModel(TransformerLM(**SMALL, **options), loss, inputs="tokens")
-    params, _ = model.init(jax.random.key(0), BATCH)
+    params, _ = jax.jit(model.init)(jax.random.key(0), BATCH)
 
     def mean_loss(params, batch):
         total, weight = model.loss(params, {}, batch, rng=jax.random.key(0), hyperparams={})[0]["loss"]
@@ -49,7 +50,7 @@ def test_chunks_have_the_gradients_of_all_logits_which_never_exist_at_once(tied)
 
 def test_predictions_are_logits_and_a_chunk_must_divide_the_tokens():
     model = LinenModel(TransformerLM(**SMALL, logits_chunk=5), CrossEntropy("targets"), inputs="tokens")
-    params, _ = model.init(jax.random.key(0), BATCH)
-    assert model.predict(params, {}, BATCH).shape == (4, 16, 48)
+    params, _ = jax.jit(model.init)(jax.random.key(0), BATCH)
+    assert jax.eval_shape(model.predict, params, {}, BATCH).shape == (4, 16, 48)
     with pytest.raises(ValueError, match=r"`logits_chunk` must divide the number of tokens, 16, got 5"):
-        model.loss(params, {}, BATCH, rng=jax.random.key(0), hyperparams={})
+        jax.eval_shape(functools.partial(model.loss, hyperparams={}), params, {}, BATCH, rng=jax.random.key(0))

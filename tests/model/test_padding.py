@@ -54,7 +54,7 @@ MODELS = [LinenModel(LinenNet(), loss), LinenModel(LinenNet(remat=True), loss), 
 
 @pytest.mark.parametrize("model", MODELS, ids=["linen", "linen with remat", "nnx"])
 def test_a_padded_batch_trains_like_the_batch_without_its_padding(model):
-    variables = model.init(jax.random.key(1), {"image": REAL})
+    variables = jax.jit(model.init)(jax.random.key(1), {"image": REAL})
     expected = train(model, {"image": REAL}, variables)
     found = train(model, {"image": PADDED, "mask": MASK}, variables)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), found, expected)
@@ -65,7 +65,7 @@ def test_a_padded_batch_trains_like_the_batch_without_its_padding(model):
 
 @pytest.mark.parametrize("model", MODELS[::2], ids=["linen", "nnx"])
 def test_a_share_that_is_all_padding_has_finite_statistics(model):
-    variables = model.init(jax.random.key(1), {"image": REAL})
+    variables = jax.jit(model.init)(jax.random.key(1), {"image": REAL})
     found = train(model, {"image": REAL, "mask": np.zeros(6, bool)}, variables)[2]
     expected = train(model, {"image": REAL}, variables)[2]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), found, expected)
@@ -73,7 +73,7 @@ def test_a_share_that_is_all_padding_has_finite_statistics(model):
 
 def test_padding_is_left_out_in_low_precision_too():
     for model in (MODELS[0], MODELS[2]):
-        variables = model.init(jax.random.key(1), {"image": REAL})
+        variables = jax.jit(model.init)(jax.random.key(1), {"image": REAL})
         cast = CastModel(model, Precision("bfloat16"))
         expected = train(cast, {"image": REAL}, variables)[2]
         found = train(cast, {"image": PADDED, "mask": MASK}, variables)[2]

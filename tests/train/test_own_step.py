@@ -37,10 +37,15 @@ def run(model, wrapper, batches=BATCHES, hooks=()):
 
 def optimize(tx, params, gradients, batches=BATCHES):
     """Return the parameters after an update with `gradients(params, batch)` for each batch."""
+
+    @jax.jit
+    def update(params, opt_state, batch):
+        updates, opt_state = tx.update(gradients(params, batch), opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
     opt_state = tx.init(params)
     for batch in batches:
-        updates, opt_state = tx.update(gradients(params, batch), opt_state, params)
-        params = optax.apply_updates(params, updates)
+        params, opt_state = update(params, opt_state, batch)
     return params
 
 
@@ -68,7 +73,7 @@ def sharpness_aware(state, batch, ctx):
 
 def sharpness_aware_gradient(params, batch):
     grads = jax.grad(squared_error)(params, batch)
-    norm = np.sqrt(sum(np.sum(np.square(g)) for g in grads.values()))
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in grads.values()))
     return jax.grad(squared_error)({name: params[name] + 0.05 * grads[name] / norm for name in params}, batch)
 
 
@@ -95,9 +100,9 @@ def test_gsam_equals_a_loop_by_hand():
 
     def gradient(params, batch):
         clean, sharp = jax.grad(squared_error)(params, batch), sharpness_aware_gradient(params, batch)
-        g, s = (np.concatenate([np.ravel(tree[name]) for name in ("w", "b")]) for tree in (clean, sharp))
+        g, s = (jnp.concatenate([jnp.ravel(tree[name]) for name in ("w", "b")]) for tree in (clean, sharp))
         combined = s - 0.4 * (g - (g @ s) / (s @ s) * s)
-        return {"w": jnp.array(combined[:3]), "b": jnp.array(combined[3])}
+        return {"w": combined[:3], "b": combined[3]}
 
     state, _ = run(own(train_step), OptimWrapper(optax.sgd(0.1, momentum=0.9)))
     assert_close(state.params, optimize(optax.sgd(0.1, momentum=0.9), WEIGHTS, gradient), rtol=1e-5)
@@ -139,17 +144,18 @@ def test_a_gan_with_gradient_penalty_equals_a_loop_by_hand():
     params, txs = init(), {"critic": optax.adam(1e-2), "gen": optax.sgd(1e-2)}
     opt_states, expected = {name: tx.init(params[name]) for name, tx in txs.items()}, []
 
-    def update(name, loss):
-        value, grads = jax.value_and_grad(lambda part: loss({**params, name: part}))(params[name])
-        updates, opt_states[name] = txs[name].update(grads, opt_states[name])
-        return value, {**params, name: optax.apply_updates(params[name], updates)}
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def update(name, loss, params, opt_states, *arguments):
+        value, grads = jax.value_and_grad(lambda part: loss({**params, name: part}, *arguments))(params[name])
+        updates, opt_state = txs[name].update(grads, opt_states[name])
+        return value, {**params, name: optax.apply_updates(params[name], updates)}, {**opt_states, name: opt_state}
 
     for i, batch in enumerate(BATCHES):
         key = jax.random.fold_in(jax.random.key(1), i)
         for j in range(2):
-            loss = functools.partial(critic_loss, x=batch["x"], rng=jax.random.fold_in(key, j))
-            critic_value, params = update("critic", loss)
-        gen_value, params = update("gen", functools.partial(gen_loss, rng=key))
+            rng = jax.random.fold_in(key, j)
+            critic_value, params, opt_states = update("critic", critic_loss, params, opt_states, batch["x"], rng)
+        gen_value, params, opt_states = update("gen", gen_loss, params, opt_states, key)
         expected.append(critic_value + gen_value)
     assert_close(state.params, params, rtol=1e-5)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)  # the sum of the losses of both
@@ -205,8 +211,9 @@ def test_distillation_from_a_teacher_in_the_model_state_equals_a_loop_by_hand():
     start = {"w": jnp.ones(3), "b": jnp.ones(())}
     state, losses = run(own(train_step, lambda: (WEIGHTS, {"teacher": start})), OptimWrapper(optax.sgd(0.1)))
     params, teacher, expected = WEIGHTS, start, []
+    differentiate = jax.jit(jax.value_and_grad(distill))
     for batch in BATCHES:
-        value, grads = jax.value_and_grad(distill)(params, teacher, batch)
+        value, grads = differentiate(params, teacher, batch)
         expected.append(value)
         params = {name: params[name] - 0.1 * grads[name] for name in params}
         teacher = {name: 0.9 * teacher[name] + 0.1 * params[name] for name in params}
