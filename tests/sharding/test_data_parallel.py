@@ -39,8 +39,8 @@ def make_plain_model():
 
 @pytest.mark.parametrize(
     ("impl", "devices", "optimizer"),
-    [("shard_map", 2, AMP), ("shard_map", 8, AMP), ("shard_map", 4, LARS), ("pmap", 8, AMP)],
-    ids=["shard_map 2, AdamW", "shard_map 8, AdamW", "shard_map 4, LARS", "pmap 8, AdamW"],
+    [("shard_map", 8, AMP), ("shard_map", 4, LARS), ("pmap", 8, AMP)],
+    ids=["shard_map 8, AdamW", "shard_map 4, LARS", "pmap 8, AdamW"],
 )
 def test_twenty_steps_have_the_results_of_one_device(make_run, assert_close, impl, devices, optimizer):
     changes = dict(model=make_plain_model(), optim_wrapper=optimizer, custom_hooks=[dict(type="EMAHook", momentum=0.1)])
@@ -170,7 +170,7 @@ def make_words_model():
     return FunctionalModel(init=lambda: {"w": jnp.array([0.5, -1.0, 2.0])}, loss=loss)
 
 
-@pytest.mark.parametrize(("devices", "counts"), [(2, 1), (4, 2), (8, 1)])
+@pytest.mark.parametrize(("devices", "counts"), [(4, 2), (8, 1)])
 def test_a_loss_averaged_over_words_equals_that_of_the_full_batch(make_run, devices, counts):
     seen = []
 
@@ -260,9 +260,8 @@ def test_illegal_settings_are_refused(make_run):
 @pytest.mark.parametrize(
     ("saved", "resumed"),
     [(dict(type="DataParallel", devices=2), None), (None, dict(type="DataParallel", devices=2)),
-     (dict(type="DataParallel", devices=4), dict(type="DataParallel", devices=2)),
      (dict(type="DataParallel", mesh=dict(data=2, fsdp=4), fsdp_min_size=16), dict(type="DataParallel", devices=4))],
-    ids=["replicas to one device", "one device to replicas", "four replicas to two", "replicas of four devices to replicas of one"],
+    ids=["replicas to one device", "one device to replicas", "replicas of four devices to replicas of one"],
 )  # fmt: skip
 def test_a_run_resumes_on_another_number_of_replicas_with_their_statistics_and_gradients(make_run, saved, resumed):
     changes = dict(

@@ -192,14 +192,10 @@ def sequence_error(outputs, batch):
 @pytest.mark.parametrize(
     ("names", "parallel"),
     [
-        (("fsdp", "tensor"), dict(type="Pjit", mesh=dict(data=1, fsdp=2, tensor=2))),
-        (
-            ("embed", "heads"),
-            dict(type="Pjit", mesh=dict(data=1, fsdp=2, tensor=2), logical_axes=dict(embed="fsdp", heads="tensor")),
-        ),
+        (("fsdp", "heads"), dict(type="Pjit", mesh=dict(data=1, fsdp=2, tensor=2), logical_axes=dict(heads="tensor"))),
         ((None, "tensor"), dict(type="DataParallel", mesh=dict(data=2, tensor=2))),
     ],
-    ids=["mesh names", "logical names", "replicas"],
+    ids=["a mesh name and a logical one", "replicas"],
 )
 def test_a_dense_general_with_axis_names_is_sharded_as_named_and_trains_like_one_device(make_run, names, parallel):
     module = Attention(names)
