@@ -72,16 +72,15 @@ def ended_at(output):
     return re.findall(r"^ended at .*", output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_two_processes_train_and_validate_like_one_with_as_many_devices(run, tmp_path, devices):
-    options = ["seed=3", *(["several=yes"] if devices == 2 else [])]  # evaluations of 11 and of 6 examples
-    train_script.main(tmp_path / "one", *options, f"devices={2 * devices}", f"save={tmp_path}")
-    for code, output in run(2, *options, devices=devices):
+def test_two_processes_train_and_validate_like_one_with_as_many_devices(run, tmp_path):
+    options = ["seed=3", "several=yes"]  # evaluations of 11 and of 6 examples; test_launchers.py has a single one
+    train_script.main(tmp_path / "one", *options, "devices=4", f"save={tmp_path}")
+    for code, output in run(2, *options, devices=2):
         assert code == 0, output
     expected, first, second = (load_results(tmp_path, *case) for case in [(0, 1), (0, 2), (1, 2)])
     assert np.abs(expected["w"]).max() > 0.3
     samples = {name: int(value) for name, value in expected.items() if name.endswith("samples")}
-    assert samples == ({"clean/samples": 11, "other/samples": 6} if devices == 2 else {"samples": 11})
+    assert samples == {"clean/samples": 11, "other/samples": 6}
     for name, value in expected.items():
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
         np.testing.assert_allclose(first[name], value, rtol=1e-5, err_msg=name)
@@ -122,11 +121,11 @@ def test_both_save_by_the_clock_of_process_0_and_end_together_after_max_time(run
     assert "Interrupted by train_cfg.max_time='4s', to be started again (exit code 143)" in outputs[0][1]
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_an_error_on_one_process_ends_the_others_within_seconds_with_its_message(run, failing):
-    outputs = run(3, "epochs=2000", "action=fail", f"process={failing}", "iteration=6")
+@pytest.mark.parametrize(("failing", "count"), [(0, 2), (1, 3)])
+def test_an_error_on_one_process_ends_the_others_within_seconds_with_its_message(run, failing, count):
+    outputs = run(count, "epochs=2000", "action=fail", f"process={failing}", "iteration=6")
     ended = time.time()
-    assert [code for code, _ in outputs] == [1, 1, 1], outputs
+    assert [code for code, _ in outputs] == [1] * count, outputs
     _, output = outputs.pop(failing)
     assert ended - float(re.search(r"fails at (\S+)", output)[1]) < 15  # 4 s on an idle machine
     assert "KeyError: 'colour'" in output
@@ -140,9 +139,9 @@ def test_an_error_on_one_process_ends_the_others_within_seconds_with_its_message
         assert re.search(message, output), output
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_process_that_is_killed_ends_the_others_within_the_heartbeat_timeout(run, victim):
-    outputs = run(3, "epochs=2000", "action=kill", f"process={victim}", "iteration=6")
+@pytest.mark.parametrize(("victim", "count"), [(0, 2), (2, 3)])
+def test_a_process_that_is_killed_ends_the_others_within_the_heartbeat_timeout(run, victim, count):
+    outputs = run(count, "epochs=2000", "action=kill", f"process={victim}", "iteration=6")
     ended = time.time()
     code, output = outputs.pop(victim)
     assert code == -9

@@ -94,6 +94,7 @@ def test_an_experiment_sweeps_and_exports_the_best_model(tmp_path):
     assert (tmp_path / "best.jax_export").exists()
 
 
+@pytest.mark.many_processes  # it trains for long; test_language_page trains, generates and samples as it does
 def test_the_language_model_writes_the_lines_that_it_has_read(tmp_path):
     text, _, _ = run("language", tmp_path)
     assert "Sample at iteration 40: 'the '" in text
