@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jengine.model.constrain import CONTEXT, axes_of_type
+from jengine.model.constrain import CONTEXT, axes_of_type, get_platform
 
 if TYPE_CHECKING:
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import SplashAttentionKernel
@@ -38,6 +38,7 @@ def attend(
     causal: bool = True,
     segment_ids: jax.Array | None = None,
     window: int | None = None,
+    scale: float | None = None,
     implementation: Implementation = "auto",
 ) -> jax.Array:
     """Return the attention of tokens to tokens in the same sequence.
@@ -55,6 +56,7 @@ def attend(
       causal: whether a token attends to itself and earlier tokens only.
       segment_ids: int[B, T]; a token attends to tokens with its own number only, as in packed sequences.
       window: number of tokens that a token attends to, itself included; None for all. Only with `causal`.
+      scale: factor of the scores; None for `K**-0.5`.
       implementation: 'splash' for the Pallas kernel for TPUs, 'cudnn' for that for NVIDIA GPUs, 'blocks' for parts of
         the queries, each with the keys that it attends to; 'plain' for all scores at once. 'auto' chooses 'splash' and
         'cudnn' where these accept the arguments, and 'blocks' otherwise.
@@ -69,7 +71,7 @@ def attend(
     Sources: Dao et al. 2022 (blocks of queries and keys); Ainslie et al. 2023 (shared keys and values).
     """
     _check_arguments(query, key, value, causal, segment_ids, window, implementation)
-    options: dict[str, Any] = dict(causal=causal, segment_ids=segment_ids, window=window)
+    options: dict[str, Any] = dict(causal=causal, segment_ids=segment_ids, window=window, scale=scale)
     if implementation == "auto":
         implementation = choose_implementation(query, segment_ids)
         if implementation == "cudnn":
@@ -84,9 +86,9 @@ def attend(
         return _attend_dense(query, key, value, implementation="cudnn", **options)
     if implementation == "blocks" and causal and query.shape[1] > _MIN_QUERIES:
         if _divisors(jax.sharding.get_abstract_mesh(), (CONTEXT,), query.shape[1]):
-            attend_local = functools.partial(_attend_blocks_of_shard, window=window)
+            attend_local = functools.partial(_attend_blocks_of_shard, window=window, scale=scale)
             return _on_each_device(attend_local, query, key, value, segment_ids)
-        return _attend_blocks(query, key, value, segment_ids, segment_ids, window)
+        return _attend_blocks(query, key, value, segment_ids, segment_ids, window, scale)
     return _attend_dense(query, key, value, implementation="xla", **options)
 
 
@@ -124,7 +126,7 @@ def choose_implementation(query: jax.Array, segment_ids: jax.Array | None = None
 
     Those are the devices of the mesh, which may be of another kind than this machine's, as in `jengine plan`.
     """
-    platform, shards = _platform(), _count_shards(query.shape[1])
+    platform, shards = get_platform(), _count_shards(query.shape[1])
     if platform == "tpu" and query.shape[1] % (shards * _LANES) == 0:
         return "splash"
     # cuDNN takes a mask of segments as a bias, with all scores in memory, so blocks are better then.
@@ -137,11 +139,6 @@ def _warn_without_cudnn(reason: str) -> None:
     _logger.warning("attention is computed in blocks, slower than by cuDNN: %s", reason)
 
 
-def _platform() -> str:
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
-
-
 def _attend_dense(
     query: jax.Array,
     key: jax.Array,
@@ -150,13 +147,21 @@ def _attend_dense(
     causal: bool,
     segment_ids: jax.Array | None,
     window: int | None,
+    scale: float | None,
     implementation: Literal["xla", "cudnn"],
 ) -> jax.Array:
     mask = None if segment_ids is None else _same_segment(segment_ids, segment_ids)
     # JAX counts the neighbours on each side, a window the token itself too.
     local = None if window is None else (window - 1, 0)
     return jax.nn.dot_product_attention(
-        query, key, value, mask=mask, is_causal=causal, local_window_size=local, implementation=implementation
+        query,
+        key,
+        value,
+        mask=mask,
+        scale=scale,
+        is_causal=causal,
+        local_window_size=local,
+        implementation=implementation,
     )
 
 
@@ -167,6 +172,7 @@ def _attend_blocks(
     query_segments: jax.Array | None,
     key_segments: jax.Array | None,
     window: int | None,
+    scale: float | None,
     offset: jax.Array | None = None,
 ) -> jax.Array:
     """Compute the scores for a block of queries at a time, and again in the backward pass.
@@ -195,7 +201,7 @@ def _attend_blocks(
         mask = mask[None, None]
         if segments is not None:
             mask = mask & _same_segment(*segments)
-        return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="xla")
+        return jax.nn.dot_product_attention(query, key, value, mask=mask, scale=scale, implementation="xla")
 
     parts = []
     for start in range(0, length, size):
@@ -214,12 +220,18 @@ def _attend_blocks(
 
 
 def _attend_blocks_of_shard(
-    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array | None, *, window: int | None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array | None,
+    *,
+    window: int | None,
+    scale: float | None,
 ) -> jax.Array:
     """Attend from the queries of this device to the keys of all along `context`."""
     offset = jax.lax.axis_index(CONTEXT) * query.shape[1]
     key, value, segments = _gather((key, value, segment_ids))
-    return _attend_blocks(query, key, value, segment_ids, segments, window, offset)
+    return _attend_blocks(query, key, value, segment_ids, segments, window, scale, offset)
 
 
 def _same_segment(queries: jax.Array, keys: jax.Array) -> jax.Array:
@@ -285,6 +297,7 @@ def _attend_splash(
     causal: bool,
     segment_ids: jax.Array | None,
     window: int | None,
+    scale: float | None,
 ) -> jax.Array:
     """Run the Pallas kernel on each device: XLA cannot divide a kernel, so batch, tokens and heads are mapped here."""
     mesh, length = jax.sharding.get_abstract_mesh(), query.shape[1]
@@ -297,6 +310,10 @@ def _attend_splash(
     # With a window all devices have as much to do as their neighbours.
     is_balanced = shards > 1 and causal and window is None
     kernel = _make_splash(length, heads, shards, causal, window, is_balanced)
+    if scale is None:
+        query = query * query.shape[-1] ** -0.5  # the kernel does not scale
+    elif scale != 1:
+        query = query * scale
     attend_local = functools.partial(_attend_splash_local, shards=shards, is_balanced=is_balanced)
     return _on_each_device(attend_local, query, key, value, segment_ids, kernel)
 
@@ -315,7 +332,6 @@ def _attend_splash_local(
 
     dtype = query.dtype
     segments = None if segment_ids is None else kernels.SegmentIds(segment_ids, segment_ids)
-    query = query * query.shape[-1] ** -0.5  # the kernel does not scale
     if shards > 1:
         key, value = _gather((key, value))
         segments = segments and segments._replace(kv=_gather(segments.kv))
@@ -356,7 +372,7 @@ def _make_splash(
         block_sizes=kernels.BlockSizes(**sizes),
         head_shards=1,
         q_seq_shards=shards if causal else 1,
-        interpret=_platform() != "tpu",
+        interpret=get_platform() != "tpu",
     )
 
 

@@ -70,3 +70,9 @@ def _select(axis: object, names: set[str]) -> object:
         return axis
     wanted = axis if isinstance(axis, tuple) else (axis,)
     return tuple(name for name in wanted if name in names) or None
+
+
+def get_platform() -> str:
+    """Return the platform that the step is compiled for: that of the mesh, which need not be that of this machine."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform

@@ -77,21 +77,22 @@ class CausalAttention(nn.Module):
         def project(name: str, heads: int) -> jax.Array:
             return nn.DenseGeneral((heads, settings.head_size), use_bias=settings.bias, name=name)(x)
 
-        query, key, value = (
-            project("query", settings.heads), project("key", settings.kv_heads), project("value", settings.kv_heads),
-        )  # fmt: skip
+        # In this order the backward pass ends with the gradient by the values, whose kernel it has waited for least.
+        value, key = project("value", settings.kv_heads), project("key", settings.kv_heads)
+        query, scale = project("query", settings.heads), settings.head_size**-0.5
         # Values are not rotated: positions matter for whom a token attends to, not for what it gets.
         if settings.rotary_base is not None:
-            query, key = (
-                rotate(y, settings.rotary_base, settings.rotary_scaling, context.positions) for y in (query, key)
-            )
+            rotation = settings.rotary_base, settings.rotary_scaling, context.positions
+            query, key, scale = rotate(query, *rotation, scale=scale), rotate(key, *rotation), 1.0
         if settings.cache_length is None:
-            y = attend(query, key, value, segment_ids=context.segment_ids, window=settings.window)
+            y = attend(query, key, value, segment_ids=context.segment_ids, window=settings.window, scale=scale)
         else:
-            y = self._attend_to_cache(query, key, value, context)
+            y = self._attend_to_cache(query, key, value, context, scale)
         return nn.DenseGeneral(x.shape[-1], axis=(-2, -1), use_bias=settings.bias, name="out")(y)
 
-    def _attend_to_cache(self, query: jax.Array, key: jax.Array, value: jax.Array, context: TokenContext) -> jax.Array:
+    def _attend_to_cache(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, context: TokenContext, scale: float
+    ) -> jax.Array:
         """Write keys and values to the cache at the positions, and attend to all up to them."""
         length, positions = self.settings.cache_length, context.positions
         assert length is not None
@@ -109,7 +110,7 @@ class CausalAttention(nn.Module):
         # Entries after the position are padding of the prompt or still empty; later tokens overwrite them.
         distance = positions[:, :, None] - jnp.arange(length)
         mask = (distance >= 0) & (distance < (self.settings.window or length))
-        return jax.nn.dot_product_attention(query, keys, values, mask=mask[:, None])
+        return jax.nn.dot_product_attention(query, keys, values, mask=mask[:, None], scale=scale)
 
 
 class MLP(nn.Module):

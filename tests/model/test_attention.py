@@ -14,7 +14,7 @@ LENGTH = 384  # two blocks of queries, and three tiles of the kernel for TPUs
 SEGMENTS = np.repeat([[0, 1, 2], [0, 0, 1]], 128, axis=1)
 CASES = {
     "causal": dict(),
-    "window": dict(window=100),
+    "window": dict(window=100, scale=0.4),
     "segments and window": dict(segment_ids=SEGMENTS, window=50),
     "both directions": dict(causal=False, segment_ids=SEGMENTS),
 }
@@ -26,11 +26,11 @@ def arrays():
     return tuple(rng.randn(2, LENGTH, heads, 16).astype(np.float32) for heads in (4, 2, 2))
 
 
-def by_formula(query, key, value, causal=True, segment_ids=None, window=None):
-    """Return softmax(q k / sqrt(K)) v in float64."""
+def by_formula(query, key, value, causal=True, segment_ids=None, window=None, scale=0.25):
+    """Return softmax(q k / sqrt(K)) v, with K = 16, in float64."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     key, value = (np.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
-    scores = np.einsum("bqhk,bshk->bhqs", query, key) / np.sqrt(query.shape[-1])
+    scores = np.einsum("bqhk,bshk->bhqs", query, key) * scale
     distance = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
     allowed = np.ones((1, LENGTH, LENGTH), bool)
     if causal:

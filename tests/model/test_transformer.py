@@ -94,6 +94,21 @@ def test_scores_depend_on_the_distance_of_rotated_queries_and_keys():
     assert rotate(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
+def test_the_gradient_for_tpus_is_that_of_the_rotation(monkeypatch):
+    x, y = (jax.random.normal(jax.random.key(i), (2, 5, 3, 8)) for i in range(2))
+
+    def loss(x):
+        return jnp.sum(y * jnp.sin(rotate(x, scale=0.3)))
+
+    expected = jax.grad(loss)(x)
+    (_, curvature) = jax.jvp(jax.grad(loss), (x,), (y,))
+    monkeypatch.setattr("jengine.model.rotary.get_platform", lambda: "tpu")
+    np.testing.assert_allclose(jax.grad(loss)(x), expected, atol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda x: jnp.sum(y * jax.grad(loss)(x)))(x), curvature, atol=1e-6)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(loss, (x,), (y,))
+
+
 @pytest.mark.parametrize(
     ("scaling", "frequencies", "amplitude"),
     [
