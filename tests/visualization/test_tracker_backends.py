@@ -75,6 +75,7 @@ def test_clearml_draws_training_and_validation_of_a_metric_in_one_plot(tmp_path,
         False,
     )
     first = {"project_name": "jengine", "task_name": "first", "reuse_last_task_id": False, **quiet}
+    assert module.Task._report_subprocess_enabled is False  # no fork of a process with JAX's threads
     assert fakes.calls[:2] == [("Task.set_offline", {"offline_mode": True}), ("Task.init", first)]
     assert fakes.named("Task.set_configuration_object") == [{"name": "config", "config_text": "lr = 0.1\n"}]
     assert fakes.named("Logger.report_scalar") == [
