@@ -158,13 +158,13 @@ class CheckpointHook(Hook):
     # --- Regular checkpoints. ---
 
     def before_train(self, runner: RunnerProtocol) -> None:
-        """Check the states to save, resolve the directory, and remove surplus checkpoints after a resume."""
-        check_saved_states(runner.hooks)  # not after the first epoch
+        """Resolve the directory, check the states to save, and remove surplus checkpoints after a resume."""
         self._directory = next(iter(self.list_directories(runner.work_dir)), str(runner.work_dir))
         self._training = True
         self._saved_iter = runner.iter
         if self._schedule is not None:
             self._schedule.start(runner, runner.iter)
+        check_saved_states(runner.hooks)  # not after the first epoch
         kept, surplus = self._split_surplus(runner, self._kept)
         # The config may keep fewer now, but maybe only older checkpoints are finite
         if not (surplus and _is_finite(runner.state.params)):
