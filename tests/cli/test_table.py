@@ -99,6 +99,17 @@ def test_rows_are_sorted_by_a_column_and_a_wrong_one_is_refused(sweep, capsys):
     assert "`--sort` must be one of lr, " in capsys.readouterr().err
 
 
+def test_of_several_paths_those_without_a_run_are_left_out(sweep, capsys):
+    (sweep / "sweep.json").touch()
+    (sweep / "empty").mkdir()
+    assert main(["table", *map(str, sorted(sweep.iterdir())), "--csv"]) == 0  # as `table work_dirs/*`
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 1 + 5
+    assert f"left out, as they have no run: {sweep / 'empty'}, {sweep / 'sweep.json'}" in printed.err
+    assert main(["table", str(sweep / "sweep.json")]) == 2
+    assert "WORK_DIR must be a directory, got the file" in capsys.readouterr().err
+
+
 def test_none_is_a_value_and_a_missing_one_is_empty(tmp_path):
     for name, clip in (("a", {"clip_grad": None}), ("b", {"clip_grad": 1.0}), ("c", {})):
         write_trial(tmp_path / name, 0.1, 0, (0.5,), **clip)

@@ -1,7 +1,6 @@
 """Run files that a report shows, perhaps while the run is training."""
 
 import dataclasses
-import itertools
 import json
 import os
 import pathlib
@@ -57,13 +56,30 @@ class ReportedRun:
 
 
 def read_runs(work_dirs: Sequence[str]) -> dict[str, ReportedRun]:
-    """Read runs (see `find_runs`) and return them by name; the first has notes about what was skipped."""
+    """Read runs (see `find_runs`) and return them by name; the first has notes about what was skipped.
+
+    Of several paths, files and directories without a run are skipped: `work_dirs/*` has them too.
+    """
     skipped: list[str] = []
-    found = (find_runs(fetch_runs(path, (TRIAL,)), skipped) for path in work_dirs)
-    log_dirs = list(dict.fromkeys(itertools.chain.from_iterable(found)))
+    found: list[pathlib.Path] = []
+    empty: dict[str, NoRunError] = {}
+    for path in work_dirs:
+        try:
+            found += find_runs(fetch_runs(path, (TRIAL,)), skipped)
+        except NoRunError as error:
+            empty[path] = error
+    if not found:
+        raise next(iter(empty.values()))
+    if empty:
+        skipped.append(f"left out, as they have no run: {', '.join(empty)}")
+    log_dirs = list(dict.fromkeys(found))
     runs = dict(zip(name_runs(log_dirs), map(read_run, log_dirs), strict=True))
     next(iter(runs.values())).notes.extend(skipped)
     return runs
+
+
+class NoRunError(FileNotFoundError):
+    """Error of a file, or of a directory without a run."""
 
 
 def find_runs(path: pathlib.Path, notes: list[str] | None = None) -> list[pathlib.Path]:
@@ -72,6 +88,8 @@ def find_runs(path: pathlib.Path, notes: list[str] | None = None) -> list[pathli
     A sweep's run that failed before it had a log directory is found as its work dir.
     `notes` gets the directories that are skipped, because they cannot be read or lead out of `path`.
     """
+    if path.is_file():
+        raise NoRunError(f"WORK_DIR must be a directory, got the file {path}")
     if not path.is_dir():
         raise FileNotFoundError(f"WORK_DIR must be a directory, got {path}, which does not exist")
     if _is_log_dir(path):
@@ -82,7 +100,7 @@ def find_runs(path: pathlib.Path, notes: list[str] | None = None) -> list[pathli
         notes += dict.fromkeys(files.notes)
     if not found:
         reasons = "".join(f"; {note}" for note in dict.fromkeys(files.notes))
-        raise FileNotFoundError(
+        raise NoRunError(
             f"WORK_DIR must contain a run (TIMESTAMP/{RECORD} or TIMESTAMP/{_SCALARS}), got {path}{reasons}"
         )
     # A work dir is itself a run, even if directories below it look like runs.
