@@ -48,7 +48,7 @@ configs: $(VENV)/.installed
 # Then trains and exports the runs of examples and pages again, from the configs in their work dirs; `make test` builds them.
 processes: $(VENV)/.installed
 	$(PYTEST) --dist load -m many_processes tests/crash tests/distributed tests/sweeps tests/examples
-	JENGINE_TRAIN_AGAIN=1 $(PYTEST) tests/docs/test_code_blocks.py tests/test_docs.py tests/hooks/test_pages.py
+	JENGINE_TRAIN_AGAIN=1 $(PYTEST) tests/docs/test_code_blocks.py tests/test_docs.py tests/test_docs_recipes.py tests/hooks/test_pages.py
 
 # The tests with PyTorch, TensorFlow, Hugging Face datasets, Haiku and Equinox as well, and those of ports of public
 # training scripts, in an environment of their own; `make test` skips them. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.

@@ -95,13 +95,18 @@ def find_runs(directory):
 
 
 def check_runs_of_page(page, directory):
-    """Check the runs that a page left in `directory`; with JENGINE_TRAIN_AGAIN they are also trained and exported."""
+    """Check the runs that a page left in `directory`, see `check_run`."""
     found = {work_dir.relative_to(directory).as_posix(): work_dir for work_dir in find_runs(directory)}
     assert set(found) == set(PAGES[page])
     for name, work_dir in found.items():
-        check_runs_again(work_dir, PAGES[page][name])
-        if "JENGINE_TRAIN_AGAIN" in os.environ and not PAGES[page][name].lacks:
-            train_again(work_dir, PAGES[page][name])
+        check_run(work_dir, PAGES[page][name])
+
+
+def check_run(work_dir, again=EVERYTHING):
+    """Check a run as `check_runs_again`; with JENGINE_TRAIN_AGAIN it is also trained and exported."""
+    check_runs_again(work_dir, again)
+    if "JENGINE_TRAIN_AGAIN" in os.environ and not again.lacks:
+        train_again(work_dir, again)
 
 
 def check_runs_again(work_dir, again=EVERYTHING):

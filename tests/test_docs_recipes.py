@@ -11,6 +11,7 @@ from jengine import Runner
 from jengine.config import load_config, resolve
 from jengine.optim import build_optim_wrapper
 from jengine.registry import OPTIMIZERS
+from tests.run_again import check_run
 
 ROOT = pathlib.Path(__file__).parent.parent
 PARAMS = {
@@ -80,6 +81,7 @@ def test_the_segmentation_config_trains_validates_and_draws(tmp_path):
     assert rates["decode_head.kernel"] == pytest.approx(3e-3)
     assert rates["backbone.patch_embed.kernel"] == pytest.approx(3e-3 * 0.8**4)
     assert len(list(tmp_path.glob("*/vis_data/vis_image/*.png"))) == 64  # the fifth batch
+    check_run(tmp_path)
 
 
 def test_the_self_supervised_config_trains_with_a_constant_rate_of_the_predictor(tmp_path):
@@ -95,6 +97,7 @@ def test_the_self_supervised_config_trains_with_a_constant_rate_of_the_predictor
     assert -1 <= runner.message_hub.get_scalar("train/loss").current() <= 1
     predictions = runner.predict({"image": jnp.zeros((3, 8, 8, 1))}, batch_size=3)
     assert jax.tree.map(jnp.shape, predictions) == {"features": (3, 16)}
+    check_run(tmp_path)
 
 
 def test_an_optimizer_and_a_loop_of_ones_own_run_as_their_pages_show(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 from jengine import Runner, load_config, load_model
 from jengine.cli import main
-from jengine.config import resolve
+from jengine.config import format_config, parse_config, resolve, write_config
 from jengine.config.modules import importable
 from tests.run_again import Again, check_runs_again, find_runs, has_checkpoint, train_again
 
@@ -102,6 +102,20 @@ def test_a_published_config_runs_again_is_loaded_and_exported(path, tmp_path):
     assert main([*command, "--platforms", "cpu", "--batch-size", "2"]) == 0
 
 
+VARIANTS = [f"lm.py:{size}" for size in ("toy", "tiny", "124m", "1b", "7b", "moe")]
+VARIANTS += ["finetune_vit.py:vit.safetensors", "instruct.py:weights/Llama-3.2-1B"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_config_that_a_variant_leaves_is_equal(variant, tmp_path):
+    cfg = resolve(load_config(f"{ROOT / 'configs'}/{variant}"))
+    text, problems = format_config(cfg)
+    assert problems == []
+    assert parse_config(text) == cfg
+    write_config(text, tmp_path / "written.py")
+    assert resolve(load_config(tmp_path / "written.py")) == cfg
+
+
 BY_HAND = {"own_loop", "shard_map_loop", "pmap_loop"}  # loops without a Runner, which leave no config
 AGAIN = {  # the others, with sizes for a checkpoint
     "finetune_timm": dict(max_iters=2),
@@ -120,7 +134,9 @@ AGAIN = {  # the others, with sizes for a checkpoint
 }
 
 
-def test_every_example_is_tested_and_trains_again():
+def test_every_config_and_example_is_tested_and_trains_again():
+    flat = {"segment_vit", "simsiam_lars"}  # in tests/test_docs_recipes.py
+    assert {path.stem for path in (ROOT / "configs").glob("*.py")} == {path.stem for path in CONFIGS} | flat
     names = {path.stem for path in (ROOT / "examples").glob("*.py")} - {"experiment"}  # it has test_experiment.py
     assert names == {*EXAMPLES} == {*AGAIN, *BY_HAND}
 
