@@ -85,8 +85,9 @@ class PendingScalars:
                 end = bisect.bisect_right(steps, step)
                 if end < len(steps):
                     parts.insert(0, (count, steps[end:], values[end:]))
+                    steps, values = steps[:end], values[:end]
                 assert isinstance(count, int)  # since `fetch`
-                yield key, steps[:end], values[:end], count
+                yield key, steps, values, count
 
 
 def fetch_arrays(arrays: list[Any]) -> Iterable[np.ndarray]:

@@ -121,7 +121,8 @@ class LogProcessor:
             if name.endswith("lr"):
                 rates.append(f"{escape_name(name)}: {value:.{digits}e}")
             elif mode == "train":  # in other modes, the hub has the metrics of the previous pass until this one ends
-                others[name] = f"{escape_name(name)}: {self._format_value(value)}"
+                text = f"{value:.{digits}f}" if type(value) is float else self._format_value(value)  # without a call
+                others[name] = f"{escape_name(name)}: {text}"
         parts = [self._format_header(runner, batch_idx, mode) + " ".join(rates)]
         eta = runner.message_hub.get_info("eta")
         if eta is not None and "time" in scalars and "data_time" in scalars:
