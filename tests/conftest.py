@@ -67,6 +67,12 @@ def restored_log_level():
 
 
 @pytest.fixture
+def only_new_garbage():
+    """Leave what exists out of garbage collections, which in a process of many tests take a second each."""
+    gc.freeze()
+
+
+@pytest.fixture
 def caplog(caplog, monkeypatch):
     """Capture the records of runs too, whose logger does not propagate them to the root logger."""
     logger = logging.getLogger("jengine")

@@ -196,9 +196,8 @@ def test_averages_are_evaluated_in_the_dtype_of_the_parameters():
     assert model_state["mean"] == 3.0
 
 
-def test_without_training_nothing_is_swapped():
+def test_without_training_nothing_is_swapped(runner):
     hook, variables = EMAHook(evaluate_on_origin=True), {"": ({"w": 1.0}, {})}
-    runner = types.SimpleNamespace(state=types.SimpleNamespace(hook_state={}))
     assert hook.eval_variables(runner, variables) == variables
     bundle = {"state": {"params": {"w": 1.0}, "hook_state": {}}}
     hook.before_save_checkpoint(runner, bundle)

@@ -52,6 +52,7 @@ def test_garbage_is_collected_at_the_configured_stages(monkeypatch, runner, argu
     assert counted == ["gc"] * calls
 
 
+@pytest.mark.usefixtures("only_new_garbage")
 def test_compiled_functions_are_dropped_only_with_clear_caches(monkeypatch, runner):
     cleared = []
     monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(True))
@@ -167,10 +168,10 @@ def test_the_teacher_and_its_model_state_are_updated_at_the_interval():
 
 
 @pytest.mark.parametrize(("evaluates", "expected"), [(True, 5.0), (False, 1.0)])
-def test_the_teacher_is_evaluated_if_configured(evaluates, expected):
+def test_the_teacher_is_evaluated_if_configured(runner, evaluates, expected):
     hook = MeanTeacherHook(evaluate_on_teacher=evaluates)
     own = hook.init_traced_state({"w": jnp.float32(5.0)}, {})
-    runner = types.SimpleNamespace(state=types.SimpleNamespace(hook_state={"MeanTeacherHook": own}))
+    runner.state = runner.state.replace(hook_state={"MeanTeacherHook": own})
     found = hook.eval_variables(runner, {"": ({"w": jnp.float32(1.0)}, {})})
     assert float(found[""][0]["w"]) == expected
 

@@ -337,6 +337,7 @@ def test_many_pending_scalars_are_fetched_when_an_iteration_starts():
     assert snapshot.get_scalar("x").updates == 35
 
 
+@pytest.mark.usefixtures("only_new_garbage")
 def test_the_hub_of_a_run_is_freed_with_the_run_unless_it_is_the_newest():
     first, kept = MessageHub.new_instance("first run"), MessageHub.get_instance("without a run")
     assert MessageHub.get_instance("first run") is first

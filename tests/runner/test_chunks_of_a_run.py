@@ -214,8 +214,8 @@ def test_a_run_can_be_resumed_in_the_middle_of_a_chunk(train, make_runner):
         np.testing.assert_allclose(a, b, **ROUNDING)
 
 
+@pytest.mark.usefixtures("only_new_garbage")  # EmptyCacheHook collects it after each iteration
 def test_hooks_that_limit_chunks_to_one_step_are_named_once(train):
-    # one chunk of 4; EmptyCacheHook collects garbage after each iteration, slowly in a process of many tests
     runner = train(
         4,
         custom_hooks=[EachStep(), dict(type="EmptyCacheHook", after_iter=True)],

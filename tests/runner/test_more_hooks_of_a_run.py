@@ -480,6 +480,7 @@ class Pictures(Visualizer):
         self.add_image(name, image, step)
 
 
+@pytest.mark.usefixtures("only_new_garbage")  # EmptyCacheHook collects it
 def test_a_run_with_the_host_hooks_traces_once_and_draws_its_test(make_runner, caplog):
     images = np.random.RandomState(0).randint(0, 255, (6, 4, 4, 3), np.uint8)
     data = dict(batch_size=4, dataset=ArrayDataset(dict(image=images), dict(classes=("a", "b"))))

@@ -83,6 +83,7 @@ class Engine:
         self.hooks.register(hook)
 
 
+@pytest.mark.usefixtures("only_new_garbage")
 def test_the_trainer_is_a_weak_proxy():
     engine, hook = Engine(), Recorder()
     register_hooks(engine, [None, hook, None])
