@@ -87,8 +87,8 @@ def run_page(tmp_path, monkeypatch):
     """A function that runs the code of a page of docs/ in an empty directory, and returns its names.
 
     Its runs are then checked against the table in `tests.run_again`. `names` are those that the page takes for granted;
-    `before` has further ones for a block, by its first line. Blocks in `skipped` are not run; `replace` is an old and a
-    new text.
+    `before` has further ones for a block, by its first line. Blocks in `skipped` are not run, or all for which
+    `only` is false; `replace` is an old and a new text.
     """
     from tests.docs_pages import page_runner
 

@@ -27,22 +27,23 @@ def page_runner(directory, monkeypatch):
     for registry in REGISTRIES:
         assert "" not in registry  # the first look-up imports the entries
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))  # removes those of the page afterwards
-    pages = set()
+    pages = {}
 
-    def run(page, names=None, before=None, skipped=(), replace=("", ""), language="python"):
+    def run(page, names=None, before=None, skipped=(), replace=("", ""), only=None):
         module = types.ModuleType(f"docs.{page.removesuffix('.md')}")  # so that configs can name what it defines
         monkeypatch.setitem(sys.modules, module.__name__, module)
         module.config = SimpleNamespace()
         module.__dict__.update(names or {})
         names = vars(module)
-        for block in blocks_of(page, language):
-            if block in skipped or re.match(r"import (haiku|qwix)\b", block):
-                continue  # tests of these libraries run it where they are installed
+        for block in blocks_of(page, "python"):
+            is_foreign = re.match(r"import (haiku|qwix)\b", block)  # tests of these run it where they are installed
+            if block in skipped or (is_foreign if only is None else not only(block)):
+                continue
             names.update((before or {}).get(block.split("\n")[0], {}))
             exec(compile(block.replace(*replace), page, "exec"), names)
-        pages.add(page)
+        pages[page] = only is None
         return names
 
     yield run
-    for page in pages:
-        check_runs_of_page(page, directory)
+    for page, is_whole in pages.items():
+        check_runs_of_page(page, directory, is_whole)

@@ -1,8 +1,5 @@
 """LoRA and QLoRA by qwix, as on the page about fine-tuning, against a loop by hand."""
 
-import pathlib
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,12 +88,7 @@ def test_adapters_of_qwix_train_as_by_hand_and_resume(rule, dtype, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, parts.state.model_state, whole.state.model_state)
 
 
-def test_the_page_about_fine_tuning_runs_with_qwix(tmp_path, monkeypatch):
+def test_the_page_about_fine_tuning_runs_with_qwix(run_page):
     pytest.importorskip("qwix")
-    monkeypatch.chdir(tmp_path)
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "finetuning.md").read_text()
-    names = {"__name__": "docs.finetuning"}
-    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    for block in [blocks[0], *(block for block in blocks if "nnx" in block)]:
-        exec(compile(block, "finetuning.md", "exec"), names)
+    names = run_page("finetuning.md", only=lambda block: "nnx" in block or "def make_runner" in block)
     assert type(names["runner"].module().fc1.kernel).__name__ == "WithAux"
