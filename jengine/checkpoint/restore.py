@@ -135,7 +135,7 @@ def restore_verified(
             "For a new run with the parameters that fit, write "
             f"load_from=dict(path={str(directory)!r}, strict=False) in place of resume, and another work_dir."
             if some_fit
-            else "A new run, with what the config has, needs another work_dir, without resume."
+            else "For a new run with the settings of the config, choose another `--work-dir DIR`, without resume."
         )
         raise CheckpointMismatchError(
             str(directory),

@@ -146,10 +146,13 @@ def _describe_difference(samples: Sequence[Sample]) -> tuple[str, int]:
             return f"samples of a batch must have the same structure, got {structure} and {other}", index
         for path, leaf in paths.flatten(sample).items():
             if np.shape(leaf) != np.shape(first[path]):
+                others = [np.shape(paths.flatten(sample).get(path)) for sample in samples]
+                like_first, like_this = (others.count(np.shape(array)) for array in (first[path], leaf))
                 text = (
-                    f"samples of a batch must have the same shapes, got {path!r} of {np.shape(first[path])} in sample "
-                    f"0 and of {np.shape(leaf)} in sample {index} of the batch; pad or crop it in the dataset, or set "
-                    "`collate_fn` in the dataloader"
+                    f"samples of a batch must have the same shapes, got {path!r} of {np.shape(first[path])} in "
+                    f"{like_first} of {len(samples)}, the first of them sample 0 of the batch, and of "
+                    f"{np.shape(leaf)} in {like_this}, the first of them sample {index}; pad or crop it in the "
+                    "dataset, or set `collate_fn` in the dataloader"
                 )
                 return text, index
     return "the samples of a batch cannot be stacked", 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,17 +10,23 @@ from typing import Any
 import numpy as np
 
 from jengine.annotations import Count
+from jengine.config.locate import locate_sizes
 from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Loader, RunnerProtocol
 from jengine.json_codec import pack
+from jengine.model.labels import OUTPUT_SETTINGS
 from jengine.registry import HOOKS, is_built_in
 from jengine.train.traced_hooks import hook_names
 
 
 class NonFiniteLossError(FloatingPointError, AssertionError):
     """Infinite or NaN loss; also an AssertionError, which MMEngine raises."""
+
+
+class HookStateError(ConfigError):
+    """State of a hook of the user's that a checkpoint cannot hold."""
 
 
 def describe_loss(
@@ -29,6 +36,7 @@ def describe_loss(
     rates: Mapping[str, Sequence[float]],
     path: str | None,
     command: str,
+    cfg: Any = None,
 ) -> str:
     """Return the message about a loss that is not finite, the likely cause first.
 
@@ -38,25 +46,31 @@ def describe_loss(
       rates: the learning rates of the groups, by name.
       path: the newest checkpoint from before it.
       command: trains from there, or from scratch, with the numerics guard.
+      cfg: the config, for the setting with the number of outputs.
     """
     loss = f"the loss of iteration {iteration}, counted from 0, is {value}"
-    newest = f"The newest checkpoint from before it is {path}." if path else "There is no checkpoint from before it."
+    newest = f"The newest checkpoint from before it is {path}." if path else "No checkpoint was saved before it."
     if labels is not None:
+        count = re.search(r"the outputs have (\d+) classes", labels)
+        sizes = locate_sizes(cfg, [int(count[1])]) if count else {}
+        if sizes:
+            names = " or ".join(f"`{path}`, now {size}" for path, size in sizes.items())
+            labels = labels.replace(OUTPUT_SETTINGS, f"by {names}")
         return f"{labels}. Therefore {loss}. {newest}"
     # With several groups, `base_lr` is the rate of none
     largest = max((rate for name, group in rates.items() if not name.endswith("base_lr") for rate in group), default=0)
     rate = f", here {largest:g}," if largest else ""
     cause = (
         f"Often the learning rate{rate} is too large: set a smaller `optim_wrapper.optimizer.lr`, or limit the "
-        "gradients with `optim_wrapper.clip_grad`"
+        "gradients with `optim_wrapper.clip_grad=dict(max_norm=1.0)`"
         if iteration
         else "No update came before it: look for values that are not finite, or too large, in the first batch, and for "
         "a division, root or logarithm of zero in the model and its loss"
     )
     return (
         f"{loss}. {cause}. {newest}\n"
-        "If that is not it, the numerics guard drops such steps (`train_cfg.on_nonfinite='warn'` keeps them), and "
-        f"after several in a row writes one for `jengine replay`:\n  {command}"
+        "If that is not it, train with the numerics guard, which drops such steps, and after several in a row stores "
+        f"the batch and the state of one, for `jengine replay` to compute again:\n  {command}"
     )
 
 
@@ -74,7 +88,7 @@ def check_saved_states(hooks: Sequence[Hook]) -> None:
             pack(state, f"{name}.state_dict()")
         except TypeError as error:
             code = inspect.unwrap(type(hook).state_dict).__code__
-            raise ConfigError(f"{error} ({code.co_filename}, line {code.co_firstlineno})") from None
+            raise HookStateError(f"{error}\nthe method is in {code.co_filename}, line {code.co_firstlineno}") from None
 
 
 @HOOKS.register_module()

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError, config_path, did_you_mean
-from jengine.hooks.checks import NonFiniteLossError
+from jengine.hooks.checks import HookStateError, NonFiniteLossError
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import Priority, get_level, get_priority, get_priority_name, to_priority
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -284,7 +284,8 @@ def _check_stages(hook: Hook) -> None:
 
 
 def _add_note(error: Exception, hook: Hook, stage: str, runner: RunnerProtocol) -> None:
-    if not isinstance(error, NonFiniteLossError):  # found where the hook waits for the losses, and not its fault
+    # Found where this hook waits for the losses, or looks at the states of the others: not its fault.
+    if not isinstance(error, NonFiniteLossError | HookStateError):
         error.add_note(f"in {type(hook).__name__}.{stage} at iteration {runner.iter} (epoch {runner.epoch})")
 
 

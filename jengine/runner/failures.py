@@ -76,7 +76,7 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
     labels = _find_wrong_labels(runner, iteration)
     path = _find_checkpoint_before(runner, iteration)
     command = runner.resume_command(path or "", guard=True)
-    raise NonFiniteLossError(describe_loss(iteration, value, labels, wrapper.get_lr(), path, command))
+    raise NonFiniteLossError(describe_loss(iteration, value, labels, wrapper.get_lr(), path, command, runner.cfg))
 
 
 def _find_wrong_labels(runner: RunnerInternals, iteration: int) -> str | None:
@@ -206,18 +206,18 @@ def handle_failure(runner: RunnerInternals, error: BaseException) -> None:
     """Name the iteration in the error, show it, save the completed iterations, and call the stage `on_failure`."""
     runner.programs.explain_out_of_memory(error, noticed=step_failed(runner), cfg=runner.cfg)
     explain_out_of_memory(error, "a program other than the training step")
-    is_guard = isinstance(error, FloatingPointError) and not isinstance(error, NonFiniteLossError)
+    is_loss = isinstance(error, NonFiniteLossError)  # whose message names the iteration
+    is_guard = isinstance(error, FloatingPointError) and not is_loss
     if is_guard and (labels := _find_wrong_labels(runner, runner.iter)) is not None:
         error.add_note(labels)
-    if not any("at iteration" in note for note in getattr(error, "__notes__", ())):
+    if not is_loss and not any("at iteration" in note for note in getattr(error, "__notes__", ())):
         error.add_note(f"in training, at iteration {runner.iter} (epoch {runner.epoch})")
     if isinstance(error, Exception):
         summary = f"Training stops at iteration {runner.iter} with {type(error).__name__}"
         # The terminal shows the message once, where the process ends
         runner.logger.error(f"{summary}: {str(error).partition(chr(10))[0]}", extra={"on_terminal": f"{summary}."})
         log_error(error)
-    # A run that was refused has nothing to save; after a loss that is not finite the parameters may not be either; and
-    # another run may have taken over
+    # A run that was refused has nothing to save, parameters may not be finite, or another run may have taken over.
     if runner.files.exist and not isinstance(error, NonFiniteLossError | WorkDirLockedError):
         _save_completed_iterations(runner)
     try:

@@ -52,9 +52,10 @@ def explain_out_of_memory(
     remedies = ["What needs less memory (docs/scale.md):", *_REMEDIES]
     if memory is not None and limit is not None:
         if memory.argument_size_in_bytes > limit:
-            remedies = _describe_excess(*(args or ()), limit=limit, cfg=cfg)
+            needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+            remedies = _describe_excess(*(args or ()), limit=limit, cfg=cfg, needed=needed)
         elif memory.output_size_in_bytes - memory.alias_size_in_bytes > limit:  # the state, which is created
-            remedies = _describe_excess(results, limit=limit, cfg=cfg)
+            remedies = _describe_excess(results, limit=limit, cfg=cfg, needed=_count_bytes(results))
     notes = getattr(error, "__notes__", ())
     error.__notes__ = ["\n".join([*lines, *remedies]), *(_mark_as_waiting(note) if noticed else note for note in notes)]
 
@@ -76,10 +77,16 @@ def _is_of_compiler(error: BaseException) -> bool:
     return "compil" in str(error).lower()  # compiling again would take as long and fail again
 
 
-def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any) -> list[str]:
-    """Return what to change if the state, or the batch among `others`, do not fit into the memory alone."""
-    size = _count_bytes(state)
-    if _count_bytes(others) > size:
+def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any, needed: int) -> list[str]:
+    """Return what to change if the state, or the batch among `others`, do not fit into the memory alone.
+
+    Args:
+      state, others: the arguments of the program, or its results.
+      limit: bytes of the memory.
+      cfg: see `explain_out_of_memory`.
+      needed: bytes that the program needs, which are divided over the devices of a mesh.
+    """
+    if _count_bytes(others) > _count_bytes(state):
         return ["The batch alone is larger than the memory: set a smaller `train_dataloader.batch_size`."]
     path, largest = max(paths.flatten(state).items(), key=lambda item: item[1].size)
     settings = locate_sizes(cfg, largest.shape)
@@ -88,7 +95,7 @@ def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any) -> list[str
         "The parameters and the state of the optimizer alone are larger than the memory, so smaller batches do not "
         f"help. The largest array is {path}, {describe_array(largest)}. What helps (docs/scale.md):",
         f"  a smaller model{f': set a smaller {smaller}' if smaller else ', by its settings in `model.module`'}",
-        f"{_REMEDIES[-1]}; N must be at least {-(-size // limit)} here",
+        f"{_REMEDIES[-1]}; N must be at least {-(-needed // limit)} here",
     ]
 
 

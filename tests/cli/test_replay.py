@@ -68,7 +68,7 @@ def test_a_loss_that_is_not_finite_is_an_error_with_the_command_of_the_guard(tmp
     unguarded = CONFIG.replace('[dict(type="NumericsGuardHook", max_in_row=2, interval=1)]', "[]")
     (tmp_path / "config.py").write_text(textwrap.dedent(unguarded))
     assert main(["train", "config.py", "--work-dir", "run"]) == 1
-    command = re.search(r"writes one for `jengine replay`:\n\s*jengine (train .*)", capsys.readouterr().err)[1]
+    command = re.search(r"for `jengine replay` to compute again:\n\s*jengine (train .*)", capsys.readouterr().err)[1]
     assert command == "train config.py --work-dir run --config.default_hooks.guard.type=NumericsGuardHook"
     assert main(command.split()) == 1
     dump = re.search(r"jengine replay CONFIG (\S+)", capsys.readouterr().err)[1]

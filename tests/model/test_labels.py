@@ -1,5 +1,7 @@
 """Test that labels out of range are named."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from jengine.data import MaskedTuple
 from jengine.evaluation import Accuracy
+from jengine.hooks.checks import describe_loss
 from jengine.model import CrossEntropy
 from jengine.model.labels import find_wrong_labels
 
@@ -28,6 +31,9 @@ def test_the_message_names_loss_range_entry_and_advice():
         "'label' of a batch; correct the labels in the dataset, or give the model 5 outputs, for example by `features`, "
         "`num_classes` or `vocab_size` in `model.module`; set ignore_index=4 if this value marks what to leave out"
     )
+    cfg = dict(model=dict(module=dict(type="flax.linen.Dense", features=4)))
+    of_a_run = describe_loss(7, math.nan, find_wrong_labels(loss_of(), batch(0, 1, 4)), {}, None, "", cfg)
+    assert "or give the model 5 outputs, by `model.module.features`, now 4; set ignore_index=4" in of_a_run
     several = find_wrong_labels(loss_of(), batch(-1, 1, 4))
     assert "got -1 to 4 in the entry 'label' of a batch; `ignore_index` sets a value" in several
 

@@ -317,7 +317,7 @@ def test_a_checkpoint_with_which_the_loss_is_not_finite_is_not_named(make_runner
 
 def test_a_run_without_log_lines_and_checkpoints_is_checked_at_its_end(make_runner):
     runner = make_runner(**falling([15]))
-    with pytest.raises(FloatingPointError, match=r"iteration 15, .* is nan.* There is no checkpoint from before it\."):
+    with pytest.raises(FloatingPointError, match=r"iteration 15, .* is nan.* No checkpoint was saved before it\."):
         runner.train()
     assert runner.iter == 16
 
