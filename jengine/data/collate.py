@@ -146,7 +146,7 @@ def _describe_difference(samples: Sequence[Sample]) -> tuple[str, int]:
             return f"samples of a batch must have the same structure, got {structure} and {other}", index
         for path, leaf in paths.flatten(sample).items():
             if np.shape(leaf) != np.shape(first[path]):
-                others = [np.shape(paths.flatten(sample).get(path)) for sample in samples]
+                others = [np.shape(flat[path]) for flat in map(paths.flatten, samples) if path in flat]
                 like_first, like_this = (others.count(np.shape(array)) for array in (first[path], leaf))
                 text = (
                     f"samples of a batch must have the same shapes, got {path!r} of {np.shape(first[path])} in "
