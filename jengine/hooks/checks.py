@@ -88,7 +88,9 @@ def check_saved_states(hooks: Sequence[Hook]) -> None:
             pack(state, f"{name}.state_dict()")
         except TypeError as error:
             code = inspect.unwrap(type(hook).state_dict).__code__
-            raise HookStateError(f"{error}\nthe method is in {code.co_filename}, line {code.co_firstlineno}") from None
+            refusal = HookStateError(str(error))
+            refusal.add_note(f"the method is in {code.co_filename}, line {code.co_firstlineno}")
+            raise refusal from None
 
 
 @HOOKS.register_module()
