@@ -91,7 +91,7 @@ class BatchSource:
             return self.collate(samples)
         except UnequalSamplesError as error:
             other = error.args[1]
-            error.add_note(f"in the dataset, these are the samples {indices[0]} and {indices[other]}")
+            error.add_note(f"sample {other} of the batch is sample {indices[other]} of the dataset")
             raise
 
 

@@ -16,7 +16,7 @@ _TEXT = (str, bytes, datetime.date, datetime.timedelta, np.datetime64, np.timede
 
 
 class UnequalSamplesError(ValueError):
-    """Samples that cannot be stacked; the second argument is the index, in the batch, of one unlike the first."""
+    """Samples that cannot be stacked; the second argument is the index, in the batch, of one unlike others."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -135,7 +135,7 @@ def pad_examples(batch: Batch, size: int) -> Batch:
 
 
 def _describe_difference(samples: Sequence[Sample]) -> tuple[str, int]:
-    """Return why the samples cannot be stacked, and which differs from the first."""
+    """Return why the samples cannot be stacked, and which differs from others."""
     to_array = lambda leaf: np.asarray(leaf, object) if type(leaf) is list else leaf  # noqa: E731  # of any lengths
     samples = [jax.tree.map(to_array, sample, is_leaf=_is_numbers_in(sample)) for sample in samples]
     first = paths.flatten(samples[0])
@@ -146,13 +146,14 @@ def _describe_difference(samples: Sequence[Sample]) -> tuple[str, int]:
             return f"samples of a batch must have the same structure, got {structure} and {other}", index
         for path, leaf in paths.flatten(sample).items():
             if np.shape(leaf) != np.shape(first[path]):
-                others = [np.shape(flat[path]) for flat in map(paths.flatten, samples) if path in flat]
-                like_first, like_this = (others.count(np.shape(array)) for array in (first[path], leaf))
+                shapes = [np.shape(flat[path]) for flat in map(paths.flatten, samples) if path in flat]
+                # The rarer shape is more likely to be wrong.
+                odd = min((index, 0), key=lambda i: shapes.count(np.shape(paths.flatten(samples[i])[path])))
+                wrong, usual = (np.shape(paths.flatten(samples[i])[path]) for i in (odd, index - odd))
                 text = (
-                    f"samples of a batch must have the same shapes, got {path!r} of {np.shape(first[path])} in "
-                    f"{like_first} of {len(samples)}, the first of them sample 0 of the batch, and of "
-                    f"{np.shape(leaf)} in {like_this}, the first of them sample {index}; pad or crop it in the "
+                    f"samples of a batch must have the same shapes, got {path!r} of {usual} in {shapes.count(usual)} "
+                    f"of {len(samples)} samples, and of {wrong} in sample {odd} of the batch; pad or crop it in the "
                     "dataset, or set `collate_fn` in the dataloader"
                 )
-                return text, index
+                return text, odd
     return "the samples of a batch cannot be stacked", 0

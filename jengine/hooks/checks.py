@@ -49,7 +49,11 @@ def describe_loss(
       cfg: the config, for the setting with the number of outputs.
     """
     loss = f"the loss of iteration {iteration}, counted from 0, is {value}"
-    newest = f"The newest checkpoint from before it is {path}." if path else "No checkpoint was saved before it."
+    newest = (
+        f"The newest checkpoint from before it is {path}."
+        if path
+        else "No checkpoint is from before it; do not resume from one that was saved after it."
+    )
     if labels is not None:
         count = re.search(r"the outputs have (\d+) classes", labels)
         sizes = locate_sizes(cfg, [int(count[1])]) if count else {}

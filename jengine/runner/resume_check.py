@@ -107,7 +107,7 @@ def _compare_others(
     if not differences:
         return []
     return [
-        "Other settings of the run and of the checkpoint differ. A resumed run uses those of the config:"
+        "Other settings of the run and of the checkpoint differ. If its arrays fit, those of the config are used:"
         f"{_list(list(differences.values()))}"
     ]
 
