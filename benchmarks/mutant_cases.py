@@ -180,7 +180,7 @@ def load_bases() -> dict[str, Config]:
     bases = {name: {**arguments} for name, (_, arguments) in api_calls().items()}
     for file in sorted(CONFIGS.glob("*.py")):
         with unittest.mock.patch("jengine.contrib.imix.from_imix", lambda cfg: cfg):  # `build` converts the mutant
-            cfg = resolve(load_config(str(file)))
+            cfg = resolve(load_config(f"{file}:toy" if file.stem == "lm" else str(file)))
         for path, value in _SMALL.get(file.stem, {}).items():
             set_value(cfg, path.split("."), value)
         if file.stem.startswith("imix"):

@@ -144,7 +144,7 @@ class Process:
         self._shard = DataShard(index // 2, count // 2, (index // 2 * 2, index // 2 * 2 + 1))
         data = dict(batch_size=2, dataset=ArrayDataset(dict(x=np.arange(4 * count, dtype=np.float32))))
         sections = dict(train_dataloader=data, val_dataloader={"": data}, test_dataloader=None)
-        self._loaders = DataLoaders(sections, 0, self._processes, self._shard)
+        self._loaders = DataLoaders(sections, 0, self._processes, self._shard, cfg)
         self._checkpointer = Checkpointer(work_dir, "run")
 
     def start(self):

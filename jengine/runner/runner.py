@@ -100,8 +100,7 @@ class Runner(MMEngineNames):
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it.
       train_loop, val_loop, test_loop, optim_wrapper, param_schedulers, programs: None until `train`, ... build them.
       resume_command: returns how an interrupted run can continue, with the arguments of `default_resume_command`.
-      hyperparams: scalars that hooks pass to the step besides the optimizer's. Add a key before training; the value may
-        change at any time without a new trace.
+      hyperparams: scalars that hooks pass to the step. Add a key before training; its value may change at any time.
     """
 
     train_loop: TrainLoop = _LATER

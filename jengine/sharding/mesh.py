@@ -114,8 +114,8 @@ def _complete_sizes(sizes: Mapping[str, Any], count: int, any_names: bool) -> di
         flag = f"XLA_FLAGS=--xla_force_host_platform_device_count={fixed}"
         more = f"; for a trial on a CPU, {flag} makes {fixed} devices of it" if fixed > count else ""
         raise ConfigError(
-            f"`parallel.mesh` must have sizes with a product that {'divides' if open_axes else 'is'} the number of "
-            f"devices, {count}, got {fixed} for {dict(sizes)}; write -1 for an axis that takes all devices, "
+            f"`parallel.mesh`: the product of the sizes must {'divide' if open_axes else 'be'} the number of devices, "
+            f"{count}, got {fixed} for {dict(sizes)}; write -1 for an axis that takes all devices, "
             f"`parallel.mesh=dict(data=-1)`{fewer}{more}"
         )
     return {name: count // fixed if size == -1 else size for name, size in sizes.items()}
