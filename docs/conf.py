@@ -3,6 +3,7 @@
 import pathlib
 import re
 import sys
+import tomllib
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -23,6 +24,9 @@ html_theme_options = {
     "use_download_button": False,
     "navbar_persistent": [],  # the sidebar has the search
 }
+# Every page links to the repository once pyproject.toml has its address: `urls = {Repository = "https://..."}`.
+if url := tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {}).get("Repository"):
+    html_theme_options |= {"repository_url": url, "use_repository_button": True}
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 myst_enable_extensions = ["attrs_block", "colon_fence"]

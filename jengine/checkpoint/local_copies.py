@@ -30,6 +30,7 @@ _LOGGER = logging.getLogger("jengine")
 def copies_path(directory: str | os.PathLike[str], run: str, processes: ProcessGroup) -> Path:
     """Return where this process has its copies.
 
+    >>> from jengine.distributed.processes import SingleProcess
     >>> copies_path("/local", "3f2a", SingleProcess()).as_posix()
     '/local/3f2a/process_0_of_1'
     """

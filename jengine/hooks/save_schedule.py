@@ -195,6 +195,7 @@ class SaveHistory:
     """What the policies see of the regular checkpoints, by number (epoch or iteration), oldest save first.
 
     >>> from orbax.checkpoint.checkpoint_managers import EveryNSteps
+    >>> from jengine.distributed.processes import SingleProcess
     >>> history = SaveHistory(EveryNSteps(20))
     >>> for epoch in (1, 2, 3):
     ...     history.add(epoch, 10 * epoch)
