@@ -41,7 +41,8 @@ def locate_sizes(cfg: Any, sizes: Collection[int]) -> dict[str, int]:
 
 def add_place(error: Exception, cfg: Any) -> None:
     """Add the path in the config to an error that begins with the argument of a class, unless it has a path."""
-    match = _ARGUMENT.match(str(error))
+    # The argument that names labels out of range is right: the message has the places of the remedies.
+    match = None if isinstance(error, FloatingPointError) else _ARGUMENT.match(str(error))
     path = locate_argument(cfg, f"{match[1]}.{match[2]}") if match else None
     # The error may pass here twice, from the section and from the whole config.
     if path and not any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ())):

@@ -34,7 +34,7 @@ def describe_loss(
     value: float,
     labels: str | None,
     rates: Mapping[str, Sequence[float]],
-    path: str | None,
+    paths: Sequence[str | None],
     command: str,
     cfg: Any = None,
 ) -> str:
@@ -44,17 +44,19 @@ def describe_loss(
       iteration, value: of the loss.
       labels: what is wrong with the labels of its batch.
       rates: the learning rates of the groups, by name.
-      path: the newest checkpoint from before it.
+      paths: the newest checkpoints from before and after it.
       command: trains from there, or from scratch, with the numerics guard.
       cfg: the config, for the setting with the number of outputs.
     """
     loss = f"the loss of iteration {iteration}, counted from 0, is {value}"
-    newest = (
-        f"The newest checkpoint from before it is {path}."
-        if path
-        else "No checkpoint is from before it; do not resume from one that was saved after it."
-    )
+    path, later = paths
+    newest = f"The newest checkpoint from before it is {path}." if path else "No checkpoint is from before it."
+    if later:
+        newest += f" Do not resume from {later}, which was saved after it."
+    elif not path:
+        newest = "No checkpoint was saved, since its parameters could not be trusted."
     if labels is not None:
+        labels = labels.replace("in the dataset", "in `train_dataloader.dataset`")
         count = re.search(r"the outputs have (\d+) classes", labels)
         sizes = locate_sizes(cfg, [int(count[1])]) if count else {}
         if sizes:
@@ -64,9 +66,10 @@ def describe_loss(
     # With several groups, `base_lr` is the rate of none
     largest = max((rate for name, group in rates.items() if not name.endswith("base_lr") for rate in group), default=0)
     rate = f", here {largest:g}," if largest else ""
+    # At a rate that no run has, updates of clipped gradients are too large as well.
+    clip = ", or limit the gradients with `optim_wrapper.clip_grad=dict(max_norm=1.0)`" if largest < 10 else ""
     cause = (
-        f"Often the learning rate{rate} is too large: set a smaller `optim_wrapper.optimizer.lr`, or limit the "
-        "gradients with `optim_wrapper.clip_grad=dict(max_norm=1.0)`"
+        f"Often the learning rate{rate} is too large: set a smaller `optim_wrapper.optimizer.lr`{clip}"
         if iteration
         else "No update came before it: look for values that are not finite, or too large, in the first batch, and for "
         "a division, root or logarithm of zero in the model and its loss"

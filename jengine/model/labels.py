@@ -105,9 +105,8 @@ def require_class_indices(labels: Any, num_classes: int, argument: str, ignore_i
     outputs = ""
     # Negative labels are markers, which more outputs would not make valid.
     if values.min() >= 0:
-        outputs = (
-            f"; correct the labels in the dataset, or give the model {values.max() + 1} outputs, {OUTPUT_SETTINGS}"
-        )
+        needed = f"at least {values.max() + 1} outputs"
+        outputs = f"; correct the labels in the dataset, or give the model {needed}, {OUTPUT_SETTINGS}"
     if ignore_index is None and len(wrong) == 1:
         advice = f"set ignore_index={wrong[0]} if this value marks what to leave out"
     raise _WrongLabelsError(

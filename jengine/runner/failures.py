@@ -74,9 +74,9 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
         runner.logger.warning(f"The loss of iteration {iteration}, counted from 0, is {value}; training continues.")
         return
     labels = _find_wrong_labels(runner, iteration)
-    path = _find_checkpoint_before(runner, iteration)
-    command = runner.resume_command(path or "", guard=True)
-    raise NonFiniteLossError(describe_loss(iteration, value, labels, wrapper.get_lr(), path, command, runner.cfg))
+    paths = _find_checkpoints(runner, iteration)
+    command = runner.resume_command(paths[0] or "", guard=True)
+    raise NonFiniteLossError(describe_loss(iteration, value, labels, wrapper.get_lr(), paths, command, runner.cfg))
 
 
 def _find_wrong_labels(runner: RunnerInternals, iteration: int) -> str | None:
@@ -102,8 +102,8 @@ def _find_wrong_labels(runner: RunnerInternals, iteration: int) -> str | None:
     return None
 
 
-def _find_checkpoint_before(runner: RunnerInternals, iteration: int) -> str | None:
-    """Return this run's newest checkpoint with parameters from before the step of `iteration`."""
+def _find_checkpoints(runner: RunnerInternals, iteration: int) -> tuple[str | None, ...]:
+    """Return this run's newest checkpoints from before and after the step of `iteration`."""
     if runner.processes.count == 1:  # several would have to wait together
         with contextlib.suppress(CheckpointSaveError):
             runner.checkpointer.wait()
@@ -114,9 +114,10 @@ def _find_checkpoint_before(runner: RunnerInternals, iteration: int) -> str | No
         (manifest.iteration, manifest.is_latest, str(path))
         for path, manifest in manifests.items()
         if manifest is not None and manifest.is_complete and manifest.run == runner.run_id
-        if manifest.iteration is not None and manifest.iteration < iteration
+        if manifest.iteration is not None
     ]
-    return max(found)[2] if found else None
+    parts = [x for x in found if x[0] < iteration], [x for x in found if x[0] >= iteration]
+    return tuple(max(part)[2] if part else None for part in parts)
 
 
 def list_directories(runner: RunnerInternals) -> list[str]:
