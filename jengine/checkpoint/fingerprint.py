@@ -90,7 +90,7 @@ def _describe_cause(lines: Mapping[str, str], settings: dict[str, Json], saved: 
     """Return the settings that differ, by path, and what to write to resume."""
     own, stored = flatten_description(settings), flatten_description(saved["settings"])
     shown = list(lines)[:_MAX_LINES]
-    changes = [f"write {path}={stored[path]!r}" for path in shown if path in stored]
+    changes = [f"set {path}={stored[path]!r}" for path in shown if path in stored]
     changes += [f"remove {path}" for path in shown if path in own and path not in stored]  # neither has changed code
     more = f", and {len(lines) - _MAX_LINES} more" if len(lines) > _MAX_LINES else ""
     advice = f"; to resume, {', '.join(changes)}{more}" if changes else ""

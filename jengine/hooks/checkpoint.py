@@ -251,18 +251,18 @@ class CheckpointHook(Hook):
             number = runner.epoch if self.by_epoch else runner.iter
             self._save_regular(runner, number, epoch=runner.epoch, iteration=runner.iter)
         else:  # in the middle of an epoch: the name of a complete epoch would be wrong
-            self._announce(runner, f"{runner.iter} iterations")
+            self._flush_log(runner)
             self._last = f"iter_{runner.iter}"
             evict, self._interrupted = self._interrupted, [self._last]
             self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=evict)
+            runner.logger.info(f"Saving checkpoint at {runner.iter} iterations")
 
-    def _announce(self, runner: RunnerProtocol, when: str) -> None:
+    def _flush_log(self, runner: RunnerProtocol) -> None:
         with runner.phase_timer.phase("step"):  # a save waits for the device anyway
             runner.log_writer.flush()  # for log lines in order
-        runner.logger.info(f"Saving checkpoint at {when}")
 
     def _save_regular(self, runner: RunnerProtocol, number: int, *, epoch: int, iteration: int) -> None:
-        self._announce(runner, f"{number} {'epochs' if self.by_epoch else 'iterations'}")
+        self._flush_log(runner)
         numbers = [*(kept for kept in self._kept if kept != number), number]  # one that is saved again is the newest
         self._history.add(number, iteration)
         self._kept, surplus = self._split_surplus(runner, numbers)
@@ -281,6 +281,8 @@ class CheckpointHook(Hook):
         self._history.forget_all_but(self._kept)
         evict, self._interrupted = [*surplus, *self._interrupted], []
         self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=evict)
+        # Now that it has begun: after a loss that is not finite nothing is saved.
+        runner.logger.info(f"Saving checkpoint at {number} {'epochs' if self.by_epoch else 'iterations'}")
 
     def _split_surplus(self, runner: RunnerProtocol, numbers: list[int]) -> tuple[list[int], list[str]]:
         """Return the numbers to keep, and the names of the other regular checkpoints."""
