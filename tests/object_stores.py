@@ -1,6 +1,7 @@
 """Emulators of Google Cloud Storage and S3 on free ports of 127.0.0.1, with faults; see the fixtures in conftest.py."""
 
 import contextlib
+import email.message
 import http.server
 import io
 import itertools
@@ -12,6 +13,7 @@ import time
 import urllib.parse
 
 import fsspec
+import gcp_storage_emulator.server
 from gcp_storage_emulator.handlers import buckets
 from gcp_storage_emulator.server import RequestHandler, Router
 from gcp_storage_emulator.storage import Storage
@@ -89,6 +91,27 @@ class GoogleStorage:
     def close(self):
         self._server.shutdown()
         self._server.server_close()
+
+
+_read_data = gcp_storage_emulator.server._read_data
+
+
+def _read_upload(handler, query):
+    """Return the data of a request, with the bytes of an upload as they are: the emulator drops a last b"\\r"."""
+    body = handler.rfile.read()
+    handler.rfile = io.BytesIO(body)
+    data = _read_data(handler, query)
+    if isinstance(data, dict) and "content" in data:
+        header = email.message.Message()
+        header["Content-Type"] = handler.headers["Content-Type"]
+        eol = b"\r\n" if body.partition(b"\n")[0].endswith(b"\r") else b"\n"
+        boundary = eol + f"--{header.get_param('boundary')}".encode()
+        part = body.partition(boundary)[2].rpartition(boundary)[0]  # after the metadata
+        data["content"] = part.partition(2 * eol)[2]
+    return data
+
+
+gcp_storage_emulator.server._read_data = _read_upload
 
 
 class _PreconditionError(Exception):

@@ -31,6 +31,12 @@ def test_files_of_a_bucket_are_written_and_read(bucket):
     assert not path.exists()
 
 
+@pytest.mark.parametrize("content", [b"1\n", b"1\r", b"1\r\n", bytes(range(256))])
+def test_bytes_are_stored_as_they_are(bucket, content):
+    write_bytes(f"{bucket}/file", content)
+    assert read_bytes(f"{bucket}/file") == content
+
+
 def test_a_listing_has_the_files_that_others_have_written(bucket):
     import fsspec
 
