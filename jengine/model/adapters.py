@@ -26,12 +26,15 @@ def accepts(fn: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
-def select_inputs(batch: Batch, inputs: Selector | Sequence[Selector] | None) -> tuple[Any, ...]:
-    """Return the positional arguments for a module: the batch entries in `inputs`, or the batch itself for None."""
+def select_inputs(batch: Batch, inputs: Selector | Sequence[Selector] | None, owner: str) -> tuple[Any, ...]:
+    """Return the positional arguments for a module: the batch entries in `inputs`, or the batch itself for None.
+
+    `owner` is the class that has the argument `inputs`, for the error message.
+    """
     if inputs is None:
         return (batch,)
     selectors = (inputs,) if isinstance(inputs, int | str) else inputs
-    return tuple(select(batch, selector, "inputs", "batch") for selector in selectors)
+    return tuple(select(batch, selector, f"{owner}.inputs", "batch") for selector in selectors)
 
 
 def build_loss(loss: Any) -> Callable[..., Any]:

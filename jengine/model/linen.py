@@ -94,7 +94,7 @@ class LinenModel(Model):
             types[".".join(context.module.path)] = type(context.module).__name__
             return next_fun(*args, **kwargs)
 
-        inputs = select_inputs(batch, self._inputs)
+        inputs = select_inputs(batch, self._inputs, "LinenModel")
         # A dict drops duplicates: training and prediction may use the same stream.
         rngs = _keys(dict.fromkeys(("params", *self._rngs, *self._predict_rngs)), rng)
         modes = train_arguments(type(self.module).__call__, train=False)
@@ -120,7 +120,7 @@ class LinenModel(Model):
         with exclude_padding(batch), remat_linen(self._remat):
             outputs, updated = self._apply(
                 {"params": params, **model_state},
-                *select_inputs(batch, self._inputs),
+                *select_inputs(batch, self._inputs, "LinenModel"),
                 rngs=_keys(self._rngs, rng),
                 mutable=[*model_state, *self._sown_collections],  # what is not mutable cannot be sown
                 **train_arguments(type(self.module).__call__, train=True),
@@ -139,7 +139,7 @@ class LinenModel(Model):
         """Return the module's outputs in inference mode."""
         outputs = self._apply(
             {"params": params, **model_state},
-            *select_inputs(batch, self._inputs),
+            *select_inputs(batch, self._inputs, "LinenModel"),
             rngs=_keys(self._predict_rngs, rng),
             # With any list, even an empty one, `apply` returns a pair.
             mutable=list(self._sown_collections) if self._sown.predictions else False,
@@ -167,7 +167,10 @@ class LinenModel(Model):
         rngs = _keys(dict.fromkeys(("params", *self._rngs, *self._predict_rngs)))
         console = {"force_terminal": False, "force_jupyter": False, "width": width}
         tabulate = nn.tabulate(self.module, rngs, compute_flops=True, console_kwargs=console)
-        return tabulate(*select_inputs(batch, self._inputs), **train_arguments(type(self.module).__call__, train=False))
+        return tabulate(
+            *select_inputs(batch, self._inputs, "LinenModel"),
+            **train_arguments(type(self.module).__call__, train=False),
+        )
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         with _dense_general_without_mesh(), explain_static_modes(kwargs):

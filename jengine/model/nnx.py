@@ -179,7 +179,7 @@ class NnxModel(Model):
 
         # Around the call: BatchNorm asks for the mask of the batch while it is traced.
         with exclude_padding(batch):
-            outputs, new_state, sown = autocast(apply)(select_inputs(batch, self._inputs), params)
+            outputs, new_state, sown = autocast(apply)(select_inputs(batch, self._inputs, "NnxModel"), params)
         losses = call_loss(self._loss, outputs, batch, hyperparams, sown)
         if self._get_structure().has_frozen:
             new_state = {FROZEN: model_state[FROZEN], "state": new_state}
@@ -195,7 +195,7 @@ class NnxModel(Model):
             outputs, _, sown = self._call(params, model_state, inputs, key, train=False)
             return self._sown.add_predictions(outputs, sown)
 
-        return autocast(apply)(select_inputs(batch, self._inputs), params)
+        return autocast(apply)(select_inputs(batch, self._inputs, "NnxModel"), params)
 
     def merge(self, params: Params, model_state: ModelState, *, train: bool = False) -> Any:
         """Return the module with the given variables, in training or inference mode.
@@ -219,7 +219,7 @@ class NnxModel(Model):
             console = {"force_terminal": False, "force_jupyter": False, "width": width}
             tables.append(nnx.tabulate(module, *inputs, compute_flops=True, console_kwargs=console, **arguments))
 
-        jax.eval_shape(draw, select_inputs(batch, self._inputs))  # traced: nothing is allocated or computed
+        jax.eval_shape(draw, select_inputs(batch, self._inputs, "NnxModel"))  # traced: nothing is allocated or computed
         return tables[0]
 
     def _get_structure(self) -> _Structure:

@@ -143,6 +143,11 @@ MISTAKES = {
         ["model.loss.label=lable", "model.inputs=x"],
         r"got 'lable'; .*\n  in the config at `model.loss.label`, from the command line: --config.model.loss.label=lable\n",
     ),
+    "an input that the batch has not": (
+        ["model.inputs=image"],
+        r"^jengine: UnknownNameError: `LinenModel.inputs` must be an entry of the batch, got 'image'; the batch has x f32\[4,5\], y i32\[4\]\n"
+        r"  in the config at `model.inputs`, from the command line: --config.model.inputs=image\n$",
+    ),
     "too many devices": (
         ["parallel={'type': 'Pjit', 'mesh': {'data': 64}}"],
         r"got 64 for .*; write -1 for an axis that takes all devices, `parallel.mesh=dict\(data=-1\)`",

@@ -160,7 +160,7 @@ def test_a_missing_batch_entry_raises_with_its_name():
     model = LinenModel(LinenNet(), CrossEntropy(), inputs="pixels")
     with pytest.raises(
         KeyError,
-        match=r"`inputs` must be an entry of the batch, got 'pixels'; the batch has image f32\[4,64\], label i64\[4\]",
+        match=r"`LinenModel.inputs` must be an entry of the batch, got 'pixels'; the batch has image f32\[4,64\], label i64\[4\]",
     ):
         model.init(jax.random.key(0), FLAT)
 
