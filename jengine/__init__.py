@@ -6,14 +6,14 @@ Submodules are imported on first access, which keeps `import jengine` fast.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jengine.versions import __version__ as __version__
+
 if TYPE_CHECKING:
     from jengine.cli.report import report as report
     from jengine.config import load_config as load_config
     from jengine.runner import Runner as Runner
     from jengine.runner import load_model as load_model
     from jengine.sweeps import sweep as sweep
-
-__version__ = "0.2.0"
 
 _NAMES = {
     "Runner": "jengine.runner",

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import inspect
 import itertools
+import json
 import math
 import os
 import re
@@ -20,11 +21,11 @@ import sysconfig
 import types
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from jengine.json_codec import Json, encode
+Description: TypeAlias = "bool | int | float | str | list[Description] | dict[str, Description] | None"
 
 _MAX_DEPTH = 24
 _MAX_ITEMS = 64  # of a list; a longer one is described by as many of its items and a hash
@@ -55,7 +56,7 @@ def record_arguments(built: object, arguments: Mapping[str, Any]) -> None:
         _arguments[id(built)] = {name: describe(value) for name, value in missing.items()}
 
 
-def describe(value: object, *, shallow: bool = False) -> Json:
+def describe(value: object, *, shallow: bool = False) -> Description:
     """Return a description with JSON's types.
 
     An object is described by class and constructor arguments, as far as they are attributes with the same name, or
@@ -72,7 +73,7 @@ def describe(value: object, *, shallow: bool = False) -> Json:
     return _Describer(shallow).describe(value)
 
 
-def flatten_description(description: Json, path: str = "") -> dict[str, Json]:
+def flatten_description(description: Description, path: str = "") -> dict[str, Description]:
     """Return the leaves in a description by path.
 
     >>> flatten_description({"custom_hooks": [{"momentum": 0.1}]})
@@ -127,7 +128,7 @@ class _Describer:
         self._shallow = shallow
         self._open: list[int] = []  # the IDs of the objects around the current one
 
-    def describe(self, value: object) -> Json:
+    def describe(self, value: object) -> Description:
         if value is None or (isinstance(value, bool | int) and not isinstance(value, enum.Enum)):
             return value
         if isinstance(value, float) and not isinstance(value, np.generic):
@@ -188,12 +189,12 @@ class _Describer:
             return {"type": "Mesh", **value.shape, "axis_types": [kind.name for kind in value.axis_types]}
         return self._describe_object(value)
 
-    def _describe_items(self, items: Sequence[object]) -> Json:
+    def _describe_items(self, items: Sequence[object]) -> Description:
         if len(items) <= _MAX_ITEMS:
             return [self.describe(item) for item in items]
         chosen = np.linspace(0, len(items) - 1, _MAX_ITEMS).astype(int)
         sample = [self.describe(items[i]) for i in chosen]
-        return {"length": len(items), "hash": hash_text(encode(sample, sort_keys=True))}
+        return {"length": len(items), "hash": hash_text(json.dumps(sample, sort_keys=True))}
 
     def _describe_function(self, function: types.FunctionType) -> dict[str, Any]:
         described: dict[str, Any] = {"function": _name(function)}
@@ -209,7 +210,7 @@ class _Describer:
                 described[name] = self.describe(cell.cell_contents)
         return described
 
-    def _describe_object(self, value: object) -> Json:
+    def _describe_object(self, value: object) -> Description:
         if self._shallow:
             return f"<{_name(type(value))}>"
         attributes, described = _attributes(value), dict(_arguments.get(id(value), {}))

@@ -4,9 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jengine.cli.report.run_table import read_table
-from jengine.cli.table_format import format_cells, sort_cells
 from jengine.logging import escape_control
+from jengine.runs.run_table import read_table
+from jengine.runs.table_format import format_cells, sort_cells
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:

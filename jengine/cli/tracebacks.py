@@ -5,11 +5,9 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 
-import jengine
-
 # Packages whose frames are left out. Those of any other installed package may be the user's.
 _ENGINE = ("jax", "jaxlib", "flax", "optax", "orbax", "chex", "grain", "etils", "numpy", "ml_collections")
-_DIRECTORIES = [pathlib.Path(jengine.__file__).parent, pathlib.Path(sysconfig.get_path("stdlib"))]
+_DIRECTORIES = [pathlib.Path(__file__).parent.parent, pathlib.Path(sysconfig.get_path("stdlib"))]
 _INSTALLED = ("site-packages", "dist-packages")
 JAX_NOTES = ("----", "For simplicity, JAX has removed")
 
@@ -46,5 +44,5 @@ def _is_library(filename: str) -> bool:
     for name in _INSTALLED:
         if name in path.parts[:-1]:
             package = path.parts[path.parts.index(name) + 1]
-            return package in _ENGINE or package == jengine.__name__
+            return package in _ENGINE or package == "jengine"
     return filename.startswith("<frozen") or any(path.is_relative_to(directory) for directory in _DIRECTORIES)

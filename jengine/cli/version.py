@@ -5,13 +5,12 @@ import platform
 
 import jax
 
-import jengine
-from jengine.versions import describe_device, package_versions
+from jengine.versions import __version__, describe_device, package_versions
 
 
 def describe_versions() -> str:
     """Return the versions of jengine, Python and the libraries, and the devices, a line each."""
-    versions = [("jengine", jengine.__version__), ("python", f"{platform.python_version()} on {platform.platform()}")]
+    versions = [("jengine", __version__), ("python", f"{platform.python_version()} on {platform.platform()}")]
     try:
         counts = collections.Counter(map(describe_device, jax.local_devices()))
         devices = ", ".join(f"{count} x {kind}" for kind, count in counts.items())

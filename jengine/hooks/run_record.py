@@ -11,21 +11,19 @@ import jax
 
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.json_codec import decode, encode
+from jengine.runs import RECORD
 from jengine.storage import write_bytes
 from jengine.train.parameters import count_parameters
-from jengine.versions import describe_device, environment_versions
+from jengine.versions import __version__, describe_device, environment_versions
 
 GroupTable = tuple[Sequence[str], Sequence[Sequence[str]]]
 """The columns and rows of a table with parameter groups."""
 
-FILE = "run.json"
 _lock = threading.Lock()  # the thread that writes log lines updates the progress
 
 
 def start_record(runner: RunnerProtocol, groups: GroupTable) -> None:
     """Write the record before training; a resumed run adds a session to it."""
-    from jengine import __version__
-
     if not runner.is_main_process:
         return
     tensors, parameters, size = count_parameters(runner.state.params)
@@ -89,19 +87,19 @@ def _update(runner: RunnerProtocol, progress: dict[str, Any]) -> None:
 
 def _read(runner: RunnerProtocol) -> dict[str, Any]:
     try:
-        return dict(decode(pathlib.Path(runner.log_dir, FILE).read_text()))
+        return dict(decode(pathlib.Path(runner.log_dir, RECORD).read_text()))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        runner.logger.warning(f"{FILE} could not be read: {error}")
+        runner.logger.warning(f"{RECORD} could not be read: {error}")
         return {}
 
 
 def _write(runner: RunnerProtocol, record: dict[str, Any]) -> None:
     try:
-        write_bytes(pathlib.Path(runner.log_dir, FILE), encode(record, indent=1).encode())
+        write_bytes(pathlib.Path(runner.log_dir, RECORD), encode(record, indent=1).encode())
     except OSError as error:  # training does not depend on it
-        runner.logger.warning(f"{FILE} could not be written: {error}")
+        runner.logger.warning(f"{RECORD} could not be written: {error}")
 
 
 def _now() -> str:

@@ -8,6 +8,7 @@ from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
+from jengine.versions import __version__
 
 
 @HOOKS.register_module()
@@ -22,8 +23,6 @@ class RuntimeInfoHook(Hook):
 
     def before_run(self, runner: RunnerProtocol) -> None:
         """Record the config, the seed, the experiment name and the version."""
-        from jengine import __version__  # not at the top: jengine imports this module
-
         infos = dict(cfg=runner.cfg_text, seed=runner.seed, experiment_name=runner.experiment_name)
         runner.message_hub.update_info_dict({**infos, "jengine_version": __version__})
 

@@ -20,7 +20,7 @@ from jengine.data.collate import count_examples
 from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
 from jengine.inference.predict import Predictor, iterate_batches
-from jengine.model import Model
+from jengine.model import Model, build_model
 from jengine.sharding import DispatchLimiter, SingleDevice, convert_replica_axis, convert_replica_axis_structs
 
 PyTree = Any
@@ -56,7 +56,6 @@ def load_model(
         averages. Building the model may raise others.
     """
     from jengine.checkpoint import find_checkpoint, read_meta
-    from jengine.runner.components import build_model  # the Runner imports this package, for `Runner.predict`
 
     path = str(find_checkpoint(checkpoint, checksums=True))
     meta = read_meta(path)

@@ -17,6 +17,7 @@ from jengine.model.networks import SmallViT as SmallViT
 from jengine.model.nnx import NnxModel as NnxModel
 from jengine.model.precision import CastModel as CastModel
 from jengine.model.precision import Precision as Precision
+from jengine.model.precision import build_model as build_model
 from jengine.model.precision import get_precision as get_precision
 from jengine.model.prediction import predict_with_key as predict_with_key
 from jengine.model.prediction import prediction_key as prediction_key

@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine.errors import closest
+from jengine.annotations import is_mapping
+from jengine.errors import closest, config_path
 from jengine.model.autocast import cast_floating, compute_in
 from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, ModelWrapper, Params, PyTree
 from jengine.model.prediction import predict_with_key
+from jengine.registry import MODELS, Config, as_config
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -119,3 +121,20 @@ class CastModel(ModelWrapper):
         new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)  # e.g. statistics
         # The mean over a batch in bfloat16 has 8 bits; a float64 loss stays as it is.
         return jax.tree.map(lambda x: cast_floating(x, jnp.result_type(x, jnp.float32)), losses), new_state
+
+
+def build_model(model: Model | Config, precision: str | Mapping[str, str] | Precision | None) -> Model:
+    """Return the model, from an instance or a config, under the precision policy."""
+    with config_path("model"):
+        built: Any = as_config(model)
+        if is_mapping(built):
+            built = MODELS.build(built)
+        missing = [name for name in ("init", "loss", "predict") if not callable(getattr(built, name, None))]
+        if missing:
+            raise TypeError(
+                f"a model must have init, loss and predict, got {type(built).__name__} without {', '.join(missing)}; "
+                "wrap a Flax module in LinenModel or NnxModel, and plain functions in FunctionalModel"
+            )
+    with config_path("precision"):
+        policy = get_precision(precision)
+    return built if policy is None else CastModel(built, policy)

@@ -37,7 +37,7 @@ from jengine.runner.runner_protocol import RunnerInternals
 from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks
-from jengine.versions import environment_versions
+from jengine.versions import __version__, environment_versions
 
 PyTree = Any
 Bundle = dict[str, Any]
@@ -79,8 +79,6 @@ def collect_checkpoint(
     runner: RunnerInternals, *, save_optimizer: bool, save_param_scheduler: bool, meta: Mapping[str, Any]
 ) -> Bundle:
     """Return everything that an exact resume needs: `state` (arrays) and further entries, see `Checkpointer.save`."""
-    from jengine import __version__
-
     runner.log_writer.flush()  # the visualizer records the sizes of the scalar files
     arrays = dict(vars(runner.state))
     if not save_optimizer:

@@ -14,34 +14,16 @@ from jengine.evaluation.sections import split_settings
 from jengine.hooks import Hook
 from jengine.hooks.runner_protocol import Loader, TrainLoopProtocol
 from jengine.logging import AsyncWriter, LogProcessor, MessageHub
-from jengine.model import CastModel, Model, Precision, get_precision
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.schedules import build_param_schedulers
-from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, Config, Registry, as_config
+from jengine.registry import LOG_PROCESSORS, LOOPS, STRATEGIES, VISUALIZERS, Config, Registry, as_config
 from jengine.runner.config_checks import EVAL_LOOPS, LoopSection, is_epoch_based, train_loop_config
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.sharding import Strategy, default_strategy
 from jengine.train.state import MAX_STEP
 from jengine.visualization import Visualizer
 
-# --- Model, strategy and logs ---
-
-
-def build_model(model: Model | Config, precision: str | Mapping[str, str] | Precision | None) -> Model:
-    """Return the model, from an instance or a config, under the precision policy."""
-    with config_path("model"):
-        built: Any = as_config(model)
-        if is_mapping(built):
-            built = MODELS.build(built)
-        missing = [name for name in ("init", "loss", "predict") if not callable(getattr(built, name, None))]
-        if missing:
-            raise TypeError(
-                f"a model must have init, loss and predict, got {type(built).__name__} without {', '.join(missing)}; "
-                "wrap a Flax module in LinenModel or NnxModel, and plain functions in FunctionalModel"
-            )
-    with config_path("precision"):
-        policy = get_precision(precision)
-    return built if policy is None else CastModel(built, policy)
+# --- Strategy and logs ---
 
 
 def build_strategy(parallel: Strategy | Config | None, train_cfg: LoopSection | None) -> Any:

@@ -26,6 +26,7 @@ from jengine.hooks.run_record import GroupTable
 from jengine.inference.predict import Predictor, open_batches
 from jengine.inference.trained_module import trained_module
 from jengine.logging import PhaseTimer
+from jengine.model import build_model
 from jengine.optim import OptimWrapper, build_optim_wrapper
 from jengine.optim.batch_size import list_wrappers, read_auto_scale_lr, scale_lr, warn_of_accumulation
 from jengine.optim.compared_settings import AnyWrapper, optimizer_settings
@@ -34,6 +35,7 @@ from jengine.runner import bundle, components, config_checks
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_consistent, close, closing, list_directories
+from jengine.runner.initial_state import StateInitializer
 from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
 from jengine.runner.mmengine_names import MMEngineNames
@@ -41,7 +43,6 @@ from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume, saved_hashes
 from jengine.runner.session import RunFiles, record_session
 from jengine.sharding import DispatchLimiter
-from jengine.sharding.initial_state import StateInitializer
 from jengine.train import TrainState
 from jengine.train.compilation_cache import use_compilation_cache
 from jengine.train.hyperparams import Hyperparams
@@ -167,7 +168,7 @@ class Runner(MMEngineNames):
         self.phase_timer, self.interrupts = PhaseTimer(), Interrupts(self.processes)
         self.strategy = components.build_strategy(parallel, train_cfg)
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
-        self.model = components.build_model(model, precision)
+        self.model = build_model(model, precision)
         self.visualizer = self.build_visualizer(visualizer)
         self.hook_list = HookList(functools.partial(components.require_drawing, self.visualizer))
         self.register_hooks(default_hooks, custom_hooks)

@@ -52,7 +52,7 @@ def check(request: Request) -> Plan:
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "plan.json")
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}  # a device belongs to a run
-        command = [sys.executable, "-m", "jengine.sweeps.check_worker", path]
+        command = [sys.executable, "-m", "jengine.cli.sweep_check", path]
         text = encode(pack(request._asdict()))
         done = subprocess.run(command, input=text, text=True, env=environment)
         if not os.path.exists(path):

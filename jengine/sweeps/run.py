@@ -25,7 +25,7 @@ from jengine.sweeps.space import Setting, check_range
 from jengine.sweeps.trials import DONE, OUTPUT, STOP, Trial, make_trials, relative
 
 if TYPE_CHECKING:
-    from jengine.cli.report.run_table import RunTable
+    from jengine.runs.run_table import RunTable
 
 FILE = "sweep.json"
 _LOCK = "sweep.lock"
@@ -98,7 +98,7 @@ def sweep(
     with _lock(directory):
         _claim(directory, request, plan)
         _Sweep(directory, request, plan, built, jobs, search).run()
-    from jengine.cli.report.run_table import read_table  # imports JAX, which the runs should not wait for
+    from jengine.runs.run_table import read_table  # imports JAX, which the runs should not wait for
 
     return read_table([directory])
 
@@ -223,7 +223,7 @@ class _Sweep:
 
 def _best(trial: Trial, plan: Plan) -> float | None:
     """Return the best value of the metric in a run's validations."""
-    from jengine.cli.report.run_table import read_table
+    from jengine.runs.run_table import read_table
 
     return read_table([trial.work_dir]).rows[0].best.get(plan.metric)
 

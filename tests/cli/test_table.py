@@ -3,7 +3,7 @@ import json
 import pytest
 
 from jengine.cli import main
-from jengine.cli.report.run_table import read_table
+from jengine.runs.run_table import read_table
 
 from .report_runs import train_row, write_run
 

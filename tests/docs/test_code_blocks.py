@@ -21,7 +21,6 @@ import jengine
 from jengine import Runner, checkpoint, config, paths
 from jengine.checkpoint.array_rules import parse_rules
 from jengine.cli.main import build_parser
-from jengine.cli.report.run_table import read_table
 from jengine.data import ArrayDataset, build_dataloader
 from jengine.evaluation import build_evaluator
 from jengine.evaluation.sections import split_dataloaders
@@ -41,6 +40,7 @@ from jengine.registry import (
     VISUALIZERS,
 )
 from jengine.runner.config_checks import train_loop_config
+from jengine.runs.run_table import read_table
 from tests import run_again
 from tests.docs_pages import PAGES, ROOT, blocks_of
 

@@ -1,7 +1,7 @@
 import pytest
 
+from jengine.cli.sweep_check import complete_path
 from jengine.errors import ConfigError
-from jengine.sweeps.check_worker import complete_path
 from jengine.sweeps.space import list_settings, parse_grid, parse_ranges
 
 

@@ -9,9 +9,9 @@ import pytest
 import jengine
 from jengine.cli import main
 from jengine.cli.parser import build_parser
+from jengine.cli.sweep_check import make_plan
 from jengine.errors import ConfigError
 from jengine.sweeps.check import Request
-from jengine.sweeps.check_worker import make_plan
 from jengine.sweeps.space import ValueRange
 from jengine.sweeps.trials import make_trials, read_record
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from jengine.annotations import Count
 from jengine.cli.report.page_data import build_page_data
-from jengine.cli.report.run_files import read_runs
 from jengine.errors import require_extra
 from jengine.json_codec import encode
+from jengine.runs.run_files import read_runs
 from jengine.storage import is_url, storage_path, write_bytes
 
 _SCRIPTS = ("compare.js", "page.js")

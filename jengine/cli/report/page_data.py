@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from jengine.cli.report.foreign_files import is_number
-from jengine.cli.report.remote import origin
-from jengine.cli.report.run_files import ReportedRun
-from jengine.cli.report.run_metrics import TIMES, Points, compare_configs, find_best, read_curves
-from jengine.cli.report.run_table import RunRow, RunTable, SeedGroup, build_table, shorten_paths
 from jengine.logging import measure_goodput
+from jengine.runs.foreign_files import is_number
+from jengine.runs.remote import origin
+from jengine.runs.run_files import ReportedRun
+from jengine.runs.run_metrics import TIMES, Points, compare_configs, find_best, read_curves
+from jengine.runs.run_table import RunRow, RunTable, SeedGroup, build_table, shorten_paths
 
 MAX_POINTS = 2000  # of a curve: about as many as a screen has pixels
 _MAX_ALL_POINTS = 120_000  # of all curves: two megabytes

@@ -9,13 +9,13 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jengine.cli.report.run_metrics import ADDRESS, find_rule, flatten_config, list_saved_metrics
 from jengine.cli.tracebacks import format_error
 from jengine.config import format_config, load_config, load_sweep, resolve
 from jengine.config.overrides import apply_overrides, parse_value
 from jengine.errors import ConfigError, closest
 from jengine.json_codec import decode, encode, pack, unpack
 from jengine.runner import Runner
+from jengine.runs.run_metrics import ADDRESS, find_rule, flatten_config, list_saved_metrics
 from jengine.sweeps.check import Plan, Request, add_pruning
 from jengine.sweeps.space import SEED, Setting, ValueRange, format_override, list_settings
 

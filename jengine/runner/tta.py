@@ -1,17 +1,15 @@
 """Test-time augmentation in a Runner."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.config import resolve
 from jengine.errors import ConfigError
 from jengine.hooks import PrepareTTAHook
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
+from jengine.runner.runner import Runner
 
 
-def build_runner_with_tta(cfg: Any) -> "Runner":
+def build_runner_with_tta(cfg: Any) -> Runner:
     """Return a Runner whose test merges predictions for several views on each batch.
 
     Args:
@@ -25,8 +23,6 @@ def build_runner_with_tta(cfg: Any) -> "Runner":
     Raises:
       ConfigError: `tta_model` or the test is missing.
     """
-    from jengine.runner import Runner  # it imports this package, for `Runner.predict`
-
     plain = resolve(cfg)
     tta = {name: plain.pop(name) for name in ("tta_model", "tta_pipeline") if name in plain}
     tta = {**dict(plain.get("vars") or {}), **tta}

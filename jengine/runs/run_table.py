@@ -8,12 +8,12 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jengine.cli.report.foreign_files import is_number
-from jengine.cli.report.remote import origin
-from jengine.cli.report.run_files import ReportedRun, read_runs
-from jengine.cli.report.run_metrics import TIMES, find_best, flatten_config, list_saved_metrics, read_curves
-from jengine.cli.table_format import Cell, Spread, format_cells, spread
 from jengine.errors import ConfigError, closest
+from jengine.runs.foreign_files import is_number
+from jengine.runs.remote import origin
+from jengine.runs.run_files import ReportedRun, read_runs
+from jengine.runs.run_metrics import TIMES, find_best, flatten_config, list_saved_metrics, read_curves
+from jengine.runs.table_format import Cell, Spread, format_cells, spread
 
 # Differences that are no hyperparameters: names, places, and the seed, which has a column of its own
 _NO_HYPERPARAMS = (

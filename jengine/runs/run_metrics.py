@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.checkpoint import infer_rule, is_better
-from jengine.cli.report.foreign_files import get_dict, is_number
+from jengine.runs.foreign_files import get_dict, is_number
 
 TIMES = ("time", "data_time")
 _PROGRESS = ("step", "iter", "epoch", "mode")

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.checkpoint.lock import is_locked
-from jengine.cli.report.foreign_files import ForeignFiles, conform, get_dict, is_number
-from jengine.cli.report.remote import TIMESTAMP, fetch_runs, origin
 from jengine.config import parse_config
 from jengine.errors import ConfigError
-from jengine.hooks.run_record import FILE as RECORD
+from jengine.runs import RECORD
+from jengine.runs.foreign_files import ForeignFiles, conform, get_dict, is_number
+from jengine.runs.remote import TIMESTAMP, fetch_runs, origin
 
 TRIAL = "trial.json"  # in the work dir of a sweep's run: `overrides`, and `error` or `pruned`
 _SCALARS = pathlib.PurePath("vis_data", "scalars.json")

@@ -5,7 +5,7 @@ import pathlib
 import re
 
 from jengine.downloads import temporary_copies
-from jengine.hooks.run_record import FILE as RECORD
+from jengine.runs import RECORD
 from jengine.storage import FileInfo, is_url, list_directory, list_files, read_many, storage_path
 
 TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
