@@ -8,7 +8,9 @@ from jengine.hooks.checks import CheckInvalidLossHook as CheckInvalidLossHook
 from jengine.hooks.checks import ClassNumCheckHook as ClassNumCheckHook
 from jengine.hooks.checks import NonFiniteLossError as NonFiniteLossError
 from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
+from jengine.hooks.early_stopping import OptunaPruningHook as OptunaPruningHook
 from jengine.hooks.ema import EMAHook as EMAHook
+from jengine.hooks.ema import ScheduleFreeHook as ScheduleFreeHook
 from jengine.hooks.epoch import DistSamplerSeedHook as DistSamplerSeedHook
 from jengine.hooks.epoch import SetEpochInfoHook as SetEpochInfoHook
 from jengine.hooks.histogram import HistogramHook as HistogramHook
@@ -28,8 +30,6 @@ from jengine.hooks.priority import Priority as Priority
 from jengine.hooks.priority import get_priority as get_priority
 from jengine.hooks.profiler import ProfilerHook as ProfilerHook
 from jengine.hooks.progress import ProgressHook as ProgressHook
-from jengine.hooks.pruning import OptunaPruningHook as OptunaPruningHook
 from jengine.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
-from jengine.hooks.schedule_free import ScheduleFreeHook as ScheduleFreeHook
 from jengine.hooks.switch_recipe import PipelineSwitchHook as PipelineSwitchHook
 from jengine.hooks.switch_recipe import SwitchRecipeHook as SwitchRecipeHook

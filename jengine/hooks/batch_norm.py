@@ -111,8 +111,6 @@ class SyncBuffersHook(Hook):
     compute them from the whole batch, and nothing happens. Integers do not change.
     """
 
-    priority = "NORMAL"
-
     def __init__(self) -> None:
         self._is_synced = False
 

@@ -1,5 +1,6 @@
 """Checkpoint policy: when to save, under which name, and which checkpoints to keep."""
 
+import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,21 @@ from jengine.checkpoint.commit import INCOMING, OUTGOING
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
 from jengine.data.batch_check import Batch
 from jengine.downloads import apply_backend_args
-from jengine.errors import ArgumentError, ConfigError, config_path
+from jengine.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.hooks.checks import check_saved_states
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.hooks.save_schedule import KeepPolicy, SaveHistory, SavePolicy, check_policies, make_schedule
-from jengine.registry import HOOKS
+from jengine.registry import HOOKS, is_built_in
 from jengine.storage import storage_path
+from jengine.train import TrainState
+
+# Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
+_CHECKPOINT_KEYS = (
+    *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
+    "replicas", "validations", "optimizer", "param_schedulers", "data", "accumulated", "exchanged",
+    "optimizer_settings", "fingerprint",
+)  # fmt: skip
 
 
 @HOOKS.register_module()
@@ -122,10 +131,8 @@ class CheckpointHook(Hook):
         self.preservation_policy = preservation_policy
         self._greater_keys = _as_tuple(greater_keys) or GREATER_KEYS
         self._less_keys = _as_tuple(less_keys) or LESS_KEYS
-        metrics = _as_tuple(save_best)
-        self._has_several_metrics = len(metrics) > 1
         self._auto_rule: str | None = None
-        self._rules = self._read_rules(metrics, _as_tuple(rule))
+        self._rules = self._read_rules(_as_tuple(save_best), _as_tuple(rule))
 
         self._directory = ""
         self._training = False
@@ -154,6 +161,17 @@ class CheckpointHook(Hook):
     def monitored_metrics(self) -> list[tuple[str, str, str]]:
         """Return the metrics of `save_best`."""
         return [("save_best", metric, rule) for metric, rule in self._rules.items()]
+
+    def check_published_keys(self, hooks: Sequence[Hook]) -> None:
+        """Raise ConfigError if no checkpoint has a key to publish, and no custom hook may add it."""
+        users = [h for h in hooks if not is_built_in(type(h)) and "before_save_checkpoint" in h.get_triggered_stages()]
+        for key in self.published_keys:
+            is_close = difflib.get_close_matches(key, _CHECKPOINT_KEYS, n=1, cutoff=0.75)
+            if key not in _CHECKPOINT_KEYS and (is_close or not users):
+                hint = closest(key, _CHECKPOINT_KEYS)
+                raise ConfigError(
+                    f"`{type(self).__name__}.published_keys` must be keys of a checkpoint, got {key!r}{hint}"
+                )
 
     # --- Regular checkpoints. ---
 
@@ -240,10 +258,6 @@ class CheckpointHook(Hook):
         if self.published_keys:
             self._publish(runner)
 
-    def on_interrupt(self, runner: RunnerProtocol) -> None:
-        """Save after a signal or an error; the Runner calls it between two iterations."""
-        self._save_unsaved(runner)
-
     def _save_unsaved(self, runner: RunnerProtocol) -> None:
         if runner.iter <= self._saved_iter:
             return
@@ -256,6 +270,8 @@ class CheckpointHook(Hook):
             evict, self._interrupted = self._interrupted, [self._last]
             self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=evict)
             runner.logger.info(f"Saving checkpoint at {runner.iter} iterations")
+
+    on_interrupt = _save_unsaved  # after a signal or an error, between two iterations
 
     def _flush_log(self, runner: RunnerProtocol) -> None:
         with runner.phase_timer.phase("step"):  # a save waits for the device anyway
@@ -396,7 +412,7 @@ class CheckpointHook(Hook):
         if self.max_keep_ckpts > 0:
             hub.update_info("keep_ckpt_ids", list(self._kept))
         for key, best in self._best.items():
-            suffix = f"_{key}" if self._has_several_metrics else ""
+            suffix = f"_{key}" if len(self._rules) > 1 else ""
             hub.update_info(f"best_score{suffix}", best[0]["score"])
             hub.update_info(f"best_ckpt{suffix}", self._path(best[0]["name"]))
 

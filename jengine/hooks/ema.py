@@ -7,7 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax.contrib
 
+from jengine import paths
 from jengine.annotations import Index
 from jengine.averaging import AVERAGES, Average, AverageState
 from jengine.errors import ArgumentError, ConfigError, closest
@@ -68,7 +70,6 @@ class EMAHook(Hook):
       1
     """
 
-    priority = "NORMAL"
     is_single = True  # evaluation uses one average
 
     def __init__(
@@ -250,12 +251,9 @@ def _build_other(name: str, arguments: dict[str, Any]) -> Average:
 
 
 def cast_average(state: Any, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
-    """Return the average in the dtypes of the model, with the latest model state if that is not averaged.
+    """Return an average, `state.params` and `state.model_state`, in the dtypes of the model.
 
-    Args:
-      state: the average, with `params` and with `model_state`, which may be None.
-      params: the model parameters.
-      model_state: the model state.
+    The latest model state replaces that of the average if it is None, which is not averaged then.
     """
 
     def cast(averages: PyTree, like: PyTree) -> PyTree:
@@ -263,3 +261,53 @@ def cast_average(state: Any, params: PyTree, model_state: PyTree) -> tuple[PyTre
 
     averaged_state = model_state if state.model_state is None else cast(state.model_state, model_state)
     return cast(state.params, params), averaged_state
+
+
+@HOOKS.register_module()
+class ScheduleFreeHook(EMAHook):
+    """Averaged parameters of `schedule_free_adamw`, `schedule_free_sgd` or `optax.contrib.schedule_free`.
+
+    Such an optimizer trains at points between two sequences; the average of one of them is the model. The hook computes
+    it after each update, so that validation, test and checkpoints have it, as with an `EMAHook`, of which a run has
+    none then.
+
+    Args:
+      evaluate_on_ema: whether validation and test use the averages.
+      evaluate_on_origin: whether they use the trained parameters; with `evaluate_on_ema` in a second pass whose metrics
+        end in `_origin`.
+
+    Raises:
+      ConfigError: in the first step, no optimizer is schedule-free.
+
+    Examples:
+      >>> ScheduleFreeHook().get_traced_points()
+      ['traced_update', 'traced_accumulate']
+
+    Source: Defazio et al., The Road Less Scheduled, arXiv:2405.15682.
+    """
+
+    def __init__(self, evaluate_on_ema: bool = True, evaluate_on_origin: bool = False) -> None:
+        super().__init__(evaluate_on_ema=evaluate_on_ema, evaluate_on_origin=evaluate_on_origin, count_by="update")
+
+    def traced_update(self, ctx: StepContext) -> StepContext:
+        """Compute the averages from the optimizer's state."""
+        kind = optax.contrib.ScheduleFreeState
+        nodes = jax.tree.leaves(ctx.opt_state, is_leaf=lambda node: isinstance(node, kind))
+        found = [node for node in nodes if isinstance(node, kind)]  # one for each parameter group
+        if not found:
+            raise ConfigError(
+                "ScheduleFreeHook: `optim_wrapper.optimizer` must be schedule-free, such as dict(type="
+                "'schedule_free_adamw', learning_rate=...), got another one"
+            )
+        params, averages = paths.flatten(ctx.params), {}
+        for state in found:
+            z = {path: leaf for path, leaf in paths.flatten(state.z).items() if path in params}
+            selected = {path: params[path] for path in z}
+            averages.update(optax.contrib.schedule_free_eval_params(state._replace(z=z), selected))
+
+        def select(path: str, old: jax.Array, raw: jax.Array) -> jax.Array:
+            return averages.get(path, raw).astype(old.dtype)  # a frozen parameter is its own average
+
+        before: EMAHookState = ctx.hook_state
+        new = paths.map_with_path(select, before.params, ctx.params)
+        return ctx.replace(hook_state=before._replace(params=new, steps=before.steps + 1))

@@ -15,12 +15,10 @@ class SetEpochInfoHook(Hook):
     """
 
     def before_train(self, runner: RunnerProtocol) -> None:
-        """Set the epoch before the step is traced."""
+        """Set the epoch, for the first time before the step is traced."""
         runner.hyperparams["epoch"] = runner.epoch
 
-    def before_train_epoch(self, runner: RunnerProtocol) -> None:
-        """Set the epoch."""
-        runner.hyperparams["epoch"] = runner.epoch
+    before_train_epoch = before_train
 
 
 @HOOKS.register_module()
@@ -30,8 +28,6 @@ class DistSamplerSeedHook(Hook):
     The hook calls the first of `loader.set_epoch`, `loader.sampler.set_epoch` and
     `loader.batch_sampler.sampler.set_epoch` that exists.
     """
-
-    priority = "NORMAL"
 
     def before_train_epoch(self, runner: RunnerProtocol) -> None:
         """Pass the epoch to the data, unless an epoch may begin within a pass, which must go on as it is."""

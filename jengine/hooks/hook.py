@@ -223,11 +223,8 @@ class Hook:
     ) -> dict[str, tuple[Any, Any]]:
         """Return the variables to evaluate, one pass per entry: suffix of the metric names -> `(params, model_state)`.
 
-        An averaged model replaces the raw one here; the training state does not change.
-
-        Args:
-          runner: the runner.
-          variables: what the previous hook returned; for the first hook, the training state under the suffix ''.
+        An averaged model replaces the raw one here; the training state does not change. `variables` is what the
+        previous hook returned; for the first hook, the training state under the suffix ''.
         """
         return variables
 

@@ -220,20 +220,15 @@ class HookList:
     def format_table(self) -> str:
         """Return a table with the hooks in order: priority, the loops in which they act, and the traced points."""
         rows = []
-        for hook in self:
+        for value, hook in self._hooks:
             stages = hook.get_triggered_stages()
             loops = [mode for mode in _MODES if any(f"_{mode}" in stage for stage in stages)]
             others = [stage for stage in stages if not any(f"_{mode}" in stage for mode in _MODES)]
             traced = [point.removeprefix("traced_") for point in hook.get_traced_points()]
-            priority = self.priority_name(hook)
-            rows.append([type(hook).__name__, priority, ", ".join(loops or others), ", ".join(traced)])
+            rows.append([type(hook).__name__, get_priority_name(value), ", ".join(loops or others), ", ".join(traced)])
         return tables.format_table(
             ["hooks, in order", "priority", "acts in", "in the step"], shorten_rows(rows, _MAX_ROWS)
         )
-
-    def priority_name(self, hook: Hook) -> str:
-        """Return `hook`'s priority by name, or as a number if it has none."""
-        return get_priority_name(self.priority_of(hook))
 
     def priority_of(self, hook: Hook) -> int:
         """Return the priority with which `hook` was registered."""
@@ -248,20 +243,20 @@ class HookList:
     def _find_stage(self, name: str) -> _Stage:
         """Return the hooks that define a stage, in order, and keep them for the next call."""
         is_known = name in Hook.stages  # a custom loop may call others
-        hooks = [h for h in self if (name in h.get_triggered_stages() if is_known else hasattr(h, name))]
-        # These act on a chunk by other means: ahead of it, or after it with the metrics of all steps
-        in_chunks = [h.runs_ahead or h.is_per_chunk for h in hooks]
-        is_iteration, per_chunk = name in _ITERATION_STAGES, name == "after_train_iter"
-        listeners = [
-            (h, getattr(h, name), is_iteration and h.is_scheduled and not in_chunk)
-            for h, in_chunk in zip(hooks, in_chunks, strict=True)
-        ]
-        self._stages[name] = _Stage(
-            listeners,
-            ahead=[x for x in listeners if x[0].runs_ahead and not (per_chunk and x[0].is_per_chunk)],
-            limiting=[h for h, in_chunk in zip(hooks, in_chunks, strict=True) if h.is_scheduled or not in_chunk],
-        )
-        return self._stages[name]
+        stage = self._stages[name] = _Stage([], [], [])
+        for hook in self:
+            if not (name in hook.get_triggered_stages() if is_known else hasattr(hook, name)):
+                continue
+            # Such a hook acts on a chunk by other means: ahead of it, or after it with the metrics of all steps
+            in_chunk = hook.runs_ahead or hook.is_per_chunk
+            is_scheduled = name in _ITERATION_STAGES and hook.is_scheduled and not in_chunk
+            listener = hook, getattr(hook, name), is_scheduled
+            stage.listeners.append(listener)
+            if hook.runs_ahead and not (name == "after_train_iter" and hook.is_per_chunk):
+                stage.ahead.append(listener)
+            if hook.is_scheduled or not in_chunk:
+                stage.limiting.append(hook)
+        return stage
 
 
 def _check_hook_name(name: str, known: Sequence[str]) -> None:

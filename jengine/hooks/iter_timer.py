@@ -32,8 +32,6 @@ class IterTimerHook(Hook):
       clock: returns the time in seconds.
     """
 
-    priority = "NORMAL"
-
     def __init__(self, block: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
         self._block = block
         self._clock = clock

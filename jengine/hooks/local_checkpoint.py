@@ -107,14 +107,6 @@ class LocalCheckpointHook(Hook):
         except CheckpointSaveError as error:
             runner.logger.warning(f"A local copy could not be written: {error}")
 
-    def after_train(self, runner: RunnerProtocol) -> None:
-        """Finish the last copy."""
-        self._wait(runner)
-
-    def on_interrupt(self, runner: RunnerProtocol) -> None:
-        """Finish the last copy after a signal; CheckpointHook saves what is newer."""
-        self._wait(runner)
-
-    def on_failure(self, runner: RunnerProtocol) -> None:
-        """Finish the last copy after an error, from which a restart may continue."""
-        self._wait(runner)
+    # The last copy is finished in any case: after a signal CheckpointHook saves what is newer; after an error a restart
+    # may continue from the copy.
+    after_train = on_interrupt = on_failure = _wait

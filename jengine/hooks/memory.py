@@ -1,5 +1,6 @@
 """Garbage collection, and log lines with the memory use."""
 
+import dataclasses
 import gc
 import math
 import resource
@@ -19,6 +20,7 @@ _MB = 2**20
 
 
 @HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
 class EmptyCacheHook(Hook):
     """Garbage collection before epochs, after epochs or after iterations, in all loops.
 
@@ -32,40 +34,39 @@ class EmptyCacheHook(Hook):
       clear_caches: also drop compiled functions and the memory they use; each will be compiled again.
     """
 
-    def __init__(
-        self, before_epoch: bool = False, after_epoch: bool = True, after_iter: bool = False, clear_caches: bool = False
-    ) -> None:
+    before_epoch: bool = False
+    after_epoch: bool = True
+    after_iter: bool = False
+    clear_caches: bool = False
+
+    def __post_init__(self) -> None:
         # Clearing drops compiled programs too; the next call would compile the step.
-        if clear_caches and after_iter:
+        if self.clear_caches and self.after_iter:
             raise ConfigError(
                 "EmptyCacheHook: clear_caches needs after_iter=False; together they recompile the step each time"
             )
-        self._at_before_epoch = before_epoch
-        self._at_after_epoch = after_epoch
-        self._at_after_iter = after_iter
-        self._clear_caches = clear_caches
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return `step` with `after_iter`, otherwise never."""
-        return step if self._at_after_iter else math.inf
+        return step if self.after_iter else math.inf
 
     def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
-        if self._at_before_epoch:
+        if self.before_epoch:
             self._collect_garbage()
 
     def _after_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
-        if self._at_after_epoch:
+        if self.after_epoch:
             self._collect_garbage()
 
     def _after_iter(
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None, mode: str = "train"
     ) -> None:
-        if self._at_after_iter:
+        if self.after_iter:
             self._collect_garbage()
 
     def _collect_garbage(self) -> None:
         gc.collect()
-        if self._clear_caches:
+        if self.clear_caches:
             jax.clear_caches()
 
 

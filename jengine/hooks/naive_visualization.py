@@ -11,12 +11,12 @@ import numpy as np
 from jengine.annotations import Count
 from jengine.data.batch_check import Batch
 from jengine.data.masking import get_mask
-from jengine.errors import require_extra
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.registry import HOOKS
 from jengine.selection import Selector, find, select_array
 from jengine.sharding.local_batch import process_local_batch
+from jengine.visualization.convert import import_pillow
 from jengine.visualization.draw import resize_nearest
 from jengine.visualization.samples import to_entry
 
@@ -99,11 +99,9 @@ class NaiveVisualizationHook(Hook):
             )
 
     def make_data_sample(self, sample: Any, prediction: Any) -> dict[str, Any]:
-        """Return a data sample for the visualizer: `gt_label` or `gt_sem_seg`, and `pred_label` or `pred_sem_seg`.
+        """Return a data sample for the visualizer, from NumPy arrays: one example in the batch, and its prediction.
 
-        Args:
-          sample: one example in the batch, NumPy arrays.
-          prediction: the prediction for it.
+        It has `gt_label` or `gt_sem_seg`, and `pred_label` or `pred_sem_seg`.
         """
         entries = {}
         if self.draw_gt and (label := find(sample, self.label)) is not None:
@@ -142,10 +140,9 @@ def _restore_size(array: np.ndarray, sample: Any) -> np.ndarray:
 
 
 def _resize_image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    with require_extra("draw", "NaiveVisualizationHook requires Pillow"):
-        from PIL import Image
+    pillow = import_pillow("NaiveVisualizationHook")
     height, width = size
     # Pillow has gray images without a channel axis only
-    picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
-    resized = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
+    picture = pillow.Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+    resized = np.asarray(picture.resize((width, height), pillow.Image.Resampling.BILINEAR))
     return resized[..., None] if resized.ndim == 2 else resized

@@ -75,13 +75,14 @@ class ProfilerHook(Hook):
         self.profile_times = profile_times
         with config_path("schedule"):
             check_arguments(Schedule, dict(schedule or {}))
-        self.schedule = None if schedule is None else Schedule(**schedule)._asdict()
+        cycle = Schedule(active=profile_times) if schedule is None else Schedule(**schedule)
+        self._skipped, self._idle, self._repeat = cycle.skip_first, cycle.wait + cycle.warmup, cycle.repeat
+        self._active: float = cycle.active
         self.json_trace_path = json_trace_path
         self._dir_name, self._on_ready = _parse_on_trace_ready(on_trace_ready)
         self._path: str | None = None  # of the current trace
         self._own_directory = ""  # with several processes on this host
         self._start = 0  # the first iteration in this session
-        self._cycle: dict[str, float] = dict(self.schedule or Schedule(active=profile_times)._asdict())
 
     def before_run(self, runner: RunnerProtocol) -> None:
         """Check that the run is long enough."""
@@ -99,7 +100,7 @@ class ProfilerHook(Hook):
         hosts = processes.all_gather("the hosts of the processes", platform.node())
         self._own_directory = own_directory(hosts, processes.index)
         if self.by_epoch:
-            self._cycle["active"] = runner.train_loop.epoch_length or math.inf  # then `after_train` ends it
+            self._active = runner.train_loop.epoch_length or math.inf  # then `after_train` ends it
 
     def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
         """Start a trace if it is due."""
@@ -114,9 +115,8 @@ class ProfilerHook(Hook):
         """End the trace after its last iteration."""
         if self._path is not None:
             index = runner.iter - self._start
-            length = self._cycle["wait"] + self._cycle["warmup"] + self._cycle["active"]
             # Cycles are counted after the skipped iterations, as in torch.profiler.schedule.
-            ends_cycle = (index + 1 - self._cycle["skip_first"]) % length == 0
+            ends_cycle = (index + 1 - self._skipped) % (self._idle + self._active) == 0
             if ends_cycle or not self._is_traced(index + 1):
                 self._end_trace(runner, outputs)
 
@@ -130,17 +130,15 @@ class ProfilerHook(Hook):
         if self._path is not None:
             return step  # a chunk would run past its end
         # advance to the active part of the cycle
-        skipped, idle = self._cycle["skip_first"], self._cycle["wait"] + self._cycle["warmup"]
-        index = max(step - self._start, skipped)
-        index += max(idle - (index - skipped) % (idle + self._cycle["active"]), 0)
+        index: float = max(step - self._start, self._skipped)
+        index += max(self._idle - (index - self._skipped) % (self._idle + self._active), 0)
         return self._start + index if self._is_traced(index) else math.inf
 
     def _is_traced(self, index: float) -> bool:
         """Return whether to trace an iteration; `index` counts from the first iteration in this session."""
-        skipped, idle = self._cycle["skip_first"], self._cycle["wait"] + self._cycle["warmup"]
-        cycle, position = divmod(index - skipped, idle + self._cycle["active"])
-        is_active = index >= skipped and position >= idle
-        return is_active and (not self._cycle["repeat"] or cycle < self._cycle["repeat"])
+        cycle, position = divmod(index - self._skipped, self._idle + self._active)
+        is_active = index >= self._skipped and position >= self._idle
+        return is_active and (not self._repeat or cycle < self._repeat)
 
     def _end_trace(self, runner: RunnerProtocol, outputs: Any) -> None:
         jax.block_until_ready(runner.state if outputs is None else outputs)  # or the trace would end before the device

@@ -94,9 +94,7 @@ class RuntimeInfoHook(Hook):
         """Record the metrics as `test/…`."""
         self._record_metrics(runner, "test", metrics)
 
-    def after_test(self, runner: RunnerProtocol) -> None:
-        """Remove the stage."""
-        runner.message_hub.pop_info("loop_stage")
+    after_test = after_train
 
     @staticmethod
     def _record_metrics(runner: RunnerProtocol, mode: str, metrics: dict[str, float] | None) -> None:

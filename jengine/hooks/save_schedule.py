@@ -44,19 +44,6 @@ class KeepPolicy(Protocol):
         """Return for each checkpoint whether to keep it."""
 
 
-class SaveSchedule(Protocol):
-    """When to save, where that is not a number of epochs or iterations. Steps count from 0, like `runner.iter`."""
-
-    def start(self, runner: RunnerProtocol, step: int) -> None:
-        """Note that the run begins or continues at `step`, or that the step before it was saved."""
-
-    def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return the first step from `step` on that may have to be saved."""
-
-    def is_due(self, runner: RunnerProtocol, step: int, previous: Sequence[CheckpointInfo]) -> bool:
-        """Return whether to save after `step`, the same on all processes; `previous` are the kept checkpoints."""
-
-
 class TimedSaves:
     """Saves after each `seconds`.
 
@@ -72,7 +59,7 @@ class TimedSaves:
         self._next = 0  # step at which process 0 is asked
 
     def start(self, runner: RunnerProtocol, step: int) -> None:
-        """Begin to count the time."""
+        """Begin to count the time: the run begins or continues at `step`, or the step before it was saved."""
         self._since = self._clock()
         self._asked, self._next = (self._since, step), step
 
@@ -103,12 +90,18 @@ class PolicySaves:
     """Saves as a policy of Orbax decides after each iteration."""
 
     def __init__(self, policy: SavePolicy) -> None:
+        from orbax.checkpoint.checkpoint_managers import FixedIntervalPolicy, SpecificStepsPolicy
+
         self._policy = policy
-        self._is_by_step = _decides_by_step(policy)
+        # These look at nothing but the step, so that they can be asked ahead
+        self._is_by_step = all(isinstance(p, FixedIntervalPolicy | SpecificStepsPolicy) for p in _list_parts(policy))
 
     def start(self, runner: RunnerProtocol, step: int) -> None:
         """Raise ConfigError for a policy that would have all processes wait for each other after each iteration."""
-        if runner.processes.count > 1 and _waits(self._policy):
+        from orbax.checkpoint.checkpoint_managers import ContinuousCheckpointingPolicy
+
+        waits = any(isinstance(policy, ContinuousCheckpointingPolicy) for policy in _list_parts(self._policy))
+        if runner.processes.count > 1 and waits:
             raise ConfigError(
                 "`CheckpointHook.save_policy` must not be ContinuousCheckpointingPolicy with several processes, which "
                 "asks process 0 after each iteration; interval='15m' asks it a few times between two saves"
@@ -122,7 +115,10 @@ class PolicySaves:
         return next((later for later in chunk if self.is_due(runner, later, ())), chunk.stop)
 
     def is_due(self, runner: RunnerProtocol, step: int, previous: Sequence[CheckpointInfo]) -> bool:
-        """Return what the policy decides. It sees no preemption: after a signal the run is saved in any case."""
+        """Return what the policy decides after `step`; `previous` are the kept checkpoints.
+
+        It sees no preemption: after a signal the run is saved in any case.
+        """
         import orbax.checkpoint as ocp
         from orbax.checkpoint.checkpoint_managers import DecisionContext
 
@@ -134,25 +130,15 @@ class PolicySaves:
         return bool(self._policy.should_save(CheckpointInfo(step + 1), previous, context=context))
 
 
-def _decides_by_step(policy: SavePolicy) -> bool:
-    """Return whether a policy looks at nothing but the step, so that it can be asked ahead."""
-    from orbax.checkpoint.checkpoint_managers import AnySavePolicy, FixedIntervalPolicy, SpecificStepsPolicy
+def _list_parts(policy: SavePolicy) -> list[SavePolicy]:
+    """Return the policies in an AnySavePolicy, nested ones too; a list with the policy if it is another."""
+    from orbax.checkpoint.checkpoint_managers import AnySavePolicy
 
-    if isinstance(policy, AnySavePolicy):
-        return all(map(_decides_by_step, policy.policies))
-    return isinstance(policy, FixedIntervalPolicy | SpecificStepsPolicy)
+    return [x for part in policy.policies for x in _list_parts(part)] if isinstance(policy, AnySavePolicy) else [policy]
 
 
-def _waits(policy: SavePolicy) -> bool:
-    from orbax.checkpoint.checkpoint_managers import AnySavePolicy, ContinuousCheckpointingPolicy
-
-    if isinstance(policy, AnySavePolicy):
-        return any(map(_waits, policy.policies))
-    return isinstance(policy, ContinuousCheckpointingPolicy)
-
-
-def make_schedule(interval: int | str, save_policy: SavePolicy | None) -> SaveSchedule | None:
-    """Return when to save; None for a number of epochs or iterations."""
+def make_schedule(interval: int | str, save_policy: SavePolicy | None) -> TimedSaves | PolicySaves | None:
+    """Return when to save, by steps that count from 0; None for a number of epochs or iterations."""
     if isinstance(interval, str):
         return TimedSaves(parse_duration(interval))
     return None if save_policy is None else PolicySaves(save_policy)
@@ -232,17 +218,13 @@ class SaveHistory:
 
     def select_kept(self, numbers: Sequence[int], processes: ProcessGroup) -> list[int]:
         """Return the numbers to keep: the newest, those of which nothing is known, and those that the policy keeps."""
-        flags = dict(zip(self._infos, self._ask(processes), strict=True))
-        return [number for number in numbers if number == numbers[-1] or flags.get(number, True)]
-
-    def _ask(self, processes: ProcessGroup) -> list[bool]:
-        # Policies read the clock, so process 0 decides for all
-        flags = [True] * len(self._infos)
-        if processes.index == 0 and self._policy is not None:
+        kept = [True] * len(self._infos)
+        if processes.index == 0 and self._policy is not None:  # policies read the clock, so process 0 decides for all
             from orbax.checkpoint.checkpoint_managers import PreservationContext
 
-            flags = [bool(flag) for flag in self._policy.should_preserve(self.infos, context=PreservationContext())]
-        return list(processes.broadcast("the checkpoints to keep", flags))
+            kept = [bool(flag) for flag in self._policy.should_preserve(self.infos, context=PreservationContext())]
+        flags = dict(zip(self._infos, processes.broadcast("the checkpoints to keep", kept), strict=True))
+        return [number for number in numbers if number == numbers[-1] or flags.get(number, True)]
 
     def state_list(self) -> list[Any]:
         """Return what `load_state_list` restores."""

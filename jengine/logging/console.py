@@ -67,9 +67,7 @@ def build_logger(
             handler.close()
     handlers: list[logging.Handler] = [_TerminalHandler(level_number)]
     if log_file is not None:
-        if not wait:
-            pathlib.Path(log_file).parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(_RunFileHandler(log_file, wait, file_handler_cfg))
+        handlers.append(_RunFileHandler(log_file, file_handler_cfg))
     for handler in handlers:
         formatter = _ShortFormatter if isinstance(handler, _TerminalHandler) else _Formatter
         handler.setFormatter(formatter(datefmt=_DATE_FORMAT))
@@ -78,6 +76,8 @@ def build_logger(
     # The file gets every level; the terminal's handler has a level of its own.
     logger.setLevel(level_number if log_file is None else min(level_number, logging.DEBUG))
     logger.propagate = False
+    if not wait:
+        open_log_file(logger)
     _loggers.pop(name, None)  # the newest logger is the last entry
     _loggers[name] = logger
     return logger
@@ -116,11 +116,7 @@ def open_log_file(logger: logging.Logger) -> None:
     """Create the log file and write the records that wait for it; also after the directory was deleted."""
     for handler in logger.handlers:
         if isinstance(handler, _RunFileHandler):
-            pathlib.Path(handler.path).parent.mkdir(parents=True, exist_ok=True)
-            handler.close_file()  # the next record opens it again
-            waiting, handler.waiting = handler.waiting or [], None
-            for record in waiting:
-                handler.emit(record)
+            handler.open()
 
 
 def current_logger() -> logging.Logger:
@@ -132,7 +128,6 @@ def print_log(msg: object, logger: logging.Logger | str | None = None, level: in
     """Print or log a message.
 
     Args:
-      msg: the message.
       logger: None prints to the terminal, 'silent' does nothing, 'current' uses the logger built last; otherwise a
         logger, or the name of one that `build_logger` built.
       level: the level of the record; not used without a logger.
@@ -252,14 +247,12 @@ def terminal_handlers(logger: logging.Logger) -> list[logging.Handler]:
 class _RunFileHandler(logging.Handler):
     """Log file of a run, which does not exist before `open_log_file`: the run may be refused."""
 
-    def __init__(self, log_file: str, wait: bool, cfg: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, log_file: str, cfg: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.path = os.path.abspath(log_file)
-        self.waiting: list[logging.LogRecord] | None = [] if wait else None  # None once they are in the file
+        self.waiting: list[logging.LogRecord] | None = []  # None once they are in the file
         self._file: logging.FileHandler
         self.set_file(cfg or {})
-        if not wait and _process_index() == 0:
-            pathlib.Path(self.path).touch()
 
     def set_file(self, cfg: Mapping[str, Any]) -> None:
         """Use the handler in `cfg` from the next record on."""
@@ -292,9 +285,16 @@ class _RunFileHandler(logging.Handler):
         else:
             self.waiting.append(record)
 
-    def close_file(self) -> None:
-        """Close the file; the next record opens it again."""
-        self._file.close()
+    def open(self) -> None:
+        """Create the file, also again after it was deleted, and write the records that wait for it."""
+        path = pathlib.Path(self.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if _process_index() == 0:
+            path.touch()
+        self._file.close()  # the next record opens it again
+        waiting, self.waiting = self.waiting or [], None
+        for record in waiting:
+            self.emit(record)
 
     def close(self) -> None:
         """Close the file and the handler."""

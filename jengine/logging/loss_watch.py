@@ -7,8 +7,6 @@ from collections.abc import Sequence
 _LOSS = "train/loss"
 # of a loss scale and of hooks; with several optimizers the optimizer's name follows
 _COUNTERS = ("train/skipped_steps", "train/dropped_steps")
-WATCHED = (_LOSS, *_COUNTERS)
-"""How the names start that `LossWatch.add` looks at; the caller leaves out the others, which are most."""
 
 
 class LossWatch:
@@ -24,13 +22,9 @@ class LossWatch:
         self._dropped: list[tuple[int, int]] = []  # first and last iteration
 
     def add(self, key: str, iterations: Sequence[int], values: Sequence[float], before: float) -> None:
-        """Add fetched values.
+        """Add the fetched values of any scalar, in order; most names are ignored.
 
-        Args:
-          key: the name of any scalar.
-          iterations: the iterations of the values, in order.
-          values: the values.
-          before: the previous value, 0 without one.
+        `before` is the value that precedes them, 0 without one.
         """
         if key != _LOSS and not key.startswith(_COUNTERS):
             return

@@ -16,7 +16,7 @@ import numpy as np
 from jengine.errors import ArgumentError, UnknownNameError, closest
 from jengine.json_codec import to_plain
 from jengine.logging.history import HistoryBuffer, check_count, to_float
-from jengine.logging.loss_watch import WATCHED, LossWatch
+from jengine.logging.loss_watch import LossWatch
 from jengine.logging.pending_scalars import PendingScalars
 
 # device array types seen so far: `isinstance(value, jax.Array)` is slower than an update
@@ -174,11 +174,10 @@ class MessageHub:
         """Append the values of several iterations without waiting for the device.
 
         Args:
-          key: the name.
           values: real[K], on a device or the host, one value per iteration.
           first_iteration: the iteration of `values[0]`.
           reported: bool[K], the values to append; None for all.
-          resumed: as in `update_scalar`.
+          key, resumed: as in `update_scalar`.
         """
         self._check_resumed(key, resumed)
         # The array stays whole on the device: slicing it here would dispatch a program for each metric.
@@ -294,7 +293,7 @@ class MessageHub:
             history = self._log_scalars.get(key)
             if history is None:
                 history = self._log_scalars[key] = HistoryBuffer()
-            if self.losses is not None and key.startswith(WATCHED):
+            if self.losses is not None:
                 self.losses.add(key, iterations, values, history.current() if history.updates else 0.0)
             history.extend(values, count)
 
@@ -302,10 +301,7 @@ class MessageHub:
 class HubSnapshot:
     """Message hub at one moment, for a reader in another thread.
 
-    Args:
-      hub: the hub, whose histories the snapshot shares.
-      pending: scalars that are not yet in the histories.
-      runtime_info: the infos at that moment.
+    It shares the histories of `hub`; `pending` are scalars that are not in them yet.
     """
 
     def __init__(self, hub: MessageHub, pending: PendingScalars, runtime_info: dict[str, Any]) -> None:

@@ -31,11 +31,6 @@ class PhaseTimer:
         self._since = clock()
         self.seconds: dict[str, float] = {}
 
-    @property
-    def current(self) -> str:
-        """The phase being timed."""
-        return self._phase
-
     def start(self, phase: str) -> None:
         """Reset all phases and start `phase`."""
         self.seconds = {}

@@ -98,12 +98,7 @@ class LogProcessor:
         _check_custom_cfg(self.custom_cfg, by_epoch)
 
     def get_log_after_iter(self, runner: _Run, batch_idx: int, mode: Mode) -> tuple[dict[str, Any], str]:
-        """Format the scalars of an iteration.
-
-        Args:
-          runner: the runner.
-          batch_idx: index of the batch in the loop, from 0.
-          mode: 'train', 'val' or 'test'.
+        """Format the scalars of an iteration, with the batch `batch_idx`, counted from 0 in the loop.
 
         Returns:
           The tag (name -> number, with `epoch` and `iter`, both from 1, and `memory` if available) and the line.
@@ -144,9 +139,7 @@ class LogProcessor:
         """Format the results of a validation or test pass; `time` and `data_time` are last, as means over the pass.
 
         Args:
-          runner: the runner.
           batch_idx: index of the last batch, from 0.
-          mode: 'val' or 'test'.
           with_non_scalar: whether the tag includes infos (arrays, dicts); the line always does.
 
         Returns:

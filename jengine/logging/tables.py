@@ -30,7 +30,6 @@ def format_table(
 
     Args:
       columns: the headings.
-      rows: the cells, one per column in each row.
       title: a line above the table.
       align: 'left', 'center' or 'right' for each column; by default numbers are aligned right, all else left.
 

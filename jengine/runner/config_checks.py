@@ -17,7 +17,6 @@ from jengine.errors import ConfigError, closest, config_path, current_config_pat
 from jengine.evaluation import Evaluator
 from jengine.evaluation.sections import EvalSettings, build_evaluators, loader_path, split_dataloaders, split_settings
 from jengine.hooks import CheckpointHook, Hook
-from jengine.hooks.published_keys import check_published_keys
 from jengine.hooks.runner_protocol import EvalLoopProtocol, TrainLoopProtocol
 from jengine.optim import check_optim_wrapper
 from jengine.optim.schedules import ParamScheduler, check_param_schedulers
@@ -146,7 +145,7 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
     files: set[tuple[str, str]] = set()
     for hook in hooks:
         if isinstance(hook, CheckpointHook):
-            check_published_keys(hook, hooks)
+            hook.check_published_keys(hooks)
             name = type(hook).__name__
             if files & hook.file_names:
                 raise ConfigError(

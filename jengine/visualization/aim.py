@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import require_extra
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import RunVisBackend
 from jengine.visualization.convert import Histogram, to_numbers, to_pixels
@@ -20,7 +19,6 @@ class AimVisBackend(RunVisBackend):
     steps replace those logged after the checkpoint. Values that are not numbers are skipped.
 
     Args:
-      save_dir: the directory for files.
       repo: a directory with a repository, or a server (`aim://host:port`); by default `<save_dir>/.aim`. Runs are
         compared within a repository: set one directory for all of them.
       experiment: the experiment name in Aim.
@@ -28,7 +26,7 @@ class AimVisBackend(RunVisBackend):
       tags: tags for the run.
     """
 
-    extra = "aim"
+    extra = package = "aim"
 
     def __init__(
         self,
@@ -44,11 +42,6 @@ class AimVisBackend(RunVisBackend):
         self._run_name = run_name
         self._tags = tags
         self._is_resumed = False
-
-    def _import_package(self) -> Any:
-        with require_extra("aim", "AimVisBackend requires aim"):
-            import aim
-        return aim
 
     def _open_run(self) -> Any:
         if "://" not in self._repo:

@@ -1,15 +1,17 @@
 """Interface of visualization backends."""
 
 import abc
+import importlib
 import os
 import pathlib
+import types
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jengine.errors import ConfigError
+from jengine.errors import ConfigError, require_extra
 from jengine.storage import is_url
 from jengine.visualization.convert import Histogram
 
@@ -98,14 +100,18 @@ class BaseVisBackend(abc.ABC):
 
 
 class RunVisBackend(BaseVisBackend):
-    """Backend that writes to a run on a server, which the first value opens.
+    """Backend that writes to a run, such as one on a server, which the first value opens.
 
     The config and the graph wait for it: a checkpoint that is loaded before may have the run to continue.
 
     Attributes:
+      extra: the extra of jengine that installs the client.
+      package: the module of the client to import.
       text_names: the names of the config and the graph in the run.
     """
 
+    extra: ClassVar[str]
+    package: ClassVar[str]
     text_names: ClassVar[tuple[str, str]] = ("config", "graph")
 
     def __init__(self, save_dir: str | os.PathLike[str]) -> None:
@@ -122,9 +128,11 @@ class RunVisBackend(BaseVisBackend):
             self._write_texts()
         return self._experiment
 
-    @abc.abstractmethod
-    def _import_package(self) -> Any:
+    def _import_package(self) -> types.ModuleType:
         """Import and return the client package, or raise an error that names the extra."""
+        name = self.package.partition(".")[0].replace("_", "-")
+        with require_extra(self.extra, f"{type(self).__name__} requires {name}"):
+            return importlib.import_module(self.package)
 
     @abc.abstractmethod
     def _open_run(self) -> Any:

@@ -180,13 +180,13 @@ class Canvas:
         """Draw masks, bool[N, H, W] or bool[H, W], over everything drawn before."""
         masks = np.asarray(binary_masks)
         masks = masks[None] if masks.ndim == 2 else masks
-        if masks.dtype != bool or masks.shape[1:] != self._require_size():
+        image = self.get_image()
+        if masks.dtype != bool or masks.shape[1:] != self._size:
             raise ValueError(
                 f"`binary_masks` must be bool with the size of the image, {self._size}, got {masks.dtype}{masks.shape}"
             )
         from matplotlib.colors import to_rgb
 
-        image = self.get_image()
         for i, mask in enumerate(masks):
             r, g, b = to_rgb(_pick("colors", _to_colors(colors), i, len(masks)))
             color = round(255 * r), round(255 * g), round(255 * b)
@@ -275,7 +275,8 @@ class Canvas:
 
     def _warn_outside(self, name: str, points: np.ndarray) -> None:
         """Warn of points, real[..., 2], that are not on the image."""
-        height, width = self._require_size()
+        self._require_image()
+        height, width = self._size
         if ((points < 0) | (points > (width, height))).any():
             text = f"`{name}` reaches beyond the image of {width} x {height} pixels: that part is not drawn"
             warnings.warn(text, stacklevel=3)
@@ -284,10 +285,6 @@ class Canvas:
         if self._axes is None:
             raise RuntimeError("there is no image to draw on: call `set_image` first")
         return self._axes
-
-    def _require_size(self) -> tuple[int, int]:
-        self._require_image()
-        return self._size
 
 
 def _check(name: str, values: ArrayLike, width: int) -> np.ndarray:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import require_extra
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import RunVisBackend
 from jengine.visualization.convert import Histogram, to_numbers, to_pixels
@@ -26,12 +25,11 @@ class ClearMLVisBackend(RunVisBackend):
     the task in the checkpoint; values logged after the checkpoint stay in the task, next to those of repeated steps.
 
     Args:
-      save_dir: the directory for files.
       init_kwargs: for `Task.init`: `project_name`, `task_name`, `tags`, `output_uri`, ….
       offline: write to ClearML's cache directory, for a later `Task.import_offline_session`.
     """
 
-    extra = "clearml"
+    extra = package = "clearml"
 
     def __init__(
         self,
@@ -43,13 +41,8 @@ class ClearMLVisBackend(RunVisBackend):
         self._init_kwargs = {"project_name": "jengine", **(init_kwargs or {})}
         self._offline = offline
 
-    def _import_package(self) -> Any:
-        with require_extra("clearml", "ClearMLVisBackend requires clearml"):
-            from clearml import Task
-        return Task
-
     def _open_run(self) -> Any:
-        task_class = self._import_package()
+        task_class = self._import_package().Task
         if self._offline:
             task_class.set_offline(True)
         # A fork of this process, with JAX's threads, would send the values: it can wait for a lock forever. There is no

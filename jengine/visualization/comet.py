@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import require_extra
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import RunVisBackend
 from jengine.visualization.convert import encode_png, to_numbers
@@ -28,13 +27,12 @@ class CometVisBackend(RunVisBackend):
     after the checkpoint stay in it, next to those of repeated steps.
 
     Args:
-      save_dir: the directory for files.
       init_kwargs: for `comet_ml.start`: `project_name`, `workspace`, `online=False`, …. Offline, archives below
         `save_dir` are for a later `comet upload`.
       experiment_kwargs: for `comet_ml.ExperimentConfig`: `name`, `tags`, `log_env_gpu`, ….
     """
 
-    extra = "comet"
+    extra, package = "comet", "comet_ml"
     text_names = ("config.py", "graph.txt")
 
     def __init__(
@@ -46,11 +44,6 @@ class CometVisBackend(RunVisBackend):
         super().__init__(save_dir)
         self._init_kwargs = {"project_name": "jengine", **(init_kwargs or {})}
         self._experiment_kwargs = dict(experiment_kwargs or {})
-
-    def _import_package(self) -> Any:
-        with require_extra("comet", "CometVisBackend requires comet-ml"):
-            import comet_ml
-        return comet_ml
 
     def _open_run(self) -> Any:
         package = self._import_package()

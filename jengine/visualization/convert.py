@@ -2,6 +2,7 @@
 
 import io
 import math
+import pathlib
 import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -60,9 +61,19 @@ def to_numbers(scalars: Mapping[str, Any]) -> dict[str, float]:
 
 
 def to_pixels(image: np.ndarray) -> np.ndarray:
-    """Return an image as most libraries expect it: a gray one as [H, W]; raise as `encode_png` for a wrong one."""
-    encode_png(image)
+    """Return an image as most libraries expect it: a gray one as [H, W].
+
+    Args:
+      image: uint8[H, W, C] with C of 1 (gray), 3 (RGB) or 4 (RGBA).
+
+    Raises:
+      TypeError: wrong dtype. ValueError: wrong shape. ImportError: Pillow, which they need, is not installed.
+    """
     array = np.asarray(image)
+    if array.dtype != np.uint8:
+        raise TypeError(f"`image` must be uint8 (0 to 255), got {array.dtype}")
+    check_image_shape(array)
+    import_pillow("writing images")
     return array[..., 0] if array.shape[-1] == 1 else array
 
 
@@ -93,19 +104,17 @@ def import_pillow(need: str) -> types.ModuleType:
 
 
 def encode_png(image: np.ndarray) -> bytes:
-    """Encode an image, uint8[H, W, C] with C of 1 (gray), 3 (RGB) or 4 (RGBA), as PNG.
-
-    Raises:
-      TypeError: wrong dtype. ValueError: wrong shape. ImportError: Pillow is not installed.
-    """
-    array = np.asarray(image)
-    if array.dtype != np.uint8:
-        raise TypeError(f"`image` must be uint8 (0 to 255), got {array.dtype}")
-    check_image_shape(array)
-    pillow = import_pillow("writing images")
-    buffer = io.BytesIO()
-    pillow.Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).save(buffer, format="PNG")
+    """Encode an image as PNG; arguments and errors as in `to_pixels`."""
+    pixels, buffer = to_pixels(image), io.BytesIO()
+    import_pillow("writing images").Image.fromarray(pixels).save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+def write_png(path: pathlib.Path, image: np.ndarray) -> None:
+    """Write an image as a PNG file, in a directory that is created if needed; errors as in `to_pixels`."""
+    png = encode_png(image)  # first: a wrong image leaves no directory
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(png)
 
 
 def format_graph(model: Any, data_batch: Any = None) -> str:

@@ -13,7 +13,7 @@ from jengine.config import parse_config, write_config
 from jengine.json_codec import encode
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
-from jengine.visualization.convert import Histogram, array_to_list, encode_png
+from jengine.visualization.convert import Histogram, array_to_list, write_png
 
 _CONFIG_SUFFIXES = (".py", ".json", ".yaml", ".yml")
 
@@ -22,7 +22,6 @@ class FilesVisBackend(BaseVisBackend):
     """Images, config and graph in files below `save_dir`; subclasses write scalars and histograms.
 
     Args:
-      save_dir: the directory for all files.
       img_save_dir: directory for images, relative to `save_dir`; an image is saved as `<name>_<step>.png`.
       config_save_file: file name of the config, which ends in `.py`, `.json` or `.yaml`.
       scalar_save_file: file name of all scalars; `scalars` with the suffix by default.
@@ -75,10 +74,7 @@ class FilesVisBackend(BaseVisBackend):
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
         """Write `<img_save_dir>/<name>_<step>.png`; arguments and errors as in `encode_png`."""
-        png = encode_png(image)
-        path = self._image_dir / f"{name}_{step}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png)
+        write_png(self._image_dir / f"{name}_{step}.png", image)
 
     def append(self, name: str, text: str) -> None:
         """Append to the file `name` below `save_dir`, complete on disk when the call returns.
@@ -137,7 +133,6 @@ class LocalVisBackend(FilesVisBackend):
 
         Args:
           scalar_dict: values that `jengine.json_codec.to_plain` accepts. A `step` in the dict overrides the argument.
-          step: the step of the line.
           file_path: a `.json` file below `save_dir`, other than the scalar file.
 
         Raises:

@@ -14,7 +14,7 @@ from jengine.errors import UnknownNameError, closest
 from jengine.logging import print_log
 from jengine.registry import VISUALIZERS
 from jengine.visualization import draw
-from jengine.visualization.convert import encode_png, import_pillow
+from jengine.visualization.convert import import_pillow, write_png
 from jengine.visualization.display import show_image
 from jengine.visualization.draw import Color
 from jengine.visualization.visualizer import Backends, Visualizer
@@ -104,11 +104,11 @@ class LocalVisualizer(Visualizer):
         picture = self.draw(image, data_sample or {}, draw_gt=draw_gt, draw_pred=draw_pred, with_labels=with_labels)
         if show and not show_image(picture, name, wait_time):
             path = self._fallback_dir / f"{name}_{step}.png"
-            _write_png(path, picture)
+            write_png(path, picture)
             text = f"There is no display to show {name} on: it was written to {path}, as later ones will be."
             self._warn_once("display", text)
         if out_file is not None:
-            _write_png(pathlib.Path(out_file), picture)
+            write_png(pathlib.Path(out_file), picture)
         elif not show:
             self.add_image(name, picture, step)
 
@@ -138,13 +138,7 @@ class LocalVisualizer(Visualizer):
         return draw.add_captions(draw.place_side_by_side(pictures or [canvas]), captions)
 
     def draw_side(self, picture: np.ndarray, entries: Mapping[str, Any], with_labels: bool) -> np.ndarray:
-        """Draw one side, the ground truth or the prediction.
-
-        Args:
-          picture: the image, uint8[H, W, 3], enlarged by `zoom`.
-          entries: the entries by kind, except the label.
-          with_labels: whether to draw class names.
-        """
+        """Draw the entries of one side by kind, without the label, on a picture, uint8[H, W, 3], enlarged by `zoom`."""
         if "sem_seg" in entries:
             picture = self._draw_sem_seg(picture, np.asarray(entries["sem_seg"]), with_labels)
         if "instances" in entries:
@@ -218,8 +212,3 @@ def _central_pixel(mask: np.ndarray) -> tuple[float, float]:
     rows, columns = np.nonzero(mask)
     nearest = np.argmin((rows - rows.mean()) ** 2 + (columns - columns.mean()) ** 2)
     return float(columns[nearest]), float(rows[nearest])
-
-
-def _write_png(path: pathlib.Path, picture: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encode_png(picture))

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import require_extra
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import RunVisBackend
-from jengine.visualization.convert import Histogram, encode_png, to_numbers
+from jengine.visualization.convert import Histogram, to_numbers, to_pixels
 
 
 @VISBACKENDS.register_module()
@@ -22,7 +21,6 @@ class MLflowVisBackend(RunVisBackend):
     delete metrics: values logged after the checkpoint stay, and are not logged again when steps are repeated.
 
     Args:
-      save_dir: the directory for files.
       exp_name: the experiment; created if it does not exist.
       run_name: the run name; MLflow generates one by default.
       tags: tags for the run.
@@ -31,7 +29,7 @@ class MLflowVisBackend(RunVisBackend):
       artifact_location: where a new experiment keeps the artifacts; chosen by the server or the store by default.
     """
 
-    extra = "mlflow"
+    extra, package = "mlflow", "mlflow.tracking"
     text_names = ("config.py", "graph.txt")
 
     def __init__(
@@ -55,16 +53,11 @@ class MLflowVisBackend(RunVisBackend):
         # Steps logged after the checkpoint, by metric; None in a run that was not resumed.
         self._logged_steps: dict[str, collections.Counter[int]] | None = None
 
-    def _import_package(self) -> Any:
-        with require_extra("mlflow", "MLflowVisBackend requires mlflow"):
-            from mlflow.tracking import MlflowClient
-        return MlflowClient
-
     def _open_run(self) -> Any:
         if self._uri.startswith("file:"):
             # MLflow still maintains file stores, but refuses to use one without this opt-in
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        client = self._import_package()(tracking_uri=self._uri)
+        client = self._import_package().MlflowClient(tracking_uri=self._uri)
         if self._run_id is not None:
             # The interrupted run may have been marked as finished or failed.
             client.update_run(self._run_id, status="RUNNING")
@@ -88,8 +81,7 @@ class MLflowVisBackend(RunVisBackend):
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
         """Write `image`, uint8[H, W, C], as the artifact `images/<name>_<step>.png`."""
-        encode_png(image)  # raises for a wrong dtype or shape
-        self.experiment.log_image(self._run_id, np.asarray(image), f"images/{name}_{step}.png")
+        self.experiment.log_image(self._run_id, to_pixels(image), f"images/{name}_{step}.png")
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
         """Write counts and bin edges as the artifact `histograms/<name>_<step>.json`."""

@@ -8,44 +8,40 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import require_extra
 from jengine.registry import VISBACKENDS
-from jengine.visualization.backend import BaseVisBackend
+from jengine.visualization.backend import RunVisBackend
 from jengine.visualization.convert import Histogram, encode_png, to_number
 
 _FLUSH_SECONDS = 10  # a killed run loses at most this much
 
 
 @VISBACKENDS.register_module()
-class TensorboardVisBackend(BaseVisBackend):
+class TensorboardVisBackend(RunVisBackend):
     """Scalars, images and the config in a TensorBoard event file below `save_dir`.
 
     Values that are not numbers are skipped, with one warning per name.
     """
 
-    extra = "tensorboard"
+    extra, package = "tensorboard", "tensorboard.summary.writer.event_file_writer"
 
     def __init__(self, save_dir: str | os.PathLike[str]) -> None:
         super().__init__(save_dir)
-        self._writer: Any = None
         self._warned: set[str] = set()
 
-    @property
-    def experiment(self) -> Any:
-        """The `EventFileWriter`, opened at the first use, with an error that names the extra without tensorboard."""
-        if self._writer is None:
-            with require_extra("tensorboard", "TensorboardVisBackend requires tensorboard"):
-                from tensorboard.summary.writer.event_file_writer import EventFileWriter
-            self._writer = EventFileWriter(str(self.save_dir), flush_secs=_FLUSH_SECONDS)
-        return self._writer
+    def _open_run(self) -> Any:
+        return self._import_package().EventFileWriter(str(self.save_dir), flush_secs=_FLUSH_SECONDS)
 
-    def add_config(self, config: str) -> None:
-        """Write the config as text."""
-        self._add_text("config", config)
+    def _write_text(self, name: str, text: str) -> None:
+        from tensorboard.plugins.text import metadata
+        from tensorboard.util import tensor_util
 
-    def add_graph(self, graph: str) -> None:
-        """Write the model description as text."""
-        self._add_text("graph", graph)
+        markdown = "\n".join(f"    {line}" for line in text.splitlines())  # an indent of four spaces marks code
+        tensor = tensor_util.make_tensor_proto([markdown.encode()])
+        plugin = metadata.create_summary_metadata(display_name=name, description="")
+        self.experiment.add_event(_make_event(0, tag=name, tensor=tensor, metadata=plugin))
+
+    def _end_run(self) -> None:
+        self.experiment.close()
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
         """Write `image`, uint8[H, W, C], as PNG; errors as in `encode_png`."""
@@ -84,22 +80,6 @@ class TensorboardVisBackend(BaseVisBackend):
 
         restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         writer.add_event(event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=restart))
-
-    def close(self) -> None:
-        """Flush and close the event file; the next write opens a new one."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    def _add_text(self, name: str, text: str) -> None:
-        writer = self.experiment
-        from tensorboard.plugins.text import metadata
-        from tensorboard.util import tensor_util
-
-        markdown = "\n".join(f"    {line}" for line in text.splitlines())  # an indent of four spaces marks code
-        tensor = tensor_util.make_tensor_proto([markdown.encode()])
-        plugin = metadata.create_summary_metadata(display_name=name, description="")
-        writer.add_event(_make_event(0, tag=name, tensor=tensor, metadata=plugin))
 
 
 def _make_event(step: int, **value: Any) -> Any:

@@ -174,11 +174,9 @@ class Visualizer(Canvas):
         """Draw a sample. This class does not: subclasses should draw on a copy of the image and call `add_image`.
 
         Args:
-          name: the name of the image.
           image: uint8[H, W, C].
           data_sample: ground truth and predictions, of any type that the subclass supports.
-          draw_gt: whether to draw the ground truth.
-          draw_pred: whether to draw the prediction.
+          draw_gt, draw_pred: whether to draw the ground truth and the prediction.
           show: whether to open a window.
           wait_time: seconds to keep the window open; 0 keeps it open until it is closed.
           step: iteration or epoch of the sample.

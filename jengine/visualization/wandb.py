@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import ConfigError, require_extra
+from jengine.errors import ConfigError
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import RunVisBackend
 from jengine.visualization.convert import Histogram, array_to_list, to_pixels
@@ -25,14 +25,13 @@ class WandbVisBackend(RunVisBackend):
     in `wandb.init`); offline, the files record the rewind, and `wandb sync` performs it.
 
     Args:
-      save_dir: the directory for files.
       init_kwargs: for `wandb.init`: `project`, `name`, `mode='offline'`, ….
       define_metric_cfg: name -> summary for `define_metric`, such as `{'val/accuracy': 'max'}`, or a list with the
         arguments of each call: `[dict(name='val/loss', summary='min', goal='minimize')]`.
       log_code_name: name of an artifact with the source files in the working directory; None uploads none.
     """
 
-    extra = "wandb"
+    extra = package = "wandb"
 
     def __init__(
         self,
@@ -52,11 +51,6 @@ class WandbVisBackend(RunVisBackend):
         self._metrics = [dict(metric) for metric in metrics]
         self._log_code_name = log_code_name
         self._num_entries = 0  # W&B's own counter
-
-    def _import_package(self) -> types.ModuleType:
-        with require_extra("wandb", "WandbVisBackend requires wandb"):
-            import wandb
-        return wandb
 
     def _open_run(self) -> Any:
         wandb = self._import_package()
