@@ -17,9 +17,24 @@ from jengine.averaging.average import AVERAGES, Average
 Weight = Annotated[float, Range(gt=0, lt=1)]
 
 
+class _MomentumAverage(Average):
+    """Base class for averages with a `momentum`, which warns of one that is most probably a decay."""
+
+    momentum: float
+
+    def __post_init__(self) -> None:
+        # In most papers and in optax, the number is a decay, the weight of the old value.
+        if self.momentum > 0.5:
+            warnings.warn(
+                f"{type(self).__name__}: momentum={self.momentum:g} is the weight of the new value, which is usually "
+                f"small; for a decay of {self.momentum:g} set momentum={1 - self.momentum:g}",
+                stacklevel=3,
+            )
+
+
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
-class ExponentialMovingAverage(Average):
+class ExponentialMovingAverage(_MomentumAverage):
     """Exponential average: `average += momentum * (new - average)`.
 
     >>> average = ExponentialMovingAverage(momentum=0.25)
@@ -36,9 +51,6 @@ class ExponentialMovingAverage(Average):
 
     momentum: Weight = 2e-4
     interval: Count = 1
-
-    def __post_init__(self) -> None:
-        _warn_of_decay(self)
 
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return `momentum`."""
@@ -65,7 +77,7 @@ class StochasticWeightAverage(Average):
 
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
-class MomentumAnnealingEMA(Average):
+class MomentumAnnealingEMA(_MomentumAverage):
     """Exponential average with the weight `max(momentum, gamma / (gamma + steps))`, which is large early in training.
 
     Args:
@@ -78,9 +90,6 @@ class MomentumAnnealingEMA(Average):
     gamma: Positive = 100
     interval: Count = 1
 
-    def __post_init__(self) -> None:
-        _warn_of_decay(self)
-
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return a weight that decreases from 1 to `momentum`."""
         # Near step 0 the quotient is near 1, so that the average follows the parameters at first.
@@ -90,7 +99,7 @@ class MomentumAnnealingEMA(Average):
 
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
-class ExpMomentumEMA(Average):
+class ExpMomentumEMA(_MomentumAverage):
     """Exponential average with the weight `(1 - momentum) * exp(-(1 + steps) / gamma) + momentum` (MMDetection).
 
     Args:
@@ -103,9 +112,6 @@ class ExpMomentumEMA(Average):
     gamma: Positive = 2000
     interval: Count = 1
 
-    def __post_init__(self) -> None:
-        _warn_of_decay(self)
-
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return a weight that decreases from nearly 1 to `momentum`."""
         decay = jnp.exp(-(1 + steps).astype(float) / self.gamma)
@@ -114,7 +120,7 @@ class ExpMomentumEMA(Average):
 
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
-class CosineEMA(Average):
+class CosineEMA(_MomentumAverage):
     """Exponential average with a weight that follows half a cosine from `momentum` to `end_momentum`.
 
     BYOL and DINO use this schedule. As in MMPretrain, the values are weights of the new value: for a paper's decay that
@@ -132,9 +138,6 @@ class CosineEMA(Average):
     total_steps: Count | None = None
     interval: Count = 1
 
-    def __post_init__(self) -> None:
-        _warn_of_decay(self)
-
     def with_total_steps(self, total_steps: int) -> Self:
         """Return the average with `total_steps` set, unless it is set already."""
         return self if self.total_steps is not None else dataclasses.replace(self, total_steps=total_steps)
@@ -146,14 +149,3 @@ class CosineEMA(Average):
         # A resumed, longer run keeps the last weight instead of following the cosine back up.
         progress = jnp.minimum(steps.astype(float) / self.total_steps, 1.0)
         return self.end_momentum - (self.end_momentum - self.momentum) * (jnp.cos(math.pi * progress) + 1) / 2
-
-
-def _warn_of_decay(average: ExponentialMovingAverage | MomentumAnnealingEMA | ExpMomentumEMA | CosineEMA) -> None:
-    name, momentum = type(average).__name__, average.momentum
-    # In most papers and in optax, the number is a decay, the weight of the old value.
-    if momentum > 0.5:
-        warnings.warn(
-            f"{name}: momentum={momentum:g} is the weight of the new value, which is usually small; for a decay of "
-            f"{momentum:g} set momentum={1 - momentum:g}",
-            stacklevel=4,
-        )

@@ -7,13 +7,8 @@ from typing import Any, NamedTuple
 from jengine.annotations import Count
 from jengine.errors import ConfigError, config_path
 from jengine.optim.wrapper import OptimWrapper
-from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
 from jengine.registry import check_arguments
-
-
-def list_wrappers(optim_wrapper: OptimWrapper | OptimWrapperDict) -> list[OptimWrapper]:
-    """Return the wrappers of all optimizers."""
-    return list(optim_wrapper.values()) if isinstance(optim_wrapper, OptimWrapperDict) else [optim_wrapper]
 
 
 def warn_of_accumulation(
@@ -24,7 +19,7 @@ def warn_of_accumulation(
     norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
     if not (optim_wrapper.accumulates and norms):
         return
-    counts = max(wrapper.accumulative_counts for wrapper in list_wrappers(optim_wrapper))
+    counts = max(wrapper.accumulative_counts for wrapper in wrappers_by_name(optim_wrapper).values())
     logger.warning(
         f"Gradients are accumulated over {counts} iterations, but BatchNorm "
         f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its statistics from each "
@@ -66,7 +61,7 @@ def scale_lr(
             "got True"
         )
     factor = batch_size / scaling.base_batch_size
-    for wrapper in list_wrappers(optim_wrapper):
+    for wrapper in wrappers_by_name(optim_wrapper).values():
         for group in [*wrapper.param_groups, wrapper.base_param_settings]:
             if group is not None:
                 if "lr" not in group:

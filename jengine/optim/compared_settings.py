@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jengine.optim.wrapper import OptimWrapper
-from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
 
 AnyWrapper = OptimWrapper | OptimWrapperDict
 
@@ -24,16 +24,12 @@ def optimizer_settings(optim_wrapper: AnyWrapper) -> dict[str, dict[str, Any]]:
       `group_sizes` (None for a single group) and, with several groups, `base_param_settings`.
     """
     settings = {}
-    for name, wrapper in _by_name(optim_wrapper).items():
+    for name, wrapper in wrappers_by_name(optim_wrapper).items():
         groups = wrapper.param_groups
         # A single group may be unbound
         sizes = [len(group.paths or ()) for group in groups] if len(groups) > 1 else [None]
         settings[name] = {"type": wrapper.optimizer.name, "group_sizes": sizes, **wrapper.group_state_dict()}
     return settings
-
-
-def _by_name(optim_wrapper: AnyWrapper) -> Mapping[str, OptimWrapper]:
-    return optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
 
 
 def compare_optimizers(
@@ -50,7 +46,7 @@ def compare_optimizers(
         own, other = ("one optimizer" if "" in side else f"the optimizers {sorted(side)}" for side in (new, old))
         return [Setting(f"optim_wrapper: {own} in the config, {other} in the checkpoint", False)]
     differences: list[Setting] = []
-    for name, wrapper in _by_name(optim_wrapper).items():
+    for name, wrapper in wrappers_by_name(optim_wrapper).items():
         path = f"optim_wrapper.{name}.optimizer" if name else "optim_wrapper.optimizer"
         differences += _compare_groups(path, wrapper.optimizer, new[name], old[name])
     return differences

@@ -95,10 +95,6 @@ class OptimWrapper:
         """
         return self._build_chain(self.accumulative_counts)
 
-    @functools.cached_property
-    def _tx_without_accumulation(self) -> optax.GradientTransformationExtraArgs:
-        return self._build_chain(1)
-
     def _build_chain(self, every: int) -> optax.GradientTransformationExtraArgs:
         """Return the chain that updates every `every` iterations."""
 
@@ -436,7 +432,7 @@ class OptimWrapper:
         # The sums are of trainable parameters; the chain takes gradients of all.
         grads = layout.combine(sum_gradients(window, self.axis_name), jax.tree.map(jnp.zeros_like, params))
         state = opt_state._replace(inner_state=window.inner_state)
-        updates, state = self._tx_without_accumulation.update(grads, state, params, hyperparams=hyperparams)
+        updates, state = self._build_chain(every=1).update(grads, state, params, hyperparams=hyperparams)
         new_state = state._replace(inner_state=window._replace(inner_state=state.inner_state))
         return optax.apply_updates(params, updates), new_state
 
@@ -458,9 +454,8 @@ class OptimWrapper:
         return apply_fn
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for copies and pickles, without the cached chains, which refer to these groups."""
-        cached = ("tx", "_tx_without_accumulation")
-        return {name: value for name, value in self.__dict__.items() if name not in cached}
+        """Return the attributes for copies and pickles, without the cached chain, which refers to these groups."""
+        return {name: value for name, value in self.__dict__.items() if name != "tx"}
 
     def __repr__(self) -> str:
         return (

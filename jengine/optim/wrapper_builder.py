@@ -9,7 +9,7 @@ from jengine.config import resolve
 from jengine.errors import config_path
 from jengine.optim.optimizers.optimizer_builder import is_optimizer, reject_trailing_comma
 from jengine.optim.wrapper import OptimWrapper
-from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 
@@ -79,7 +79,7 @@ def build_without_params(cfg: Any) -> dict[str, OptimWrapper]:
     """Check like `check_optim_wrapper`, but at the current config path."""
     reject_trailing_comma(cfg, "an optimizer wrapper")
     if isinstance(cfg, OptimWrapper | OptimWrapperDict):  # a copy, as schedulers write into the groups
-        return copy.deepcopy(dict(cfg) if isinstance(cfg, OptimWrapperDict) else {"": cfg})
+        return copy.deepcopy(wrappers_by_name(cfg))
     constructor = _build_constructor(cfg)
     if not hasattr(constructor, "build_without_params"):  # the user's own, whose rules and arguments are unknown
         kept = {name: value for name, value in cfg.items() if name not in ("constructor", "paramwise_cfg", "modules")}

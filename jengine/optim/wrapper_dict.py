@@ -59,10 +59,6 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
     def __len__(self) -> int:
         return len(self.optim_wrappers)
 
-    # Without it, `Mapping` would ask `__getitem__`, which makes an error message first.
-    def __contains__(self, name: object) -> bool:
-        return name in self.optim_wrappers
-
     def init(self, params: Params) -> dict[str, OptState]:
         """Return the wrapper states by name; each wrapper selects parameters from `params`."""
         return {name: wrapper.init(params) for name, wrapper in self.items()}
@@ -147,3 +143,8 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
 
     def __repr__(self) -> str:
         return f"OptimWrapperDict({', '.join(f'{name}={wrapper!r}' for name, wrapper in self.items())})"
+
+
+def wrappers_by_name(optim_wrapper: OptimWrapper | OptimWrapperDict) -> dict[str, OptimWrapper]:
+    """Return the wrappers of all optimizers by name; a single wrapper has the name ''."""
+    return dict(optim_wrapper) if isinstance(optim_wrapper, OptimWrapperDict) else {"": optim_wrapper}

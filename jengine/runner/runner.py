@@ -28,9 +28,10 @@ from jengine.inference.trained_module import trained_module
 from jengine.logging import PhaseTimer
 from jengine.model import build_model
 from jengine.optim import OptimWrapper, build_optim_wrapper
-from jengine.optim.batch_size import list_wrappers, read_auto_scale_lr, scale_lr, warn_of_accumulation
+from jengine.optim.batch_size import read_auto_scale_lr, scale_lr, warn_of_accumulation
 from jengine.optim.compared_settings import AnyWrapper, optimizer_settings
 from jengine.optim.schedules import Schedulers
+from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.runner import bundle, components, config_checks
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop
@@ -252,7 +253,7 @@ class Runner(MMEngineNames):
                 params = self._loaders.call_with_example("train_dataloader", self._initializer.param_shapes)
                 optim_wrapper = build_optim_wrapper(params, optim_wrapper, module_types=self.model.module_types)
             self.optim_wrapper = optim_wrapper
-            for wrapper in list_wrappers(optim_wrapper):
+            for wrapper in wrappers_by_name(optim_wrapper).values():
                 wrapper.axis_name = self.strategy.axis_name or wrapper.axis_name  # it averages over the replicas
         return self.optim_wrapper
 

@@ -51,14 +51,13 @@ class MultiOptimWrapperConstructor:
     def configs(self) -> dict[str, Any]:
         """Return by name the built wrapper, or the config for the constructor."""
         rules = {} if self.paramwise_cfg is None else {"paramwise_cfg": self.paramwise_cfg}
-
-        def config(cfg: OptimWrapper | Mapping[str, Any]) -> OptimWrapper | Mapping[str, Any]:
-            if isinstance(cfg, OptimWrapper):
-                return cfg
-            # An optimizer's own paramwise_cfg comes second, so that it replaces the common one.
-            return {**rules, **{k: v for k, v in cfg.items() if k != "modules"}}
-
-        return {name: config(cfg) for name, cfg in self.optim_wrapper_cfg.items()}
+        configs: dict[str, Any] = {}
+        for name, cfg in self.optim_wrapper_cfg.items():
+            if not isinstance(cfg, OptimWrapper):
+                # An optimizer's own paramwise_cfg comes second, so that it replaces the common one.
+                cfg = {**rules, **{key: value for key, value in cfg.items() if key != "modules"}}
+            configs[name] = cfg
+        return configs
 
     def build_without_params(self) -> dict[str, OptimWrapper]:
         """Return the wrappers by name, after the checks of the rules that need no parameters."""

@@ -9,23 +9,11 @@ from typing import ClassVar, Literal
 
 from jengine.annotations import Fraction, NonNegative, Positive
 from jengine.errors import ArgumentError, ConfigError
-from jengine.optim.schedules.rules import Affine, Rule, StepFunction
-
-
-class _CosineRule(Rule):
-    """Rule that anneals to a minimum: a value, or a fraction of the initial value of each group."""
-
-    eta_min: float | None
-    eta_min_ratio: float | None
-
-    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
-        """Return the minimum of each group."""
-        minimum, ratio = self.eta_min or 0.0, self.eta_min_ratio
-        return [minimum if ratio is None else initial * ratio for initial in initial_values]
+from jengine.optim.schedules.rules import Affine, MinimumRule, Rule, StepFunction
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineAnnealingRule(_CosineRule):
+class CosineAnnealingRule(MinimumRule):
     """Anneal along half a cosine from the value at `begin` to the minimum in `T_max` steps, then back up.
 
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017, without the restarts.
@@ -67,7 +55,7 @@ class CosineAnnealingRule(_CosineRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineRestartRule(_CosineRule):
+class CosineRestartRule(MinimumRule):
     """Anneal along half a cosine in each period, from the period's weight times the initial value.
 
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017.

@@ -86,6 +86,18 @@ class Rule(ScheduleSettings):
         return float("-inf")
 
 
+class MinimumRule(Rule):
+    """Rule that moves the value to a minimum: `eta_min`, or the fraction `eta_min_ratio` of each initial value."""
+
+    eta_min: float | None
+    eta_min_ratio: float | None = None
+
+    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
+        """Return the minimum of each group."""
+        minimum, ratio = self.eta_min or 0.0, self.eta_min_ratio
+        return [minimum if ratio is None else initial * ratio for initial in initial_values]
+
+
 def sorted_milestones(name: str, value: Sequence[float]) -> tuple[float, ...]:
     """Return `value` as a tuple; raise ConfigError unless it is in ascending order."""
     if list(value) != sorted(value):
@@ -211,7 +223,7 @@ class ExponentialRule(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class PolyRule(Rule):
+class PolyRule(MinimumRule):
     """Decay the value as a power of the remaining steps, to `eta_min` at the last step.
 
     Attributes:
@@ -235,10 +247,6 @@ class PolyRule(Rule):
 
         return change
 
-    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
-        """Return `eta_min` for every group."""
-        return [self.eta_min] * len(initial_values)
-
 
 @dataclasses.dataclass(frozen=True)
 class PolyRatioRule(PolyRule):
@@ -249,12 +257,6 @@ class PolyRatioRule(PolyRule):
     """
 
     eta_min_ratio: NonNegative | None = None
-
-    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
-        """Return `eta_min_ratio` times each initial value; `eta_min` if there is no ratio."""
-        if self.eta_min_ratio is None:
-            return super().targets(initial_values, reference)
-        return [initial * self.eta_min_ratio for initial in initial_values]
 
 
 @dataclasses.dataclass(frozen=True)
