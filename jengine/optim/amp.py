@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from optax import OptState, Params
 
+from jengine.annotations import is_mapping
 from jengine.errors import closest
 from jengine.model.autocast import at_least_float32, autocast, compute_in
 from jengine.optim.transforms import (
@@ -144,7 +145,7 @@ def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
     elif isinstance(loss_scale, float):
         # Factors of 1 keep the scale constant; overflows are still skipped.
         settings = LossScale(init_scale=loss_scale, growth_factor=1.0, backoff_factor=1.0)
-    elif isinstance(loss_scale, Mapping) or hasattr(loss_scale, "items"):
+    elif is_mapping(loss_scale):
         arguments = dict(loss_scale.items())
         for key in arguments:
             if key not in LossScale._fields:

@@ -167,13 +167,12 @@ def is_better(metrics: dict[str, float], best: dict[str, float]) -> bool:
     """
     for name, value in metrics.items():
         other = best.get(name, math.nan)
+        if value == other or (math.isnan(value) and math.isnan(other)):
+            continue
         if math.isnan(value) or math.isnan(other):
-            if math.isnan(value) and math.isnan(other):
-                continue
             return math.isnan(other)
-        if value != other:
-            with contextlib.suppress(ValueError):  # a name without a known rule: more is better
-                if infer_rule(name) == "less":
-                    return value < other
-            return value > other
+        with contextlib.suppress(ValueError):  # a name without a known rule: more is better
+            if infer_rule(name) == "less":
+                return value < other
+        return value > other
     return False

@@ -1,6 +1,5 @@
 """Event buffer between hooks and writers: validation results, images and histograms."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -90,14 +89,14 @@ def to_uint8(data: np.ndarray) -> np.ndarray:
     return np.round(np.clip(data.astype(np.float32), 0, 1) * 255).astype(np.uint8)
 
 
-@functools.partial(jax.jit, static_argnames="bins")
-def _compute_histogram(data: jax.Array, bins: int = BINS) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Return counts f32[bins], edges f32[bins + 1], mean and standard deviation f32[] of the finite elements."""
+@jax.jit
+def _compute_histogram(data: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Return counts f32[800], edges f32[801], mean and standard deviation f32[] of the finite elements."""
     values = data.ravel().astype(jnp.float32)
     is_finite = jnp.isfinite(values)
     any_finite = is_finite.any()
     low = jnp.where(any_finite, jnp.min(values, where=is_finite, initial=jnp.inf), 0.0)
     high = jnp.where(any_finite, jnp.max(values, where=is_finite, initial=-jnp.inf), 1.0)
     safe = jnp.where(is_finite, values, low)  # weighted with 0 below, so that the shape is fixed
-    counts, edges = jnp.histogram(safe, bins, range=(low, high), weights=is_finite.astype(jnp.float32))
+    counts, edges = jnp.histogram(safe, BINS, range=(low, high), weights=is_finite.astype(jnp.float32))
     return counts, edges, values.mean(where=is_finite), values.std(where=is_finite)

@@ -92,10 +92,7 @@ def TansformerAdamW(
     Unlike `AdamW`, it adds `eps` before the bias correction and decays the updated parameters.
 
     Args:
-      lr: learning rate.
-      betas: decay rates for the means of gradients and squared gradients.
-      eps: added to the root.
-      weight_decay: decoupled weight decay, multiplied by the learning rate.
+      lr, betas, eps, weight_decay: see `BertAdam1`.
       correct_bias: whether to apply the bias correction.
     """
     return [

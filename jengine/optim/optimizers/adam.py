@@ -60,12 +60,7 @@ def AdamW(
     True
 
     Args:
-      lr: learning rate.
-      betas: decay rates for the averages of gradients and squared gradients.
-      eps: added to the denominator.
-      weight_decay: weight decay coefficient.
-      amsgrad: divide by the largest average of squares so far.
-      maximize: maximize the loss.
+      lr, betas, eps, weight_decay, amsgrad, maximize: see `Adam`.
     """
     # One implementation: AdamW is a setting of Adam, and only its name in logs and checkpoints differs.
     return dataclasses.replace(Adam(lr, betas, eps, weight_decay, amsgrad, maximize, True), name="AdamW")
@@ -105,13 +100,8 @@ def NAdam(
     """Build NAdam, Adam with Nesterov momentum (Dozat, ICLR workshop 2016).
 
     Args:
-      lr: learning rate.
-      betas: decay rates for the averages of gradients and squared gradients.
-      eps: added to the denominator.
-      weight_decay: weight decay coefficient.
+      lr, betas, eps, weight_decay, decoupled_weight_decay, maximize: see `Adam`.
       momentum_decay: how fast the momentum increases from `betas[0] / 2` to `betas[0]`.
-      decoupled_weight_decay: decoupled weight decay, as in AdamW.
-      maximize: maximize the loss.
     """
     scale = [("scale_by_nadam", scale_by_nadam(*betas, eps, momentum_decay))]
     return common.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
@@ -129,12 +119,7 @@ def RAdam(
     """Build RAdam, rectified Adam (Liu et al., arXiv:1908.03265).
 
     Args:
-      lr: learning rate.
-      betas: decay rates for the averages of gradients and squared gradients.
-      eps: added to the denominator.
-      weight_decay: weight decay coefficient.
-      decoupled_weight_decay: decoupled weight decay, as in AdamW.
-      maximize: maximize the loss.
+      lr, betas, eps, weight_decay, decoupled_weight_decay, maximize: see `Adam`.
     """
     scale = [("scale_by_radam", scale_by_radam(*betas, eps))]
     return common.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)

@@ -21,7 +21,7 @@ from jengine.optim.transforms.groups import (
 
 @define_optimizer(
     *("lr", "momentum", "weight_decay", "dampening", "eta", "eps", "lars_exclude"),
-    check=check_nesterov("LARS"),
+    check=check_nesterov,
     per_parameter=("lr", "weight_decay", "lars_exclude"),
     absent_at_zero=("weight_decay", "momentum", "dampening"),
     whole_tensor=True,
@@ -42,11 +42,9 @@ def LARS(
 
     Args:
       lr: learning rate.
-      momentum: momentum decay; 0 for none.
+      momentum, dampening, nesterov: see `SGD`.
       weight_decay: coupled weight decay, included in the trust ratio.
-      dampening: reduces the gradient's weight in the momentum.
       eta: multiplies the trust ratio.
-      nesterov: use Nesterov momentum.
       eps: added to the trust ratio's denominator.
       lars_exclude: disable the trust ratio, but not the weight decay; usually set for some parameter groups.
     """

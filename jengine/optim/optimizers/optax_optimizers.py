@@ -176,8 +176,9 @@ def DAdaptAdam(
     if weight_decay and not decouple:
         raise ConfigError("`DAdaptAdam.decouple` must be True with a weight_decay, which optax decouples, got False")
     # Through the factory at each trace, as for all of optax: `lr` is an input of the step, not a constant.
-    build = from_factory(optax.contrib.dadapt_adamw)
-    return build(learning_rate=lr, betas=betas, eps=eps, weight_decay=weight_decay, estim_lr0=d0)
+    return from_factory(optax.contrib.dadapt_adamw)(
+        learning_rate=lr, betas=betas, eps=eps, weight_decay=weight_decay, estim_lr0=d0
+    )
 
 
 @OPTIMIZERS.register_module()
@@ -195,14 +196,9 @@ def Prodigy(
     """Build optax's `prodigy`, which estimates the learning rate, with MMEngine's arguments.
 
     Args:
-      lr: factor of the estimate; schedules change it. Each parameter group has an estimate of its own.
-      betas: decay rates for the averages of gradients and of squares.
+      lr, betas, eps, weight_decay, decouple, d0: see `DAdaptAdam`.
       beta3: decay rate of the estimate; None for the square root of the second beta.
-      eps: added to the denominator.
-      weight_decay: weight decay coefficient.
-      decouple: must be True for a weight decay: optax's is decoupled.
       safeguard_warmup: estimate without the warm-up of `lr`.
-      d0: the initial estimate.
       d_coef: factor of the estimate, which stays in it.
 
     Raises:

@@ -110,7 +110,7 @@ class Optimizer:
 
 
 def define_optimizer(
-    *hyperparams: str, check: Callable[[Mapping[str, Any]], None] | None = None, **flags: Any
+    *hyperparams: str, check: Callable[[str, Mapping[str, Any]], None] | None = None, **flags: Any
 ) -> Callable[[Callable[P, Parts]], Callable[P, Optimizer]]:
     """Turn a function from settings to the parts of a chain into a registered optimizer with these settings.
 
@@ -119,7 +119,7 @@ def define_optimizer(
 
     Args:
       *hyperparams: see `Optimizer`.
-      check: raises ValueError for settings that annotations cannot exclude.
+      check: takes name and settings, and raises ValueError for those that annotations cannot exclude.
       **flags: further attributes of the `Optimizer`.
     """
 
@@ -132,7 +132,7 @@ def define_optimizer(
             bound.apply_defaults()
             settings = {key: _plain(value) for key, value in bound.arguments.items()}
             if check is not None:
-                check(settings)
+                check(name, settings)
             return Optimizer(name, settings, parts, hyperparams, **flags)
 
         parts.__qualname__ = f"{name}.parts"  # a pickle names functions by their path

@@ -49,10 +49,10 @@ def RMSprop(
     return common.chain_with_decay(parts, lr, weight_decay, decoupled=False, maximize=maximize)
 
 
-def _check_step_sizes(settings: Mapping[str, Any]) -> None:
+def _check_step_sizes(optimizer: str, settings: Mapping[str, Any]) -> None:
     smallest, largest = settings["step_sizes"]
     if smallest > largest:
-        raise ValueError(f"Rprop: step_sizes must be a minimum and a maximum, got {settings['step_sizes']!r}")
+        raise ValueError(f"{optimizer}: step_sizes must be a minimum and a maximum, got {settings['step_sizes']!r}")
 
 
 @define_optimizer("lr", "etas", "step_sizes", check=_check_step_sizes)

@@ -1,6 +1,6 @@
 """SGD and averaged SGD with the formulas of torch.optim."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,24 +15,20 @@ from jengine.optim.optimizers.optimizer import define_optimizer
 from jengine.optim.transforms.groups import PerParameter, add_decayed_weights_by_rule, broadcast_to_params
 
 
-def check_nesterov(optimizer: str) -> Callable[[Mapping[str, Any]], None]:
-    """Return a check that raises ValueError for Nesterov momentum without momentum or with dampening."""
-
-    def check(settings: Mapping[str, Any]) -> None:
-        # PyTorch's rule: its formula for Nesterov assumes an undamped buffer.
-        momentum, dampening = settings["momentum"], settings["dampening"]
-        if settings["nesterov"] and (momentum <= 0 or dampening != 0):
-            raise ValueError(
-                f"{optimizer}: nesterov must have momentum above 0 and dampening 0, got momentum={momentum}, "
-                f"dampening={dampening}"
-            )
-
-    return check
+def check_nesterov(optimizer: str, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for Nesterov momentum without momentum or with dampening."""
+    # PyTorch's rule: its formula for Nesterov assumes an undamped buffer.
+    momentum, dampening = settings["momentum"], settings["dampening"]
+    if settings["nesterov"] and (momentum <= 0 or dampening != 0):
+        raise ValueError(
+            f"{optimizer}: nesterov must have momentum above 0 and dampening 0, got momentum={momentum}, "
+            f"dampening={dampening}"
+        )
 
 
 @define_optimizer(
     *("lr", "momentum", "dampening", "weight_decay"),
-    check=check_nesterov("SGD"),
+    check=check_nesterov,
     absent_at_zero=("weight_decay", "momentum", "dampening"),
 )
 def SGD(

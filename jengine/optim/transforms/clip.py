@@ -9,10 +9,8 @@ import jax.numpy as jnp
 import optax
 from optax import Params, Updates
 
-from jengine.annotations import Range, check_values
+from jengine.annotations import Range, check_values, is_mapping
 from jengine.errors import ArgumentError, closest, config_path
-
-_ARGUMENTS = {"norm": ("max_norm", "norm_type"), "value": ("clip_value",)}
 
 
 class ClipByNormState(NamedTuple):
@@ -76,6 +74,9 @@ class ClipByValue(NamedTuple):
     clip_value: Threshold
 
 
+_SETTINGS: dict[str, type[ClipByNorm] | type[ClipByValue]] = {"norm": ClipByNorm, "value": ClipByValue}
+
+
 def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue | None:
     """Parse the `clip_grad` of an optimizer wrapper.
 
@@ -90,14 +91,14 @@ def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue |
     """
     if cfg is None:
         return None
-    if not isinstance(cfg, Mapping) and not hasattr(cfg, "items"):
+    if not is_mapping(cfg):
         raise TypeError(f"`clip_grad` must be a dict or None, got {type(cfg).__name__}: {cfg!r}")
     # `foreach` only chooses an implementation in PyTorch; `_delete_` is for the merging of configs.
     keys = {k: v for k, v in cfg.items() if k not in ("type", "_delete_", "foreach")}
     if not keys:
         raise ArgumentError("`clip_grad` must have max_norm (and norm_type) or clip_value, or be None, got neither")
     kind = cfg.get("type") or ("value" if "clip_value" in keys else "norm")
-    if kind not in _ARGUMENTS:
+    if kind not in _SETTINGS:
         raise ValueError(f"`clip_grad.type` must be 'norm' or 'value', got {kind!r}")
     if "clip_value" in keys and "max_norm" in keys:
         raise ValueError("`clip_grad` must have either max_norm or clip_value, got both")
@@ -106,11 +107,11 @@ def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue |
             f"`clip_grad.error_if_nonfinite` must be False, got {error_if_nonfinite!r}: a compiled step cannot raise; "
             "use CheckInvalidLossHook instead"
         )
+    settings = _SETTINGS[kind]
     for key in keys:
-        if key not in _ARGUMENTS[kind]:
-            raise ValueError(f"`clip_grad` of type {kind!r} has no {key!r}{closest(str(key), _ARGUMENTS[kind])}")
-    settings = ClipByValue if kind == "value" else ClipByNorm
-    numbers = {_ARGUMENTS[kind][0]: None, **keys}
+        if key not in settings._fields:
+            raise ValueError(f"`clip_grad` of type {kind!r} has no {key!r}{closest(str(key), settings._fields)}")
+    numbers = {settings._fields[0]: None, **keys}
     with config_path("clip_grad"):
         check_values("", settings, numbers)
     return settings(**{name: float(value) for name, value in numbers.items()})
