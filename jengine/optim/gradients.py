@@ -15,9 +15,9 @@ def value_and_trainable_grad(
     params: Params,
     layout: GroupLayout,
     *,
-    has_aux: bool = False,
-    scale_loss: Callable[[jax.Array], jax.Array] = lambda loss: loss,
-    axis_name: str | None = None,
+    has_aux: bool,
+    scale_loss: Callable[[jax.Array], jax.Array],
+    axis_name: str | None,
 ) -> tuple[Any, Updates]:
     """Return the unscaled output of `loss_fn`, and the gradients of the scaled loss, zeros for frozen parameters.
 

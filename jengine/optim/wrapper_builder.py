@@ -52,7 +52,6 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
 
     A config whose values are all wrappers or wrapper configs describes several optimizers by name.
     """
-    reject_trailing_comma(cfg, "an optimizer wrapper")
     if isinstance(cfg, OptimWrapper) or (isinstance(cfg, OptimWrapperDict) and len(cfg) == 1):
         return cfg
     constructor = _build_constructor(dict(cfg) if isinstance(cfg, OptimWrapperDict) else cfg)
@@ -77,7 +76,6 @@ def check_optim_wrapper(cfg: Any) -> dict[str, OptimWrapper]:
 
 def build_without_params(cfg: Any) -> dict[str, OptimWrapper]:
     """Check like `check_optim_wrapper`, but at the current config path."""
-    reject_trailing_comma(cfg, "an optimizer wrapper")
     if isinstance(cfg, OptimWrapper | OptimWrapperDict):  # a copy, as schedulers write into the groups
         return copy.deepcopy(wrappers_by_name(cfg))
     constructor = _build_constructor(cfg)
@@ -90,6 +88,7 @@ def build_without_params(cfg: Any) -> dict[str, OptimWrapper]:
 
 
 def _build_constructor(cfg: Any) -> Any:
+    reject_trailing_comma(cfg, "an optimizer wrapper")
     if is_optimizer(cfg):
         cfg = {"optimizer": cfg}
     # `optax.adam` instead of `optax.adam(1e-3)` is a frequent slip.

@@ -14,7 +14,7 @@ from jengine.model.model import Model
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer, reject_trailing_comma
 from jengine.optim.param_groups.modules import Module, Parameter, ParamsSource, get_params, module_tree, names_norm
-from jengine.optim.param_groups.paramwise_cfg import check_custom_fields, check_rules, parse_custom_keys
+from jengine.optim.param_groups.paramwise_cfg import FIELDS, check_custom_fields, check_rules, parse_custom_keys
 from jengine.optim.wrapper import OptimWrapper
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 
@@ -24,7 +24,6 @@ DECAY_RULES = ("bias_decay_mult", "norm_decay_mult", "dwconv_decay_mult", "flat_
 _RULES = (*DECAY_RULES, "bias_lr_mult", "dcn_offset_lr_mult")
 _MAX_WARNINGS = 3  # of keys that match no parameter
 _MAX_NAMES = 8
-_NOT_SETTINGS = ("lr_mult", "decay_mult", "requires_grad")
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module(name="ForceDefaultOptimWrapperConstructor")  # MMSegmentation's name
@@ -326,7 +325,7 @@ def merge_equal(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     merged: dict[str, dict[str, Any]] = {}
     rules: dict[str, dict[str, list[str]]] = {}  # of each group: pattern -> overridden rules
     for group in groups:
-        settings = {k: v for k, v in group.items() if k not in ("params", "patterns", "switched_off", *_NOT_SETTINGS)}
+        settings = {k: v for k, v in group.items() if k not in ("params", "patterns", "switched_off", *FIELDS)}
         members = [p if isinstance(p, str) else p.path for p in group["params"]]
         # By repr, as settings may be lists, which cannot be hashed.
         identity = repr(sorted(settings.items()))

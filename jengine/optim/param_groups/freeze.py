@@ -85,9 +85,8 @@ def select_state(
 
 def _zero_frozen(tree: Params, flags: Flags) -> Params:
     """Return `tree`, like the parameters with None for untrained leaves, with zeros for frozen leaves."""
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: x is None)
-    treedef: Any = jax.tree.structure(tree, is_leaf=lambda x: x is None)
-    return treedef.unflatten([_where(flag, 0, x) for x, flag in zip(leaves, flags, strict=True)])
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=lambda x: x is None)
+    return jax.tree.unflatten(treedef, [_where(flag, 0, x) for x, flag in zip(leaves, flags, strict=True)])
 
 
 def _where(flag: jax.Array | None, frozen: ArrayLike, trained: jax.Array | None) -> jax.Array | None:

@@ -8,10 +8,11 @@ from typing import Any
 from jengine.annotations import is_host_number, is_mapping
 from jengine.errors import ConfigError, closest
 
-MULTIPLIERS = ("lr_mult", "decay_mult")
+# Fields of a custom key that are not settings of a group, with a legal value each.
+FIELDS = {"lr_mult": 1.0, "decay_mult": 1.0, "requires_grad": True}
 # Flags that hooks and optimizers read from a group; legal even if they are not a setting of the optimizer.
 FLAGS = {"fix_lr": False, "lars_exclude": False}
-_NOT_NEGATIVE = ("lr", "weight_decay", *MULTIPLIERS)
+_NOT_NEGATIVE = ("lr", "weight_decay", "lr_mult", "decay_mult")
 
 
 def parse_custom_keys(custom_keys: Any) -> dict[str, dict[str, Any]]:
@@ -27,7 +28,9 @@ def parse_custom_keys(custom_keys: Any) -> dict[str, dict[str, Any]]:
       TypeError: another type. ConfigError: a duplicate key, or multipliers that are not numbers of at least 0.
     """
     pairs = list(custom_keys.items()) if is_mapping(custom_keys) else custom_keys
-    if not isinstance(pairs, list | tuple) or not all(_is_pair(pair) for pair in pairs):
+    if not isinstance(pairs, list | tuple) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs
+    ):
         raise TypeError(
             "paramwise_cfg.custom_keys must be a dict, or a list of pairs (key, dict(...)), "
             f"got {type(custom_keys).__name__}: {custom_keys!r}"
@@ -39,11 +42,9 @@ def parse_custom_keys(custom_keys: Any) -> dict[str, dict[str, Any]]:
         if not is_mapping(fields):
             raise ConfigError(f"`{_path(key)}` must be a dict such as dict(lr_mult=0.1), got {fields!r}")
         parsed[key] = dict(fields.items())
-        for name in MULTIPLIERS:
+        for name, example in FIELDS.items():
             if name in fields:
-                check_value(_path(key, name), name, fields[name], 1.0)
-        if "requires_grad" in fields:
-            check_value(_path(key, "requires_grad"), "requires_grad", fields["requires_grad"], True)
+                check_value(_path(key, name), name, fields[name], example)
     return parsed
 
 
@@ -59,7 +60,7 @@ def check_custom_fields(
       more: further legal fields, with any value.
     """
     known = {**FLAGS, **settings}
-    legal = {*MULTIPLIERS, "requires_grad", *known, *more}
+    legal = {*FIELDS, *known, *more}
     for key, fields in custom_keys.items():
         for name, value in fields.items():
             if name not in legal:
@@ -67,7 +68,7 @@ def check_custom_fields(
                     f"`{_path(key)}` must have the fields lr_mult, decay_mult, requires_grad or settings of "
                     f"{optimizer}'s groups, got {name!r}{closest(str(name), legal)}"
                 )
-            if name in known and name not in MULTIPLIERS:
+            if name in known and name not in FIELDS:
                 check_value(_path(key, name), name, value, known[name])
 
 
@@ -114,10 +115,6 @@ def check_value(path: str, name: str, value: Any, example: Any) -> None:
 
 def _path(key: str, field: str = "") -> str:
     return f"paramwise_cfg.custom_keys[{key!r}]{'.' * bool(field)}{field}"
-
-
-def _is_pair(pair: Any) -> bool:
-    return isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
 
 
 def _is_number(value: object) -> bool:

@@ -168,9 +168,7 @@ def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[int], float]:
 
 
 def _has_function(schedule: object) -> bool:
-    if isinstance(schedule, Mapping):
-        return any(map(_has_function, schedule.values()))
-    return any(map(_has_function, schedule)) if isinstance(schedule, list) else callable(schedule)
+    return any(map(callable, jax.tree.leaves(schedule, is_leaf=callable)))
 
 
 def _describe(schedule: object) -> Any:

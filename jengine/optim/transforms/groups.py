@@ -37,16 +37,14 @@ def add_decayed_weights_by_rule(weight_decay: PerParameter) -> optax.GradientTra
         `wrapper.weight_decays(params)`; or a function that returns such a tree for the parameters.
     """
 
-    def update(
-        updates: Updates, state: optax.EmptyState, params: Params | None = None
-    ) -> tuple[Updates, optax.EmptyState]:
+    def update(updates: Updates, params: Params | None) -> Updates:
         if params is None:
             raise ValueError("`params` must be given for weight decay, got None; call update(grads, state, params)")
         # While tracing: a function of the parameters is called with tracers and may look at shapes and paths.
         decays = broadcast_to_params(weight_decay, params)
-        return jax.tree.map(lambda u, wd, p: u + wd * p, updates, decays, params), state
+        return jax.tree.map(lambda u, wd, p: u + wd * p, updates, decays, params)
 
-    return optax.GradientTransformation(optax.init_empty_state, update)
+    return optax.stateless(update)
 
 
 def scale_by_group_learning_rate(
@@ -61,14 +59,12 @@ def scale_by_group_learning_rate(
     """
     sign = -1 if flip_sign else 1
 
-    def update(
-        updates: Updates, state: optax.EmptyState, params: Params | None = None
-    ) -> tuple[Updates, optax.EmptyState]:
+    def update(updates: Updates, params: Params | None) -> Updates:
         rates = broadcast_to_params(learning_rate, updates if params is None else params)
         # In the dtype of the update: a float32 rate would promote bfloat16 updates.
-        return jax.tree.map(lambda u, lr: sign * jnp.asarray(lr, u.dtype) * u, updates, rates), state
+        return jax.tree.map(lambda u, lr: sign * jnp.asarray(lr, u.dtype) * u, updates, rates)
 
-    return optax.GradientTransformation(optax.init_empty_state, update)
+    return optax.stateless(update)
 
 
 def broadcast_to_params(value: PerParameter, tree: Params) -> Params:
