@@ -6,14 +6,11 @@ from typing import Any, NamedTuple
 
 from jengine.annotations import Count
 from jengine.errors import ConfigError, config_path
-from jengine.optim.wrapper import OptimWrapper
-from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
+from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.registry import check_arguments
 
 
-def warn_of_accumulation(
-    optim_wrapper: OptimWrapper | OptimWrapperDict, module_types: Mapping[str, str], logger: logging.Logger
-) -> None:
+def warn_of_accumulation(optim_wrapper: AnyWrapper, module_types: Mapping[str, str], logger: logging.Logger) -> None:
     """Log a warning about BatchNorm under gradient accumulation, unless one of them is absent."""
     # By the class name: Linen, NNX and users' own norms share no base class.
     norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
@@ -45,9 +42,7 @@ def read_auto_scale_lr(cfg: Mapping[str, Any] | None) -> AutoScaleLR:
         return AutoScaleLR(**dict(cfg))
 
 
-def scale_lr(
-    optim_wrapper: OptimWrapper | OptimWrapperDict, scaling: AutoScaleLR, batch_size: int, logger: logging.Logger
-) -> None:
+def scale_lr(optim_wrapper: AnyWrapper, scaling: AutoScaleLR, batch_size: int, logger: logging.Logger) -> None:
     """Scale every learning rate by the linear rule: the batch size over all devices, over the base batch size.
 
     Raises:

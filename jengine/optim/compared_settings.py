@@ -3,10 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jengine.optim.wrapper import OptimWrapper
-from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
-
-AnyWrapper = OptimWrapper | OptimWrapperDict
+from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 
 
 class Setting(NamedTuple):

@@ -1,7 +1,7 @@
 """Several optimizer wrappers by name, for models with parts trained by different optimizers."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from optax import OptState, Params
 
@@ -145,6 +145,9 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return f"OptimWrapperDict({', '.join(f'{name}={wrapper!r}' for name, wrapper in self.items())})"
 
 
-def wrappers_by_name(optim_wrapper: OptimWrapper | OptimWrapperDict) -> dict[str, OptimWrapper]:
+AnyWrapper: TypeAlias = OptimWrapper | OptimWrapperDict
+
+
+def wrappers_by_name(optim_wrapper: AnyWrapper) -> dict[str, OptimWrapper]:
     """Return the wrappers of all optimizers by name; a single wrapper has the name ''."""
     return dict(optim_wrapper) if isinstance(optim_wrapper, OptimWrapperDict) else {"": optim_wrapper}

@@ -29,9 +29,9 @@ from jengine.logging import PhaseTimer
 from jengine.model import build_model
 from jengine.optim import OptimWrapper, build_optim_wrapper
 from jengine.optim.batch_size import read_auto_scale_lr, scale_lr, warn_of_accumulation
-from jengine.optim.compared_settings import AnyWrapper, optimizer_settings
+from jengine.optim.compared_settings import optimizer_settings
 from jengine.optim.schedules import Schedulers
-from jengine.optim.wrapper_dict import wrappers_by_name
+from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.runner import bundle, components, config_checks
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop

@@ -222,11 +222,10 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         self.pattern = _parse_layer_pattern(cfg)
         self.is_set = any(name in cfg for name in ("num_layers", "decay_rate", "layer_pattern"))
         if self.is_set:
-            for name in ("decay_rate",) if self.pattern is not None else ("decay_rate", "num_layers"):
-                if name not in cfg:
-                    raise ConfigError(
-                        f"`paramwise_cfg` must have decay_rate with num_layers or layer_pattern, got {sorted(cfg)}"
-                    )
+            if "decay_rate" not in cfg or (self.pattern is None and "num_layers" not in cfg):
+                raise ConfigError(
+                    f"`paramwise_cfg` must have decay_rate with num_layers or layer_pattern, got {sorted(cfg)}"
+                )
             _check_rate("paramwise_cfg.decay_rate", cfg["decay_rate"])
             layers = cfg.get("num_layers", 1)
             if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:

@@ -160,7 +160,9 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
     if not isinstance(entry, type):  # a schedule, or a function that returns one, such as optax's
         return _build_one(PARAM_SCHEDULERS.build_function(given), wrapper, run)
     del arguments["type"]
-    by_epoch = arguments.get("by_epoch", _default(entry, "by_epoch", True))
+    init: Any = entry.__init__  # type: ignore[misc]  # the user's own class may have an `__init__` without a signature
+    by_default = init.__signature__.parameters["by_epoch"].default if hasattr(init, "__signature__") else True
+    by_epoch = arguments.get("by_epoch", by_default)
     follows_validations = getattr(entry, "need_val_args", False)
     # An error and not a guess: both readings of the numbers are plausible.
     if by_epoch and not run.by_epoch_loop and not converted and not follows_validations:
@@ -256,9 +258,3 @@ def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
                         f"{scheduler.param_name!r} at each step, got {type(other).__name__} at [{other_index}] in the "
                         "same range; give both a `begin` and an `end`, or use one optax.join_schedules"
                     )
-
-
-def _default(entry: type[ParamScheduler], name: str, fallback: object) -> Any:
-    """Return an argument's default; `fallback` if the constructor of `entry` has no explicit signature."""
-    signature: Any = getattr(entry.__init__, "__signature__", None)
-    return signature.parameters[name].default if signature is not None else fallback
