@@ -98,6 +98,7 @@ class AmpOptimWrapper(OptimWrapper):
         if (saved := state_dict.get("loss_scaler")) is not None:
             self.loss_scale = self.loss_scale._replace(**{name: saved[name] for name in _SAVED_SETTINGS})
             self.__dict__.pop("tx", None)  # rebuild the cached chain with these settings
+            self._compile_iteration.cache_clear()  # `update_params` has compiled the old ones
             scale, tracker = jnp.float32(saved["scale"]), jnp.int32(saved["_growth_tracker"])
         saved_state = _add_loss_scale(state_dict["state"], opt_state)
         opt_state = super().load_state_dict({**state_dict, "state": saved_state}, opt_state)
