@@ -148,7 +148,7 @@ def scale_by_lamb_moments(
     return optax.GradientTransformation(init_moments, update)
 
 
-def scale_by_trust_ratio(adapt: PerParameter, trust_clip: bool = False) -> optax.GradientTransformation:
+def scale_by_trust_ratio(adapt: PerParameter, trust_clip: bool) -> optax.GradientTransformation:
     """Scale the update of each tensor to the tensor's norm; `optax.scale_by_trust_ratio` scales all tensors.
 
     Where `adapt` is 0, the tensor is not scaled; it is a number, or a tree of numbers like the parameters.

@@ -69,11 +69,11 @@ class MuonState(NamedTuple):
 
 def scale_by_muon(
     momentum: Scalar,
-    nesterov: bool = True,
-    ns_coefficients: Sequence[float] = (3.4445, -4.775, 2.0315),
-    eps: float = 1e-7,
-    ns_steps: int = 5,
-    adjust_lr_fn: str | None = None,
+    nesterov: bool,
+    ns_coefficients: Sequence[float],
+    eps: float,
+    ns_steps: int,
+    adjust_lr_fn: str | None,
 ) -> optax.GradientTransformation:
     """Orthogonalise the momentum of matrices in bfloat16; `optax.contrib.scale_by_muon` also corrects its bias.
 
