@@ -63,25 +63,17 @@ class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
 
     def typed_settings(self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool) -> dict[str, Any]:
         """Return a parameter's settings from all rules except custom_keys; empty if none applies."""
-        cfg = self.paramwise_cfg
         is_norm = _is_group_or_layer_norm(module)
-        settings: dict[str, Any] = {}
-        patterns: list[str] = []
-        if name == "bias" and not is_norm and cfg.get("bias_lr_mult") is not None:
-            settings["lr"] = self.base_lr * cfg["bias_lr_mult"]
-            patterns.append("bias_lr_mult")
-        # In this order, as in iMIX: a norm's bias follows the rule of norms.
-        rules = {
+        # In this order, as in iMIX: a norm's bias follows the rule of norms, even if that has no multiplier.
+        decays = {
             "norm_decay_mult": is_norm,
             "dwconv_decay_mult": module.is_depthwise_conv(),
             "bias_decay_mult": name == "bias",
         }
-        self.matched.update(patterns, (rule for rule, applies in rules.items() if applies))
-        rule = next((rule for rule, applies in rules.items() if applies), None)
-        if rule is not None and self.base_wd is not None and cfg.get(rule) is not None:
-            settings["weight_decay"] = self.base_wd * cfg[rule]
-            patterns.append(rule)
-        return {**settings, "patterns": tuple(patterns)} if settings else {}
+        rules = {"bias_lr_mult": name == "bias" and not is_norm, **decays}
+        applying = [rule for rule, applies in rules.items() if applies and self.paramwise_cfg.get(rule) is not None]
+        decay = next((rule for rule, applies in decays.items() if applies), None)
+        return self.apply_rules(applying, decay if decay in applying else None)
 
 
 class _NamePatternConstructor(DefaultOptimizerConstructor):

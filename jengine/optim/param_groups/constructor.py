@@ -219,12 +219,9 @@ class DefaultOptimWrapperConstructor:
           module: the module that has it.
           is_dcn_module: whether the parent module is a deformable convolution.
         """
-        cfg = self.paramwise_cfg
         # Names of Flax, which torch shares here; Haiku's `b` is no bias for these rules.
         is_bias = name == "bias"
         is_norm = module.is_norm() or (module.type is None and parameter.ndim == 1 and names_norm(name))
-        settings: dict[str, Any] = {}
-        patterns: list[str] = []
         # The order matters: MMEngine asks in this order, and the first decay that applies is used.
         rules = {
             "bias_lr_mult": is_bias and not is_norm and not is_dcn_module,
@@ -234,15 +231,21 @@ class DefaultOptimWrapperConstructor:
             "dwconv_decay_mult": module.is_depthwise_conv(),
             "flat_decay_mult": parameter.ndim == 1 and not is_dcn_module,
         }
-        applying = [key for key, applies in rules.items() if applies and cfg.get(key) is not None]
+        applying = [key for key, applies in rules.items() if applies and self.paramwise_cfg.get(key) is not None]
+        decay = next((key for key in applying if key.endswith("decay_mult")), None)  # in the order of the rules above
+        return self.apply_rules(applying, decay)
+
+    def apply_rules(self, applying: Sequence[str], decay: str | None) -> dict[str, Any]:
+        """Return the settings from the rules that apply to a parameter, of whose decay multipliers `decay` is used."""
         self.matched.update(applying)
+        settings: dict[str, Any] = {}
+        patterns: list[str] = []
         for key in ("bias_lr_mult", "dcn_offset_lr_mult"):
             if key in applying:
-                settings["lr"] = self.base_lr * cfg[key]
+                settings["lr"] = self.base_lr * self.paramwise_cfg[key]
                 patterns = [key]
-        decay = next((key for key in applying if key.endswith("decay_mult")), None)  # in the order of the rules above
         if decay is not None and self.base_wd is not None:
-            settings["weight_decay"] = self.base_wd * cfg[decay]
+            settings["weight_decay"] = self.base_wd * self.paramwise_cfg[decay]
             patterns.append(decay)
         return {**settings, "patterns": tuple(patterns)} if settings else {}
 
