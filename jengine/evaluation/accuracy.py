@@ -9,7 +9,7 @@ import numpy as np
 from jengine.annotations import Count
 from jengine.data.host_entries import Batch
 from jengine.errors import ConfigError
-from jengine.evaluation.metric import PairMetric, Predictions, example_mask
+from jengine.evaluation.metric import PairMetric, Predictions, element_mask
 from jengine.model.labels import explain_axes, require_class_indices
 from jengine.registry import METRICS
 from jengine.selection import Selector, describe_array
@@ -73,10 +73,7 @@ class Accuracy(PairMetric):
             require_class_indices(labels, predictions.shape[1], "Accuracy.label", self.ignore_index)
         labels = jnp.asarray(labels)
         rank = self._rank(predictions, labels)
-        mask = jnp.broadcast_to(example_mask(batch), labels.shape)
-        if self.ignore_index is not None:
-            # As int32: -1 does not fit in the dtype of uint8 labels.
-            mask &= labels.astype(jnp.int32) != self.ignore_index
+        mask = element_mask(batch, labels.astype(jnp.int32), self.ignore_index)  # -1 does not fit in a uint8
         is_correct = (rank[:, None] < jnp.asarray(self.topk)) & mask[:, None]
         is_invalid = mask & (labels < 0)
         if predictions.ndim == 2:

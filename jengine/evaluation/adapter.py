@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from jengine.annotations import is_mapping
 from jengine.config.modules import import_attribute
 from jengine.data.host_entries import Batch
 from jengine.data.masking import MASK, get_mask
@@ -163,7 +164,10 @@ class MetricAdapter(HostMetric):
     ) -> None:
         super().__init__(prefix)
         with config_path("metric"):
-            metric = _build(metric)
+            if isinstance(metric, str):
+                metric = get_class(metric)
+            elif is_mapping(metric):
+                metric = METRICS.build({**metric, "type": get_class(metric.get("type"))})
         kind = find_kind(metric)
         if kind is None:
             raise TypeError(
@@ -221,7 +225,8 @@ class MetricAdapter(HostMetric):
         state = None
         for arguments in results:
             try:
-                state = self._kind.add(state, self._kind.summarize(_to_arrays(arguments)))
+                arrays = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, arguments)
+                state = self._kind.add(state, self._kind.summarize(arrays))
             except Exception as error:
                 self._explain(error, arguments)
                 raise
@@ -229,7 +234,8 @@ class MetricAdapter(HostMetric):
 
     def _update(self, state: AdapterState, arguments: Arguments, mask: jax.Array, has_mask: bool) -> AdapterState:
         kind = self._kind
-        shapes = _shapes(lambda: kind.add(state.metric, kind.summarize(arguments)))
+        new_state = jax.eval_shape(lambda: kind.add(state.metric, kind.summarize(arguments)))
+        shapes = jax.tree.map(_struct, new_state)
         if jax.tree.flatten(shapes) != jax.tree.flatten(jax.tree.map(_struct, state.metric)):
             # Only before the first batch, so the state has no examples: `empty()` may hold scalars for vectors
             self._shapes = shapes
@@ -340,15 +346,6 @@ def get_class(kind: object) -> Any:
         return import_attribute(kind) if kind.partition(".")[0] in _LIBRARIES else METRICS.get(kind)
 
 
-def _build(metric: Any) -> Any:
-    """Return the metric for an import path or a config; anything else unchanged."""
-    if isinstance(metric, str):
-        return get_class(metric)
-    if hasattr(metric, "items"):
-        return METRICS.build({**metric, "type": get_class(metric.get("type"))})
-    return metric
-
-
 def _by_name(value: object, name: str) -> dict[str, Any]:
     """Return results by name: the entries of a dict, the fields of a dataclass as `name/field`, or one value."""
     if isinstance(value, Mapping):
@@ -356,10 +353,6 @@ def _by_name(value: object, name: str) -> dict[str, Any]:
     if dataclasses.is_dataclass(value):
         return {f"{name}/{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
     return {name: value}
-
-
-def _shapes(make: Callable[[], Any]) -> Any:
-    return jax.tree.map(_struct, jax.eval_shape(make))
 
 
 def _struct(leaf: jax.Array | jax.ShapeDtypeStruct | float) -> jax.ShapeDtypeStruct:
@@ -383,7 +376,3 @@ def _to_plain(leaf: np.ndarray | str | float) -> Any:
         return leaf
     array = np.asarray(leaf)
     return array.tolist() if array.dtype.kind in "OSU" else array
-
-
-def _to_arrays(arguments: Arguments) -> Arguments:
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, arguments)

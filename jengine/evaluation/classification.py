@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from jengine.annotations import Count
 from jengine.data.host_entries import Batch
 from jengine.errors import ConfigError
-from jengine.evaluation.metric import Counts, PairMetric, Predictions, Sum, example_mask
+from jengine.evaluation.metric import Counts, PairMetric, Predictions, Sum, element_mask
 from jengine.model.autocast import at_least_float32
 from jengine.model.labels import require_class_indices
 from jengine.registry import METRICS
@@ -93,9 +93,7 @@ class ConfusionMatrix(PairMetric):
         num_classes = self.count_classes()
         require_class_indices(labels, num_classes, f"{type(self).__name__}.label", self.ignore_index)
         labels, predicted = jnp.asarray(labels), self._classes(jnp.asarray(predictions), jnp.asarray(labels))
-        mask = _expand(example_mask(batch), labels)
-        if self.ignore_index is not None:  # compared before the conversion, as 255 is -1 in an int8
-            mask &= labels != self.ignore_index
+        mask = element_mask(batch, labels, self.ignore_index)  # before the conversion, as 255 is -1 in an int8
         labels = labels.astype(jnp.int32)
         is_invalid = mask & ((labels < 0) | (labels >= num_classes))
         # Such a prediction is wrong: it counts against the recall, but in no class against the precision.
@@ -142,17 +140,15 @@ class PrecisionRecallF1(ConfusionMatrix):
     (0.75, 0.5)
 
     Args:
-      num_classes: number of classes; by default as many as the dataset's metainfo has `classes`.
+      num_classes, label, prefix: see `ConfusionMatrix`.
       average: 'micro' (over all decisions), 'macro' (mean over classes), 'weighted' (by the examples in each
         class), 'binary' (class 1 alone), 'none' (an array by class), or several of these.
       items: which of 'precision', 'recall' and 'f1'.
-      label: the batch entry with the true classes, int[B, ...].
       prediction: the prediction entry, as for `ConfusionMatrix`.
       multilabel: labels are bool or int[B, C], 1 for each class that is present; the predictions are scores
         float[B, C], compared with `threshold`.
       threshold: see `ConfusionMatrix`; 0.5 for probabilities, 0 for logits.
       ignore_index: label that marks examples to leave out, or single decisions with `multilabel`.
-      prefix: prefix for result names, none by default.
     """
 
     def __init__(
@@ -171,7 +167,6 @@ class PrecisionRecallF1(ConfusionMatrix):
         # Neither 0 nor 0.5 is a safe default: predictions may be logits or probabilities.
         if multilabel and threshold is None:
             raise ConfigError(f"{type(self).__name__}: `threshold` must be a number with multilabel=True, got None")
-        self._threshold = 0.0 if threshold is None else threshold
         self.average: tuple[Average, ...] = (average,) if isinstance(average, str) else tuple(average)
         self._items = tuple(items)
         self.multilabel = multilabel
@@ -197,12 +192,10 @@ class PrecisionRecallF1(ConfusionMatrix):
                 f"PrecisionRecallF1: predictions and labels must have the shape [B, {self.count_classes()}], got "
                 f"{describe_array(scores)} and {describe_array(labels)}"
             )
-        mask = _expand(example_mask(batch), labels)
-        if self.ignore_index is not None:
-            mask = mask & (labels != self.ignore_index)
+        mask = element_mask(batch, labels, self.ignore_index)
         classes = jnp.broadcast_to(jnp.arange(self.count_classes()), labels.shape)
         # One 2 x 2 table per class: several classes may be present, so there is no single true one.
-        index = classes, (labels > 0).astype(jnp.int32), (scores > self._threshold).astype(jnp.int32)
+        index = classes, (labels > 0).astype(jnp.int32), (scores > (self.threshold or 0.0)).astype(jnp.int32)
         counts = state.counts.add(tuple(axis.ravel() for axis in index), mask.ravel())
         return Confusion(counts, state.has_invalid | (mask & (labels != 0) & (labels != 1)).any())
 
@@ -215,15 +208,12 @@ class PrecisionRecallF1(ConfusionMatrix):
         else:
             correct, true = np.diagonal(counts), counts.sum(axis=1)
             predicted = counts[:, :-1].sum(axis=0)
+        totals = np.stack([correct, predicted, true])
         empty = np.nan if not counts.sum() else 0.0
         results = {}
         for average in self.average:
-            parts = (correct, predicted, true)
-            if average == "micro":
-                parts = (correct.sum(), predicted.sum(), true.sum())
-            elif average == "binary":
-                parts = (correct[1], predicted[1], true[1])
-            scores = self._scores(*parts, empty)
+            selected = {"micro": totals.sum(axis=1), "binary": totals[:, 1]}.get(average, totals)
+            scores = self._scores(selected, empty)
             # scikit-learn averages over the classes that occur; with several labels each is a class of its own
             occurs = (predicted + true > 0) if not self.multilabel else np.ones_like(true, bool)
             for item in self._items:
@@ -236,7 +226,8 @@ class PrecisionRecallF1(ConfusionMatrix):
         return dict.fromkeys(results, np.nan) if state.has_invalid else results
 
     @staticmethod
-    def _scores(correct: np.ndarray, predicted: np.ndarray, true: np.ndarray, empty: float) -> dict[str, np.ndarray]:
+    def _scores(totals: np.ndarray, empty: float) -> dict[str, np.ndarray]:
+        correct, predicted, true = totals
         return {
             "precision": divide(correct, predicted, empty),
             "recall": divide(correct, true, empty),
@@ -266,6 +257,8 @@ class CalibrationError(PairMetric):
       prefix: prefix for result names, none by default.
     """
 
+    names = ("ece", "mce")
+
     def __init__(
         self,
         num_bins: Count = 15,
@@ -279,11 +272,6 @@ class CalibrationError(PairMetric):
         self.num_bins = num_bins
         self.from_logits = from_logits
         self.ignore_index = ignore_index
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names `ece` and `mce`."""
-        return ("ece", "mce")
 
     def init(self) -> tuple[Counts, Sum]:
         """Return the counts by bin and correctness, [bins, 2], and the summed confidences, [bins]."""
@@ -300,9 +288,7 @@ class CalibrationError(PairMetric):
         num_classes = logits.shape[-1]
         require_class_indices(labels, num_classes, "CalibrationError.label", self.ignore_index)
         labels, logits = jnp.asarray(labels), at_least_float32(jnp.asarray(logits))
-        mask = _expand(example_mask(batch), labels)
-        if self.ignore_index is not None:
-            mask &= labels != self.ignore_index
+        mask = element_mask(batch, labels, self.ignore_index)
         is_valid = (labels >= 0) & (labels < num_classes)
         probabilities = jax.nn.softmax(logits) if self.from_logits else logits
         confidence = jnp.where(mask, probabilities.max(axis=-1), 0.0)
@@ -330,8 +316,3 @@ def divide(numerator: ArrayLike, denominator: ArrayLike, otherwise: float) -> np
     """Divide on the host, with a value for a zero denominator."""
     parts, totals = np.broadcast_arrays(numerator, denominator)
     return np.divide(parts, totals, out=np.full(parts.shape, otherwise), where=totals > 0)
-
-
-def _expand(mask: jax.Array, like: jax.Array) -> jax.Array:
-    """Return the example mask in the shape that the labels have."""
-    return jnp.broadcast_to(mask.reshape(-1, *(1,) * (like.ndim - 1)), like.shape)

@@ -121,17 +121,14 @@ class Evaluator:
         Raises:
           ConfigError: labels in a batch that are not classes.
         """
-        state, shapes = (
-            jax.eval_shape(self.init),
-            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), predictions),
-        )
+        state = jax.eval_shape(self.init)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), predictions)
+
+        def update(batch: Batch) -> Any:  # the labels keep their values
+            return jax.eval_shape(lambda state, predictions: self.update(state, predictions, batch), state, shapes)
+
         for batch in batches:
-
-            def update(batch: Batch) -> Any:
-                return jax.eval_shape(lambda state, predictions: self.update(state, predictions, batch), state, shapes)
-
-            message = find_wrong_labels(update, batch)
-            if message is not None:
+            if (message := find_wrong_labels(update, batch)) is not None:
                 raise ConfigError(message)
 
     def evaluate(self, state: EvaluatorState, gather: Gather | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jengine.data.host_entries import Batch
 from jengine.errors import require_extra
-from jengine.evaluation.metric import HostMetric, Mean, PairMetric, Predictions, example_mask
+from jengine.evaluation.metric import HostMetric, Mean, PairMetric, Predictions, element_mask, example_mask
 from jengine.model.autocast import at_least_float32
 from jengine.model.labels import require_class_indices
 from jengine.registry import METRICS
@@ -35,6 +35,8 @@ class Perplexity(PairMetric):
       prefix: prefix for the result name, none by default.
     """
 
+    names: tuple[str, ...] = ("perplexity",)
+
     def __init__(
         self,
         label: Selector = "label",
@@ -44,11 +46,6 @@ class Perplexity(PairMetric):
     ) -> None:
         super().__init__(label, prediction, prefix)
         self.ignore_index = ignore_index
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name `perplexity`."""
-        return ("perplexity",)
 
     def init(self) -> Mean:
         """Return an empty mean."""
@@ -77,9 +74,7 @@ class Perplexity(PairMetric):
         vocabulary = logits.shape[-1]
         require_class_indices(labels, vocabulary, f"{name}.label", self.ignore_index)
         labels = jnp.asarray(labels)
-        is_counted = jnp.broadcast_to(example_mask(batch).reshape(-1, *(1,) * (labels.ndim - 1)), labels.shape)
-        if self.ignore_index is not None:
-            is_counted &= labels != self.ignore_index
+        is_counted = element_mask(batch, labels, self.ignore_index)
         labels, logits = labels.astype(jnp.int32), at_least_float32(jnp.asarray(logits))
         # An index and not a product with one_hot, which has the size of the logits.
         true = jnp.take_along_axis(logits, jnp.clip(labels, 0, vocabulary - 1)[..., None], axis=-1)[..., 0]
@@ -102,6 +97,8 @@ class BitsPerByte(Perplexity):
       label, prediction, ignore_index, prefix: see `Perplexity`.
     """
 
+    names = ("bits_per_byte",)
+
     def __init__(
         self,
         num_bytes: Selector = "num_bytes",
@@ -112,11 +109,6 @@ class BitsPerByte(Perplexity):
     ) -> None:
         super().__init__(label, prediction, ignore_index, prefix)
         self.num_bytes = num_bytes
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name `bits_per_byte`."""
-        return ("bits_per_byte",)
 
     def update(self, state: Mean, predictions: Predictions, batch: Batch) -> Mean:
         """Return the sums with a batch added."""
@@ -157,6 +149,7 @@ class BLEU(PairMetric, HostMetric):
     """
 
     extra = "bleu"
+    names = ("bleu",)
 
     def __init__(
         self,
@@ -172,11 +165,6 @@ class BLEU(PairMetric, HostMetric):
         super().__init__(reference, prediction, prefix)
         self.decode = decode
         self._bleu = sacrebleu.metrics.BLEU(tokenize=tokenize, lowercase=lowercase)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name `bleu`."""
-        return ("bleu",)
 
     def process(self, data_batch: Batch, data_samples: Predictions) -> None:
         """Keep the texts of a batch."""

@@ -1,7 +1,7 @@
 """Metrics as three functions over a state on the device, or as a collection of examples on the host.
 
-`example_mask` and `drop_padding` exclude padded examples. `Counts`, `Sum` and `Mean` are states whose results do not
-depend on the batch size.
+`example_mask`, `element_mask` and `drop_padding` exclude padded examples. `Counts`, `Sum` and `Mean` are states whose
+results do not depend on the batch size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -168,6 +168,12 @@ def example_mask(batch: Batch) -> jax.Array:
     if not sizes:
         raise ValueError("a batch must have at least one array with a leading batch axis, got none")
     return jnp.ones(sizes[0], bool)
+
+
+def element_mask(batch: Batch, labels: jax.Array, ignore_index: int | None = None) -> jax.Array:
+    """Return which labels, real[B, ...], count: those of real examples that are not `ignore_index`, bool[B, ...]."""
+    mask = jnp.broadcast_to(example_mask(batch).reshape(-1, *(1,) * (labels.ndim - 1)), labels.shape)
+    return mask if ignore_index is None else mask & (labels != ignore_index)
 
 
 def drop_padding(tree: ArrayTree, mask: np.ndarray) -> Any:

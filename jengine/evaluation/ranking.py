@@ -1,6 +1,6 @@
 """Metrics from the order of the scores over the whole data set, on the host."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class RankingMetric(PairMetric, HostMetric):
       prefix: prefix for the result name, none by default.
     """
 
-    name: ClassVar[str]
+    names: tuple[str, ...]  # of the one result
 
     def __init__(
         self,
@@ -43,13 +43,8 @@ class RankingMetric(PairMetric, HostMetric):
         self.from_logits = from_logits
         self.ignore_index = ignore_index
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The metric's name."""
-        return (self.name,)
-
     def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
-        """Return the value for one class, from bool[N] and float64[N]."""
+        """Return the value for one class, from bool[N] and float64[N]; NaN where it is not defined."""
         raise NotImplementedError
 
     def process(self, data_batch: Batch, data_samples: Predictions) -> None:
@@ -75,6 +70,7 @@ class RankingMetric(PairMetric, HostMetric):
 
     def compute_metrics(self, results: list[Any]) -> dict[str, Any]:
         """Return the value, the mean over classes, or an array by class."""
+        (name,) = self.names
         scores, labels = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
         # After the gather, which sends half the bytes of float64.
         scores = scores.astype(np.float64)
@@ -85,71 +81,27 @@ class RankingMetric(PairMetric, HostMetric):
                 scores = np.exp(scores - scores.max(axis=1, keepdims=True))
                 scores /= scores.sum(axis=1, keepdims=True)
             if labels.size and not 0 <= labels.min() <= labels.max() < scores.shape[1]:
-                return {self.name: float("nan")}
+                return {name: float("nan")}
             if scores.shape[1] == 2:
                 # Two classes are one ranking; the one by class 0 is its mirror image.
                 scores = scores[:, 1]
             else:
                 labels = labels[:, None] == np.arange(scores.shape[1])
         if labels.ndim == 1:
-            return {self.name: self._score_class(labels, scores)}
+            return {name: self._score_class(labels, scores)}
         values = np.array([self._score_class(*column) for column in zip(labels.T, scores.T, strict=True)])
         if self.average == "none":
-            return {self.name: values}
+            return {name: values}
         weights = (labels == 1).sum(axis=0) if self.average == "weighted" else np.ones(len(values))
         defined = ~np.isnan(values)
         total = weights[defined].sum()
-        return {self.name: float((values * weights)[defined].sum() / total) if total else float("nan")}
+        return {name: float((values * weights)[defined].sum() / total) if total else float("nan")}
 
     def _score_class(self, labels: np.ndarray, scores: np.ndarray) -> float:
         if self.ignore_index is not None:
             labels, scores = labels[labels != self.ignore_index], scores[labels != self.ignore_index]
         is_valid = not np.isnan(scores).any() and np.isin(labels, (0, 1)).all()
         return self.score(labels == 1, scores) if is_valid else float("nan")
-
-
-def area_under_roc(is_positive: np.ndarray, scores: np.ndarray) -> float:
-    """Return the probability that a positive example scores above a negative one, where a tie is a half.
-
-    >>> area_under_roc(np.array([False, True, True]), np.array([0.1, 0.1, 0.5]))
-    0.75
-
-    Args:
-      is_positive: bool[N].
-      scores: float64[N].
-
-    Returns:
-      The area under the receiver operating characteristic; NaN with a single class.
-    """
-    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # from 1; the mean rank for ties
-    positive, negative = is_positive.sum(), (~is_positive).sum()
-    if not positive or not negative:
-        return float("nan")
-    # The Mann-Whitney U statistic, divided by the number of pairs.
-    return float((ranks[is_positive].sum() - positive * (positive + 1) / 2) / (positive * negative))
-
-
-def average_precision(is_positive: np.ndarray, scores: np.ndarray) -> float:
-    """Return the mean precision over the positive examples, at the threshold at which each is found.
-
-    >>> average_precision(np.array([False, True, True]), np.array([0.3, 0.1, 0.5]))
-    0.8333333333333333
-
-    Args:
-      is_positive: bool[N].
-      scores: float64[N].
-
-    Returns:
-      The sum of the precision at each threshold times the increase of the recall there, without interpolation; NaN
-      without positive examples.
-    """
-    # Descending, and equal scores together: a threshold cannot separate ties.
-    _, inverse, found = np.unique(-scores, return_inverse=True, return_counts=True)
-    hits = np.bincount(inverse, weights=is_positive, minlength=len(found))
-    if not hits.sum():
-        return float("nan")
-    return float((hits * np.cumsum(hits) / np.cumsum(found)).sum() / hits.sum())
 
 
 @METRICS.register_module()
@@ -165,11 +117,17 @@ class AUROC(RankingMetric):
     {'auroc': 0.75}
     """
 
-    name = "auroc"
+    names = ("auroc",)
 
     def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
-        """Return the value for one class."""
-        return area_under_roc(is_positive, scores)
+        """Return the probability that a positive example scores above a negative one, where a tie is a half."""
+        _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+        ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # from 1; the mean rank for ties
+        positive, negative = is_positive.sum(), (~is_positive).sum()
+        if not positive or not negative:
+            return float("nan")
+        # The Mann-Whitney U statistic, divided by the number of pairs.
+        return float((ranks[is_positive].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
 @METRICS.register_module()
@@ -185,8 +143,13 @@ class AveragePrecision(RankingMetric):
     0.8333
     """
 
-    name = "average_precision"
+    names = ("average_precision",)
 
     def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
-        """Return the value for one class."""
-        return average_precision(is_positive, scores)
+        """Return the mean precision over the positive examples, at the threshold at which each is found."""
+        # Descending, and equal scores together: a threshold cannot separate ties.
+        _, inverse, found = np.unique(-scores, return_inverse=True, return_counts=True)
+        hits = np.bincount(inverse, weights=is_positive, minlength=len(found))
+        if not hits.sum():
+            return float("nan")
+        return float((hits * np.cumsum(hits) / np.cumsum(found)).sum() / hits.sum())

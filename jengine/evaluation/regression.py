@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.data.host_entries import Batch
-from jengine.evaluation.metric import Mean, PairMetric, Predictions, Sum, example_mask
+from jengine.evaluation.metric import Mean, PairMetric, Predictions, Sum, element_mask
 from jengine.model.autocast import at_least_float32
 from jengine.registry import METRICS
 from jengine.selection import Selector, describe_array
@@ -51,8 +51,7 @@ class RegressionMetric(PairMetric):
                 f"{type(self).__name__}: predictions must have the shape of the targets {describe_array(targets)}, got "
                 f"{describe_array(predictions)}"
             )
-        mask = example_mask(batch).reshape(-1, *(1,) * (targets.ndim - 1))
-        return at_least_float32(predictions), at_least_float32(targets), jnp.broadcast_to(mask, targets.shape)
+        return at_least_float32(predictions), at_least_float32(targets), element_mask(batch, targets)
 
 
 @METRICS.register_module("MeanSquaredError")
@@ -101,10 +100,7 @@ class MeanAbsoluteError(RegressionMetric):
     {'mae': 1.0}
     """
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name `mae`."""
-        return ("mae",)
+    names = ("mae",)
 
     def error(self, difference: jax.Array) -> jax.Array:
         """Return the absolute value."""
@@ -134,10 +130,7 @@ class R2Score(RegressionMetric):
     {'r2': 0.5}
     """
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name `r2`."""
-        return ("r2",)
+    names = ("r2",)
 
     def init(self) -> Deviations:
         """Return empty sums."""
