@@ -13,7 +13,7 @@ from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.json_codec import decode, encode
 from jengine.runs import RECORD
 from jengine.storage import write_bytes
-from jengine.train.parameters import count_parameters
+from jengine.train.state import count_parameters
 from jengine.versions import __version__, describe_device, environment_versions
 
 GroupTable = tuple[Sequence[str], Sequence[Sequence[str]]]

@@ -24,7 +24,7 @@ from jengine.runner.failures import check_losses, handle_failure
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.storage import is_url
-from jengine.train.parameters import parameter_size
+from jengine.train.state import parameter_size
 from jengine.versions import describe_device, environment_versions
 
 # With these limits the description and some warnings have at most 40 lines

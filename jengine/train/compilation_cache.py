@@ -1,13 +1,13 @@
 """Cache of compiled programs in the user's directory, and the hits and misses."""
 
+import collections
+import functools
 import os
 import pathlib
 
 import jax
 
-_EVENTS = {"/jax/compilation_cache/cache_hits": "hits", "/jax/compilation_cache/cache_misses": "misses"}
-_counts = {"hits": 0, "misses": 0}
-_is_listening = False
+_events: collections.Counter[str] = collections.Counter()  # of JAX, by name
 
 
 def use_compilation_cache() -> None:
@@ -15,10 +15,7 @@ def use_compilation_cache() -> None:
 
     `JAX_COMPILATION_CACHE_DIR` selects another directory, `JAX_ENABLE_COMPILATION_CACHE=false` disables the cache.
     """
-    global _is_listening
-    if not _is_listening:  # JAX cannot remove a listener
-        jax.monitoring.register_event_listener(_count_event)
-        _is_listening = True
+    _count_events()
     settings = jax.config.values
     # The user's choice holds, by environment or in code
     if settings["jax_compilation_cache_dir"] is None and settings["jax_enable_compilation_cache"]:
@@ -27,11 +24,11 @@ def use_compilation_cache() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)  # JAX's 1 s leaves out small programs
 
 
-def _count_event(event: str, **_: object) -> None:
-    if event in _EVENTS:
-        _counts[_EVENTS[event]] += 1
+@functools.cache  # once, as JAX cannot remove a listener
+def _count_events() -> None:
+    jax.monitoring.register_event_listener(lambda event, **_: _events.update([event]))
 
 
 def cache_counts() -> tuple[int, int]:
     """Return the numbers of cache hits and misses in this process."""
-    return _counts["hits"], _counts["misses"]
+    return _events["/jax/compilation_cache/cache_hits"], _events["/jax/compilation_cache/cache_misses"]

@@ -40,15 +40,17 @@ def explain_out_of_memory(
       cfg: the config, for the settings that make the largest array as large as it is.
     """
     # The same error passes several layers, each of which may explain it; once is enough.
-    if not _is_out_of_memory(error) or any(_EXPLANATION in note for note in getattr(error, "__notes__", ())):
+    notes = getattr(error, "__notes__", ())
+    if not _is_out_of_memory(error) or any(_EXPLANATION in note for note in notes):
         return
     device = jax.local_devices()[0]
     # CPUs have no statistics: there the memory of the machine is the limit.
     limit = (device.memory_stats() or {}).get("bytes_limit") or _host_memory(device)
     size = "" if limit is None else f" of {_format_bytes(limit)}"
-    memory, results = (None, None) if args is None or _is_of_compiler(error) else _plan_memory(program, args)
-    plan = [] if memory is None else [f"  {_describe_plan(memory)}"]
-    lines = [f"{_EXPLANATION}: {describe_device(device)}{size}, in {name}", *plan]
+    is_of_compiler = "compil" in str(error).lower()  # compiling again would take as long and fail again
+    memory, results = (None, None) if args is None or is_of_compiler else _plan_memory(program, args)
+    lines = [f"{_EXPLANATION}: {describe_device(device)}{size}, in {name}"]
+    lines += [] if memory is None else [f"  {_describe_plan(memory)}"]
     remedies = ["What needs less memory (docs/scale.md):", *_REMEDIES]
     if memory is not None and limit is not None:
         if memory.argument_size_in_bytes > limit:
@@ -56,7 +58,6 @@ def explain_out_of_memory(
             remedies = _describe_excess(*(args or ()), limit=limit, cfg=cfg, needed=needed)
         elif memory.output_size_in_bytes - memory.alias_size_in_bytes > limit:  # the state, which is created
             remedies = _describe_excess(results, limit=limit, cfg=cfg, needed=_count_bytes(results))
-    notes = getattr(error, "__notes__", ())
     error.__notes__ = ["\n".join([*lines, *remedies]), *(_mark_as_waiting(note) if noticed else note for note in notes)]
 
 
@@ -71,10 +72,6 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
         error = error.__cause__
     return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
-
-
-def _is_of_compiler(error: BaseException) -> bool:
-    return "compil" in str(error).lower()  # compiling again would take as long and fail again
 
 
 def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any, needed: int) -> list[str]:

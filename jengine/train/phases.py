@@ -176,7 +176,6 @@ def differentiate(
     """Add the losses, the new model state and the gradients to the context."""
     wrapper = phase.optim_wrapper
     is_averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None or phase.micro_batches > 1
-
     opt_state = ctx.opt_state[phase.name] if phase.name else ctx.opt_state
 
     def differentiate_batch(batch: Batch, model_state: PyTree, rng: jax.Array) -> tuple[Part, PyTree]:
@@ -197,9 +196,10 @@ def differentiate(
         (metrics, model_state, weight), grads = differentiate_in_parts(differentiate_batch, *whole, count, axis)
     # Otherwise XLA may choose other shardings, for instance because of a branch that does not use the gradients.
     grads = constrain(grads, "params.")
-    if wrapper.axis_name is not None:  # an iteration that only accumulates has no collectives
+    if wrapper.axis_name is not None and is_update is not False:  # one that only accumulates has no collectives
         mean = functools.partial(mean_over_replicas, axis_name=wrapper.axis_name)
-        metrics = _choose(is_update, mean, lambda metrics, weight: metrics, metrics, weight)
+        inputs = metrics, weight
+        metrics = mean(*inputs) if is_update is True else jax.lax.cond(is_update, mean, lambda x, _: x, *inputs)
     if phase.name:
         metrics = OrderedDict((f"loss_{phase.name}" if k == "loss" else k, v) for k, v in metrics.items())
     return ctx.replace(model_state=model_state, grads=grads, loss_weight=weight, metrics={**ctx.metrics, **metrics})
@@ -292,10 +292,3 @@ def is_updated(optim_wrapper: OptimWrapper | OptimWrapperDict, opt_state: OptSta
 
 def _select(condition: jax.Array, then: PyTree, otherwise: PyTree) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.where(condition, new, old), then, otherwise)
-
-
-def _choose(predicate: bool | jax.Array, then: Callable[..., Any], otherwise: Callable[..., Any], *args: Any) -> Any:
-    """Return `then(*args)` or `otherwise(*args)`; a Python bool leaves only that one in the program."""
-    if isinstance(predicate, bool):
-        return then(*args) if predicate else otherwise(*args)
-    return jax.lax.cond(predicate, then, otherwise, *args)

@@ -203,7 +203,8 @@ def _entries(tree: PyTree, path: str) -> Iterator[tuple[str, Any]]:
     children, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
     node = structure.node_data()  # type: ignore[attr-defined]
     if node is None:
-        yield path, _describe_leaf(tree)
+        aval = jax.typeof(tree)
+        yield path, f"{aval.str_short()}{' (weakly typed)' if getattr(aval, 'weak_type', False) else ''}"
         return
     kind, static = node
     yield path, "None" if tree is None else f"a {kind.__name__}"
@@ -216,11 +217,6 @@ def _entries(tree: PyTree, path: str) -> Iterator[tuple[str, Any]]:
         yield f"{path} of {kind.__name__}", _Static(static)
     for name, child in named_children:
         yield from _entries(child, f"{path}.{name}")
-
-
-def _describe_leaf(leaf: ArrayLike) -> str:
-    aval = jax.typeof(leaf)
-    return f"{aval.str_short()}{' (weakly typed)' if getattr(aval, 'weak_type', False) else ''}"
 
 
 def _describe_sharding(leaf: ArrayLike) -> str:

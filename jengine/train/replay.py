@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.data.batch_check import Batch
+from jengine.optim.batch_size import list_wrappers
 from jengine.paths import flatten
 from jengine.storage import read_bytes
 from jengine.train.phases import PhaseConfig
@@ -54,7 +55,7 @@ def read_dump(path: str | os.PathLike[str]) -> dict[str, PyTree]:
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path} must be a dump of a training step, got another file") from error
     return jax.tree.map(
-        lambda x: jax.random.wrap_key_data(jax.numpy.asarray(x.data), impl=x.impl) if isinstance(x, _Key) else x,
+        lambda x: jax.random.wrap_key_data(jnp.asarray(x.data), impl=x.impl) if isinstance(x, _Key) else x,
         arguments,
         # Keys are stored as data and implementation, since JAX does not pickle them.
         is_leaf=lambda x: isinstance(x, _Key),
@@ -70,7 +71,7 @@ class _Key:
 
 
 def _to_host(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return _Key(leaf)  # NumPy has no typed keys
     return np.asarray(leaf)
 
@@ -103,8 +104,6 @@ def replay_step(
       compile_step: compiles the step; one with a mapped axis requires the strategy's `compile_train_step`.
     """
     hooks = [hook for hook in hooks if not hook.update_on_skipped_steps]
-    wrappers = list(optim_wrapper.values()) if isinstance(optim_wrapper, Mapping) else [optim_wrapper]
-    axis = wrappers[0].axis_name
     step = build_train_step(model, optim_wrapper, [*hooks, _NonFiniteCounter()], update=update, phases=phases)
     # a copy, because the step donates its state, which the counts and the search need afterwards
     _, metrics = compile_step(step)(jax.tree.map(jnp.copy, state), batch, hyperparams)
@@ -119,7 +118,8 @@ def replay_step(
     }
     non_finite = {path: int(n) for path, n in ordered.items() if n}
     operation = ""
-    if non_finite and axis is None:  # JAX's search for the operation never ends in a step with a mapped axis
+    # JAX's search for the operation never ends in a step with a mapped axis
+    if non_finite and list_wrappers(optim_wrapper)[0].axis_name is None:
         operation = _find_operation(compile_step(step), state, batch, hyperparams)
     return Findings(values, non_finite, operation)
 

@@ -1,4 +1,4 @@
-"""Training state, one donated pytree with everything that the step reads and updates."""
+"""Training state, one donated pytree with everything that the step reads and updates, and the size of parameters."""
 
 import math
 from collections.abc import Sequence
@@ -88,6 +88,23 @@ def create_train_state(
         hook_state=TracedHooks(hooks).init(params, model_state),
         rng=jax.random.key_data(rng),
     )
+
+
+def parameter_size(params: Params) -> str:
+    """Return the numbers of tensors and parameters, and the memory.
+
+    >>> parameter_size({"w": jax.ShapeDtypeStruct((1024, 256), "float32")})
+    '1 tensors, 262,144 parameters, 1.00 MiB'
+    """
+    tensors, parameters, size = count_parameters(params)
+    return f"{tensors} tensors, {parameters:,} parameters, {size / 2**20:,.2f} MiB"
+
+
+def count_parameters(params: Params) -> tuple[int, int, int]:
+    """Return the numbers of tensors, parameters and bytes."""
+    leaves = jax.tree.leaves(params)
+    sizes = [math.prod(leaf.shape) for leaf in leaves]
+    return len(sizes), sum(sizes), sum(size * leaf.dtype.itemsize for size, leaf in zip(sizes, leaves, strict=True))
 
 
 def _describe_size(tree: PyTree) -> str:

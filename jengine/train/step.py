@@ -13,6 +13,7 @@ from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.model import Model, predict_with_key, prediction_key
 from jengine.optim import OptimWrapper, OptimWrapperDict
+from jengine.optim.batch_size import list_wrappers
 from jengine.optim.optimizers.common import strip_weak_types
 from jengine.train import phases as parts
 from jengine.train.hyperparams import HyperparamsVector
@@ -85,7 +86,7 @@ class TrainStep:
             model_state=state.model_state,
             opt_state=state.opt_state,
             old_params=state.params,
-            axis_name=_axis_name(self.optim_wrapper),
+            axis_name=list_wrappers(self.optim_wrapper)[0].axis_name,  # which all optimizers share
         )
         ctx, hook_state = self.hooks.run("traced_batch", ctx, state.hook_state)
         if self.own is not None:
@@ -266,12 +267,6 @@ def build_train_step(
         raise ConfigError(f"`train_cfg.micro_batch` must be None with {kind}, which cannot be computed in parts")
     built = [] if own else build_phases(model, optim_wrapper, phases, micro_batches)
     return TrainStep(built, own, optim_wrapper, TracedHooks(hooks), update, constrain, gather_tables)
-
-
-def _axis_name(optim_wrapper: OptimWrapper | OptimWrapperDict) -> str | None:
-    """Return the mapped axis, which all optimizers share."""
-    wrapper = next(iter(optim_wrapper.values())) if isinstance(optim_wrapper, Mapping) else optim_wrapper
-    return wrapper.axis_name
 
 
 def build_eval_step(
