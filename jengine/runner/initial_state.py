@@ -1,6 +1,7 @@
 """Initial training state on the devices."""
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model
-from jengine.model.model import Batch, Params
+from jengine.model.model import Batch
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.sharding.strategy import Strategy
 from jengine.train import TrainState, create_train_state
@@ -42,7 +43,7 @@ class StateInitializer:
 
         A run that does not train passes only a batch, an example for the structure and shapes.
         """
-        wrapper: Any = _NoOptimizer() if optim_wrapper is None else optim_wrapper
+        wrapper: Any = types.SimpleNamespace(init=lambda params: None) if optim_wrapper is None else optim_wrapper
 
         def init_state(seed: jax.Array, batch: Batch) -> TrainState:
             # `_init_model` is jitted, so its trace for `param_shapes` is reused here.
@@ -68,11 +69,6 @@ class StateInitializer:
         init = self._strategy.with_explicit_mesh(self._model.init)
         # Outside, the key's operations would be separate programs, which take a while to compile
         return jax.jit(lambda seed, batch: init(_make_key(seed, 0), batch))
-
-
-class _NoOptimizer:
-    def init(self, params: Params) -> None:
-        return None
 
 
 def _make_key(seed: Any, purpose: int) -> jax.Array:

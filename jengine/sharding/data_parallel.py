@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jengine import paths
 from jengine.annotations import Count, Index
@@ -26,7 +26,7 @@ from jengine.model.prediction import predict_with_key
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import MeshSizes, axes_of_type, build_mesh, choose_batch_axes
 from jengine.sharding.mesh_strategy import MeshStrategy
-from jengine.sharding.placement import Axis, Placement, Rules, axis_names, is_table
+from jengine.sharding.placement import Axis, Placement, Rules, axis_names, is_table, select_axes
 from jengine.sharding.replica_axis import AXIS, is_per_replica, map_per_replica, replicas_along
 
 PyTree = Any
@@ -103,18 +103,10 @@ class DataParallel(MeshStrategy):
                 "`nnx.Embed` does; use Pjit, or Auto axes"
             )
         self._gathers_tables = sum(built.shape[name] > 1 for name in inner_axes) > 1  # see `gather_tables`
-        super().__init__(
-            Placement(
-                built,
-                rules,
-                logical_axes,
-                fsdp_min_size,
-                strict,
-                axes=inner_axes,
-                tables_along_one_axis=self._gathers_tables,
-            ),
-            batch_axes,
+        placement = Placement(
+            built, rules, logical_axes, fsdp_min_size, strict, inner_axes, tables_along_one_axis=self._gathers_tables
         )
+        super().__init__(placement, batch_axes)
         self.replicas = sizes[axis]
         self._per_replica = PartitionSpec(axis)
 
@@ -145,14 +137,14 @@ class DataParallel(MeshStrategy):
 
     def constrain(self, tree: ArrayTree, under: str = "") -> PyTree:
         """Set the shardings within a replica; see `Strategy`."""
-        if self._mapped == set(self.mesh.axis_names):
+        inner = set(self.mesh.axis_names) - self._mapped
+        if not inner:
             return tree
         mesh = jax.sharding.get_abstract_mesh()  # in a mapped function, other than `self.mesh`
 
         def constrain_leaf(path: str, leaf: jax.Array) -> jax.Array:
-            axes = super(DataParallel, self)._spec(under + path, leaf.shape)  # without mapped axes, whose size is 1
-            spec = (tuple(n for n in axis_names(axis) if n not in self._mapped) or None for axis in axes)
-            return set_sharding(leaf, mesh, PartitionSpec(*spec))
+            spec = super(DataParallel, self)._spec(under + path, leaf.shape)
+            return set_sharding(leaf, mesh, PartitionSpec(*select_axes(spec, inner)))  # mapped axes have the size 1
 
         return paths.map_with_path(constrain_leaf, tree)
 
@@ -185,15 +177,8 @@ class DataParallel(MeshStrategy):
 
         def predict(params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
             state = {"model_state": model_state}
-            mapped = jax.shard_map(
-                predict_replica,
-                mesh=self.mesh,
-                in_specs=(PartitionSpec(), self._replica_specs(state), self._per_replica, PartitionSpec()),
-                out_specs=self._per_replica,
-                axis_names=self._mapped,
-                check_vma=False,
-            )
-            return mapped(params, state, batch, rng)
+            specs = PartitionSpec(), self._replica_specs(state), self._per_replica, PartitionSpec()
+            return self._map(predict_replica, specs, self._per_replica)(params, state, batch, rng)
 
         return types.SimpleNamespace(predict=predict, predicts_with_rng=model.predicts_with_rng)
 
@@ -220,16 +205,8 @@ class DataParallel(MeshStrategy):
             batch_specs: Any = PartitionSpec(None, self.axis_name) if chunked else self._per_replica
             if rules is not None:
                 shardings = self.whole_batch_shardings(batch, rules, chunked)
-                batch_specs = jax.tree.map(self._mapped_spec, shardings)
-            # The check of varying axes would reject loops in a model whose carry starts as a constant.
-            mapped = jax.shard_map(
-                run_replica,
-                mesh=self.mesh,
-                in_specs=(specs, batch_specs, PartitionSpec()),
-                out_specs=(specs, PartitionSpec()),
-                axis_names=self._mapped,
-                check_vma=False,
-            )
+                batch_specs = jax.tree.map(lambda s: PartitionSpec(*select_axes(s.spec, self._mapped)), shardings)
+            mapped = self._map(run_replica, (specs, batch_specs, PartitionSpec()), (specs, PartitionSpec()))
             return mapped(state, batch, hyperparams)
 
         if self._state is None:
@@ -238,10 +215,11 @@ class DataParallel(MeshStrategy):
         in_shardings, out_shardings = (self._state, None, None), (self._state, self.sharding())
         return jax.jit(run, donate_argnums=0, in_shardings=in_shardings, out_shardings=out_shardings)
 
-    def _mapped_spec(self, sharding: NamedSharding) -> PartitionSpec:
-        """Return the part of a sharding that is over mapped axes."""
-        return PartitionSpec(
-            *(tuple(n for n in axis_names(axis) if n in self._mapped) or None for axis in sharding.spec)
+    def _map(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """Return the function for one replica as a function for all."""
+        # The check of varying axes would reject loops in a model whose carry starts as a constant.
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=self._mapped, check_vma=False
         )
 
     def _pmap(self, replica: Callable[..., Any], chunked: bool) -> Callable[..., Any]:

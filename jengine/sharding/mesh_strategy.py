@@ -15,19 +15,17 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jengine import paths
 from jengine.data.masking import are_whole
 from jengine.errors import config_path
-from jengine.logging import format_table
 from jengine.model import get_model
 from jengine.model.model import ArrayTree, Batch, Model
 from jengine.sharding.mesh import (
     DataShard,
-    check_batch,
     check_context,
     choose_batch_axes,
     context_mesh,
     describe_mesh,
     find_data_shard,
 )
-from jengine.sharding.placement import COLUMNS, Axis, Placement, Rules, placement_table
+from jengine.sharding.placement import Axis, Placement, Rules, format_placement
 from jengine.sharding.strategy import Strategy, bind_axis_names, jit_init
 
 PyTree = Any
@@ -102,7 +100,7 @@ class MeshStrategy(Strategy):
         leaves = paths.flatten(params)
         self._specs = {path: (tuple(leaves[path].shape), spec) for path, (spec, _) in assigned.items()}
         title = f"Placement on the mesh {self.mesh_description}"
-        logger.debug("%s", "\n" + format_table(COLUMNS, placement_table(assigned, params, self.mesh), title=title))
+        logger.debug("%s", "\n" + format_placement(assigned, params, self.mesh, title))
 
         def make_state(*args: Any) -> PyTree:
             return self._add_replica_axis(make(*args))
@@ -121,12 +119,7 @@ class MeshStrategy(Strategy):
     def put_batch(self, batch: Batch, chunked: bool = False, rules: Rules | None = None) -> PyTree:
         """Start the transfer of a host batch to the devices; see `Strategy`."""
         if rules is not None:
-            shardings = self.whole_batch_shardings(batch, rules, chunked)
-            if jax.process_count() == 1:
-                return jax.device_put(batch, shardings)
-            return jax.tree.map(
-                lambda x, s: jax.make_array_from_callback(np.shape(x), s, np.asarray(x).__getitem__), batch, shardings
-            )
+            return self._put_whole(batch, self.whole_batch_shardings(batch, rules, chunked))
         # Before the transfer: `device_put` would name neither the entry nor the setting to change.
         self.check_batch(jax.tree.map(lambda x: x[0], batch) if chunked else batch)
         sharding = self.batch_sharding(chunked)
@@ -151,16 +144,30 @@ class MeshStrategy(Strategy):
         return self._whole_shardings[form]
 
     def check_batch(self, batch: Batch) -> None:
-        """Raise ValueError if this process's batch cannot be divided over the local devices."""
-        check_batch(batch, self.batch_multiple)
+        """Raise ValueError if an array in this process's batch cannot be divided over the local devices."""
+        parts = self.batch_multiple
+        for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
+            shape = np.shape(leaf)
+            if not shape or shape[0] % parts:
+                actual = f"the shape {tuple(shape)}" if shape else "no batch axis"
+                raise ValueError(
+                    f"the batch must be divisible over {parts} devices, got {actual} for its entry "
+                    f"{jax.tree_util.keystr(path)}; set batch_size to a multiple of {parts}; the last batch is padded, "
+                    "or dropped with drop_last=True"
+                )
 
     def put_replicated(self, tree: ArrayTree) -> PyTree:
         """Copy small values, which are equal on all processes, to every device."""
-        sharding = self.sharding()
+        return self._put_whole(tree, jax.tree.map(lambda _: self.sharding(), tree))
+
+    def _put_whole(self, tree: ArrayTree, shardings: PyTree) -> PyTree:
+        """Place arrays that each process has as a whole."""
         if jax.process_count() == 1:
-            return jax.device_put(tree, sharding)
+            return jax.device_put(tree, shardings)
         # `device_put` would compare the values between processes with a collective
-        return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__), tree)
+        return jax.tree.map(
+            lambda x, s: jax.make_array_from_callback(np.shape(x), s, np.asarray(x).__getitem__), tree, shardings
+        )
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile an evaluation step; the metrics, the third argument, are donated and replicated."""

@@ -1,20 +1,21 @@
 """Strategy for one program over a device mesh, with sharded batches and sharded or replicated parameters."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
+from jengine import paths
 from jengine.annotations import Count, Index
 from jengine.errors import ConfigError
 from jengine.model.constrain import set_sharding
 from jengine.model.model import ArrayTree
-from jengine.model.remat import check_host_memory
+from jengine.model.remat import HOST_MEMORY, check_host_memory
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import MeshSizes, build_mesh, context_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
-from jengine.sharding.offload import compute_on_device, offload_optimizer_state
 from jengine.sharding.placement import Axis, Placement, Rules
 from jengine.sharding.strategy import SingleDevice, Strategy, bind_axis_names
 
@@ -77,7 +78,7 @@ class Pjit(MeshStrategy):
     def shardings(self, tree: ArrayTree, under: str = "") -> PyTree:
         """Return the sharding for every leaf, with the memory that it is in; see `MeshStrategy`."""
         shardings = super().shardings(tree, under)
-        return offload_optimizer_state(tree, shardings, under) if self.offload else shardings
+        return _offload_optimizer_state(tree, shardings, under) if self.offload else shardings
 
     def check_loop(self, steps_per_call: int) -> None:
         """Raise ConfigError for chunks with `offload`; see `Strategy`."""
@@ -94,7 +95,7 @@ class Pjit(MeshStrategy):
         # Set, or XLA might choose other shardings for the new state, and the next call would compile again.
         shardings = None if self._state is None else (self._state, self.sharding())
         if self.offload:
-            step = compute_on_device(step)
+            step = _compute_on_device(step)
         return jax.jit(
             self._with_mesh(bind_axis_names(step, self.axis_names)), donate_argnums=0, out_shardings=shardings
         )
@@ -115,3 +116,35 @@ def default_strategy() -> Strategy:
     # With several processes a mesh is necessary even on CPU: each of them has only some of the rows.
     several = len(jax.devices()) > 1 and jax.devices()[0].platform != "cpu"
     return Pjit() if several or jax.process_count() > 1 or not context_mesh().empty else SingleDevice()
+
+
+# --- Optimizer state in the memory of the host ---
+
+
+def _offload_optimizer_state(tree: ArrayTree, shardings: PyTree, under: str = "") -> PyTree:
+    """Return the shardings for a training state, or a part of it, with the arrays of the optimizer on the host.
+
+    Scalars, such as the number of updates, stay on the device.
+    """
+
+    def move(path: str, leaf: Any, sharding: NamedSharding) -> NamedSharding:
+        is_moved = f"{under}{path}".startswith("opt_state.") and leaf.ndim > 0
+        return sharding.with_memory_kind(HOST_MEMORY) if is_moved else sharding
+
+    return paths.map_with_path(move, tree, shardings)
+
+
+def _compute_on_device(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a training step that copies the optimizer state to the device; its output shardings copy it back."""
+
+    @functools.wraps(step)
+    def run(state: Any, *inputs: Any) -> Any:
+        copied = jax.device_put(state.opt_state, jax.memory.Space.Device)
+        new_state, outputs = step(state.replace(opt_state=copied), *inputs)
+        # What only passes through, such as moments while gradients are accumulated, is not copied at all.
+        opt_state = jax.tree.map(
+            lambda old, copy, new: old if new is copy else new, state.opt_state, copied, new_state.opt_state
+        )
+        return new_state.replace(opt_state=opt_state), outputs
+
+    return run

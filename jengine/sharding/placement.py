@@ -2,19 +2,19 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jax.sharding import Mesh, PartitionSpec
 
 from jengine import paths
 from jengine.errors import ConfigError, closest, config_path
+from jengine.logging import format_table
 from jengine.model.model import Params
 from jengine.sharding.mesh import OPTIONAL_AXES
 
 logger = logging.getLogger("jengine")
 
-COLUMNS = ("parameter", "shape", "sharded by", "spec", "MiB per device")
 Axis = str | tuple[str, ...] | None
 Rules = Sequence[tuple[str, Sequence[Axis] | PartitionSpec]]
 
@@ -136,7 +136,7 @@ class Placement:
             raise ConfigError(
                 f"{source} must have at most {len(shape)} axes for the {self._kind} {path!r} {shape}, got {len(axes)}"
             )
-        axes = [_select(axis, self.mesh) for axis in axes]
+        axes = list(select_axes(axes, self.mesh.axis_names))
         counts = [math.prod(self.mesh.shape[name] for name in axis_names(axis)) for axis in axes]
         for size, axis, count in zip(shape, axes, counts, strict=False):
             # JAX refuses it as well, but when the state is placed, and without the rule in its error.
@@ -185,8 +185,8 @@ class Placement:
                 raise ConfigError(f"parameters must not be sharded over {name!r}, whose parts are replicas{advice}")
 
 
-def placement_table(placed: Mapping[str, Placed], params: Params, mesh: Mesh) -> list[list[str]]:
-    """Return rows with COLUMNS: one for each sharded parameter, and one for all replicated parameters."""
+def format_placement(placed: Mapping[str, Placed], params: Params, mesh: Mesh, title: str) -> str:
+    """Return a table with a row for each sharded parameter, and one for all replicated parameters."""
     leaves = paths.flatten(params)
     rows, replicated_size = [], 0
     for path, (spec, reason) in placed.items():
@@ -201,13 +201,14 @@ def placement_table(placed: Mapping[str, Placed], params: Params, mesh: Mesh) ->
         rows.append([path, str(tuple(leaf.shape)), reason, str(tuple(spec)), f"{share / 2**20:.2f}"])
     if num_replicated := len(placed) - len(rows):
         rows.append([f"{num_replicated} replicated", "", "", "", f"{replicated_size / 2**20:.2f}"])
-    return rows
+    return format_table(["parameter", "shape", "sharded by", "spec", "MiB per device"], rows, title=title)
 
 
-def _select(axis: Axis, mesh: Mesh) -> Axis:
-    """Return an entry in a spec with the axes that the mesh has."""
-    names = tuple(name for name in axis_names(axis) if name in mesh.axis_names)
-    return axis if names == axis_names(axis) else names or None
+def select_axes(spec: Iterable[Axis], names: Collection[str]) -> Iterator[Axis]:
+    """Yield the entries of a spec with only the mesh axes in `names`."""
+    for axis in spec:
+        selected = tuple(name for name in axis_names(axis) if name in names)
+        yield axis if selected == axis_names(axis) else selected or None
 
 
 def _matches(key: str, path: str) -> bool:
