@@ -5,7 +5,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,96 +25,64 @@ Arguments = dict[str, Any]  # keyword arguments for the other library's metric
 Inputs = Mapping[str, Selector] | Callable[[Any, Any], Mapping[str, Any]]
 
 
-class Kind(Protocol):
+class Kind(NamedTuple):
     """What libraries call their metrics' parts: a summary of examples, and its addition to a state."""
 
     signature: inspect.Signature  # of the function with the arguments
     needs_host: bool  # cannot be traced
-
-    def empty(self) -> Any:
-        """Return the state before the first batch; None if the metric cannot say."""
-
-    def summarize(self, arguments: Arguments) -> Any:
-        """Return what `add` takes, for a few examples."""
-
-    def add(self, state: Any, summary: Any) -> Any:
-        """Return the state with a summary added; `state` is None before the first one."""
-
-    def compute(self, state: Any) -> Any:
-        """Return the value, or several in a dict or a dataclass."""
+    empty: Callable[[], Any]  # -> the state before the first batch; None if the metric cannot say
+    summarize: Callable[[Arguments], Any]  # of a few examples -> what `add` takes
+    add: Callable[[Any, Any], Any]  # (state, summary) -> state; the first state is None
+    compute: Callable[[Any], Any]  # state -> the value, or several in a dict or a dataclass
 
 
-class MergedMetric:
-    """Class with `from_model_output`, `merge` and `compute`, as in clu and metrax."""
+def _merged_kind(cls: Any) -> Kind:
+    """Return how to use a class with `from_model_output`, `merge` and `compute`, as in clu and metrax."""
+    is_collection = hasattr(cls, "single_from_model_output")
+    create = cls.single_from_model_output if is_collection else cls.from_model_output
+    # Collecting metrics hold arrays that grow; without clu in memory there can be none
+    collecting = getattr(sys.modules.get("clu.metrics"), "CollectingMetric", ())
+    members = vars(cls).get("__annotations__", {}).values() if is_collection else (cls,)
 
-    def __init__(self, cls: type) -> None:
-        is_collection = hasattr(cls, "single_from_model_output")
-        self._cls: Any = cls
-        name = "single_from_model_output" if is_collection else "from_model_output"
-        self._create: Callable[..., Any] = getattr(cls, name)
-        self.signature = inspect.signature(self._create)
-        # Collecting metrics hold arrays that grow; without clu in memory there can be none
-        collecting = getattr(sys.modules.get("clu.metrics"), "CollectingMetric", ())
-        members = vars(cls).get("__annotations__", {}).values() if is_collection else (cls,)
-        self.needs_host = any(isinstance(member, type) and issubclass(member, collecting) for member in members)
-
-    def empty(self) -> Any:
-        """Return `empty()`, which not every class has."""
+    def empty() -> Any:
         try:
-            return self._cls.empty()
-        except (NotImplementedError, AttributeError):
+            return cls.empty()
+        except (NotImplementedError, AttributeError):  # not every class has it
             return None
 
-    def summarize(self, arguments: Arguments) -> Any:
-        """Return the metric of these examples."""
-        return self._create(**arguments)
-
-    def add(self, state: Any, summary: Any) -> Any:
-        """Merge two metrics; the first one replaces `empty()`, which may not know all settings."""
-        return summary if state is None else state.merge(summary)
-
-    def compute(self, state: Any) -> Any:
-        """Return `compute()`."""
-        return state.compute()
+    return Kind(
+        inspect.signature(create),
+        needs_host=any(isinstance(member, type) and issubclass(member, collecting) for member in members),
+        empty=empty,
+        summarize=lambda arguments: create(**arguments),
+        # The first summary replaces `empty()`, which may not know all settings
+        add=lambda state, summary: summary if state is None else state.merge(summary),
+        compute=lambda state: state.compute(),
+    )
 
 
-class NnxMetric:
-    """Object with `reset`, `update` and `compute`, as in `flax.nnx.metrics`; the object itself does not change."""
+def _nnx_kind(metric: Any) -> Kind:
+    """Return how to use an object with `reset`, `update` and `compute`, as in `flax.nnx.metrics`; it is copied."""
+    from flax import nnx
 
-    needs_host = False
+    # The same object may be in several evaluators, or belong to the user.
+    metric = nnx.clone(metric)
+    metric.reset()  # it may have been in use
+    graphdef, empty = nnx.split(metric)
 
-    def __init__(self, metric: Any) -> None:
-        from flax import nnx
-
-        # The same object may be in several evaluators, or belong to the user.
-        metric = nnx.clone(metric)
-        metric.reset()  # it may have been in use
-        self._graphdef, self._empty = nnx.split(metric)
-        self.signature = inspect.signature(metric.update)
-
-    def empty(self) -> Any:
-        """Return the variables after `reset()`."""
-        return self._empty
-
-    def summarize(self, arguments: Arguments) -> Any:
-        """Return the arguments: these metrics cannot be merged."""
-        return arguments
-
-    def add(self, state: Any, summary: Arguments) -> Any:
-        """Return the variables after `update(...)`."""
-        from flax import nnx
-
+    def add(state: Any, arguments: Arguments) -> Any:
         # `update` changes variables in place: without a copy a trace would leave its tracers in the empty state.
-        metric: Any = nnx.merge(self._graphdef, self._empty if state is None else state, copy=True)
-        metric.update(**summary)
-        return nnx.split(metric)[1]
+        updated: Any = nnx.merge(graphdef, empty if state is None else state, copy=True)
+        updated.update(**arguments)
+        return nnx.split(updated)[1]
 
-    def compute(self, state: Any) -> Any:
-        """Return `compute()`."""
-        from flax import nnx
+    def compute(state: Any) -> Any:
+        merged: Any = nnx.merge(graphdef, state, copy=True)
+        return merged.compute()
 
-        metric: Any = nnx.merge(self._graphdef, state, copy=True)
-        return metric.compute()
+    # These metrics cannot be merged: a summary is the arguments
+    signature = inspect.signature(metric.update)
+    return Kind(signature, False, lambda: empty, lambda arguments: arguments, add, compute)
 
 
 class AdapterState(NamedTuple):
@@ -325,13 +293,13 @@ def find_kind(metric: object) -> Kind | None:
     if all(hasattr(cls, name) for name in ("merge", "compute")) and (
         hasattr(cls, "from_model_output") or hasattr(cls, "single_from_model_output")
     ):
-        return MergedMetric(cls)
+        return _merged_kind(cls)
     if all(hasattr(cls, name) for name in ("reset", "update", "compute")):
         # `nnx.metrics.Accuracy` is a class without required arguments; its signature is that of an object's method.
         metric = metric() if isinstance(metric, type) else metric
         if hasattr(metric, "clu_metric"):  # metrax.nnx wraps a metric that NNX cannot split
-            return MergedMetric(type(metric.clu_metric))
-        return NnxMetric(metric)
+            return _merged_kind(type(metric.clu_metric))
+        return _nnx_kind(metric)
     return None
 
 

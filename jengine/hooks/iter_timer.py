@@ -112,7 +112,7 @@ class IterTimerHook(Hook):
         now = self._clock()
         elapsed, self._last_time = now - self._last_time, now
         self._train_total += elapsed
-        completed = runner.iter + 1
+        completed = runner.train_loop.iter + 1
         if self._max_iters != math.inf:
             # Since this session's start: a resume may be on another machine.
             mean = self._train_total / (completed - self._start_iter)

@@ -43,7 +43,7 @@ class RuntimeInfoHook(Hook):
     def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
         """Record the iteration and the learning rates, for each name in `get_lr` that of the first parameter group."""
         hub = runner.message_hub
-        hub.update_info("iter", runner.iter)
+        hub.update_info("iter", runner.train_loop.iter)
         rates = {}  # no comprehension, which is a call in Python 3.11
         for name, values in runner.optim_wrapper.get_lr().items():
             rates[f"train/{name}"] = values[0]

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -29,7 +29,6 @@ from jengine.runner.interrupts import WaitedLoader, iterate
 from jengine.runner.programs import report_first_compile
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.sharding.local_batch import process_local_batch
-from jengine.sharding.placement import Rules
 from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
 from jengine.train.out_of_memory import explain_out_of_memory
 
@@ -108,11 +107,19 @@ class EvalLoop:
         With `renew` it is a new one, for a metric whose state has other shapes since the trace.
         """
         leaves, structure = jax.tree.flatten(batch)
-        fp16, rules = evaluation.settings.fp16, evaluation.dataloader.batch_rules
-        key = id(evaluation.evaluator), fp16, str(rules), structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        evaluator, fp16, rules = evaluation.evaluator, evaluation.settings.fp16, evaluation.dataloader.batch_rules
+        key = id(evaluator), fp16, str(rules), structure, tuple(map(_shape, leaves))
         if renew or key not in self._programs:
+            runner = self.runner
             model = CastModel(self._model, Precision(compute="float16")) if fp16 else self._model
-            self._programs[key] = EvalProgram(self, model, evaluation.evaluator, rules)
+            step = build_eval_step(runner.strategy.adapt_for_eval(model, rules), evaluator.update, runner.seed)
+            traced = RecompilationGuard(
+                on_whole_batches(step, rules is not None),
+                ("params", "model_state", "metrics", "batch"),
+                name=f"the step of the {self.phase}",
+                on_recompile=None if runner.train_loop is None else runner.train_loop.on_recompile,
+            )
+            self._programs[key] = EvalProgram(traced, runner.strategy.compile_eval_step(traced))
         return self._programs[key]
 
     def check(self, call_with_example: Callable[..., Any], params: optax.Params, model_state: PyTree) -> None:
@@ -163,26 +170,11 @@ class EvalLoop:
                 self.runner.message_hub.update_info("evaluations_left_out", left_out, resumed=False)
 
 
-class EvalProgram:
-    """Compiled evaluation step, for all evaluations with equal metrics, settings and shapes.
+class EvalProgram(NamedTuple):
+    """Compiled evaluation step, for all evaluations with equal metrics, settings and shapes."""
 
-    Attributes:
-      traced: the step, which reports other shapes.
-      step: the compiled step.
-    """
-
-    def __init__(self, loop: EvalLoop, model: Model, evaluator: Evaluator, rules: Rules | None) -> None:
-        runner = loop.runner
-        self.traced = RecompilationGuard(
-            on_whole_batches(
-                build_eval_step(runner.strategy.adapt_for_eval(model, rules), evaluator.update, runner.seed),
-                rules is not None,
-            ),
-            ("params", "model_state", "metrics", "batch"),
-            name=f"the step of the {loop.phase}",
-            on_recompile=None if runner.train_loop is None else runner.train_loop.on_recompile,
-        )
-        self.step: Any = runner.strategy.compile_eval_step(self.traced)
+    traced: RecompilationGuard  # the step, which reports other shapes
+    step: Any  # compiled
 
 
 class Evaluation:
