@@ -3,8 +3,7 @@
 JAX's runtime watches the processes: when one sends no heartbeats, or a connection breaks, the coordination service ends
 the others with a message that names it. It does not carry errors from Python: the failed process would wait for the
 others in the shutdown barrier, and they for it in a collective. So it publishes the error under one key in the
-coordination service and leaves without the barrier; a thread in each other process waits for that key, logs the error
-and ends the process.
+coordination service and leaves without the barrier; a thread in each other process waits for the key and ends it too.
 """
 
 import atexit

@@ -1,7 +1,6 @@
 """Exchange of small values between processes, with JAX's collectives."""
 
 import functools
-import hashlib
 import importlib
 import pickle
 import struct
@@ -12,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jengine.description import describe, first_difference
+from jengine.description import describe, first_difference, hash_text
 from jengine.distributed.failures import FailureWatch, ProcessError
 from jengine.errors import ConfigError
 from jengine.json_codec import encode
@@ -203,8 +202,7 @@ def assert_equal_across_processes(processes: ProcessGroup, values: Mapping[str, 
     if processes.count == 1:
         return
     plain = describe(values, shallow=True)
-    text = encode(plain, sort_keys=True)
-    hashes = processes.all_gather("a hash", hashlib.sha256(text.encode()).hexdigest())
+    hashes = processes.all_gather("a hash", hash_text(encode(plain, sort_keys=True)))
     holders = sorted({hashes.index(other) for other in set(hashes)})  # the first process with each hash
     expected = processes.broadcast("the values of process 0", plain) if len(holders) > 1 else plain
     for process in holders[1:]:

@@ -112,14 +112,9 @@ class Evaluator:
             metric.process(batch, predictions)
 
     def check_labels(self, predictions: Predictions, batches: Iterable[Any]) -> None:
-        """Name the labels that made a metric NaN.
+        """Raise ConfigError if labels in `batches`, of NumPy arrays, are not classes, which makes a metric NaN.
 
-        Args:
-          predictions: arrays or `jax.ShapeDtypeStruct`s with the shapes of the predictions for a batch.
-          batches: NumPy arrays.
-
-        Raises:
-          ConfigError: labels in a batch that are not classes.
+        `predictions` may be `jax.ShapeDtypeStruct`s with the shapes of the predictions for a batch.
         """
         state = jax.eval_shape(self.init)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), predictions)

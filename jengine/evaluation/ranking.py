@@ -14,14 +14,12 @@ from jengine.selection import Selector, describe_array
 class RankingMetric(PairMetric, HostMetric):
     """Base class for metrics of scores and binary labels, one class against the rest; see `AUROC`.
 
-    Scores and labels of all examples are kept on the host, because a ranking is not a sum; the results are exact, with
-    ties.
+    All scores and labels are kept on the host, because a ranking is not a sum; the results are exact, with ties.
 
     Args:
       average: mean over classes: 'macro', 'weighted' by their numbers of examples, or 'none' for an array by class.
       label: the batch entry with labels, int[B]; or int[B, C] for several labels, 1 for each that is present.
-      prediction: the prediction entry with scores, float[B] for class 1 of two, or float[B, C]; None if the predictions
-        are an array.
+      prediction: the prediction entry with scores, float[B] for class 1 of two, or float[B, C]; None if it is an array.
       from_logits: apply a softmax to the scores if there are several classes, of which one is true.
       ignore_index: label that does not count; None for no such label.
       prefix: prefix for the result name, none by default.
@@ -108,8 +106,7 @@ class RankingMetric(PairMetric, HostMetric):
 class AUROC(RankingMetric):
     """Area under the ROC curve, `auroc`: binary, or the mean over classes, one against the rest.
 
-    Classes of which there are no examples, or no others, have no value and do not count in the mean. The arguments are
-    those of `RankingMetric`.
+    A class without examples, or without others, does not count in the mean. Arguments as for `RankingMetric`.
 
     >>> metric = AUROC()
     >>> metric.process({"label": np.array([0, 0, 1, 1])}, np.array([0.1, 0.4, 0.35, 0.8]))
@@ -134,8 +131,8 @@ class AUROC(RankingMetric):
 class AveragePrecision(RankingMetric):
     """Average precision, `average_precision`: binary, or the mean over classes (mAP), one against the rest.
 
-    As in scikit-learn, the precision is not interpolated. Classes without examples do not count in the mean. The
-    arguments are those of `RankingMetric`.
+    As in scikit-learn, the precision is not interpolated. A class without examples does not count in the mean.
+    Arguments as for `RankingMetric`.
 
     >>> metric = AveragePrecision()
     >>> metric.process({"label": np.array([0, 0, 1, 1])}, np.array([0.1, 0.4, 0.3, 0.8]))

@@ -121,7 +121,7 @@ class Deviations(NamedTuple):
 class R2Score(RegressionMetric):
     """Coefficient of determination over all elements, `r2`: 1 minus the residuals' share of the targets' variance.
 
-    As in scikit-learn, it is 1 for exact predictions of a constant target, and 0 for others. The arguments are those of
+    As in scikit-learn, it is 1 for exact predictions of a constant target, and 0 for others. Arguments as for
     `RegressionMetric`.
 
     >>> metric = R2Score()

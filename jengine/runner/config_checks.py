@@ -59,8 +59,7 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
     """Check the sections for training, validation and test, among the Runner's arguments by name.
 
     Returns:
-      The sections, with dataloaders and built evaluators by evaluation name; and the schedulers, built for an
-      optimizer without parameters.
+      The sections, with dataloaders and built evaluators by name; and schedulers of an optimizer without parameters.
     """
     checked = {name: sections[name] for name in (*itertools.chain(*_SECTIONS.values()), *_TRAINING_OPTIONS)}
     for mode, names in _SECTIONS.items():
@@ -129,8 +128,7 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
     """Check the names that hooks and schedules expect elsewhere in the config, from `check_sections`.
 
     Raises:
-      ConfigError: a metric that the evaluator does not compute, a misspelled key or stage, or two checkpoint hooks
-        with the same file names.
+      ConfigError: a metric that no evaluator computes, a misspelled key, or two checkpoint hooks with equal file names.
     """
     monitored = [
         (f"{type(hook).__name__}.{name}", metric) for hook in hooks for name, metric, _ in hook.monitored_metrics()

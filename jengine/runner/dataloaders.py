@@ -1,7 +1,6 @@
 """Dataloaders of a run, each built at the first use."""
 
 import contextlib
-import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from jengine.config.locate import add_place
 from jengine.data import BatchCheck, build_dataloader, list_host_entries, select_arrays
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
+from jengine.description import hash_text
 from jengine.distributed import ProcessMismatchError, assert_equal_across_processes
 from jengine.distributed.processes import ProcessGroup
 from jengine.errors import ConfigError, UnknownNameError, config_path
@@ -35,12 +35,9 @@ class DataLoaders:
     """Dataloaders for training, validation and test, each built at the first use.
 
     Args:
-      sections: the sections '<mode>_dataloader', those for evaluations by name, or None: configs, loaders or iterables
-        over batches.
-      seed: the run's seed.
-      processes: all processes.
+      sections: '<mode>_dataloader', for evaluations by name: configs, loaders, iterables over batches, or None.
+      seed, processes, cfg: those of the run; the config is for errors.
       shard: the part of the data that this process reads.
-      cfg: the config, for errors.
     """
 
     def __init__(
@@ -119,8 +116,7 @@ class DataLoaders:
         """Raise ProcessMismatchError if processes whose devices hold the same rows have other first batches."""
         if own.count == self._processes.count:
             return
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(select_arrays(batch))]
-        digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
+        digest = hash_text(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(select_arrays(batch))))
         gathered = self._processes.all_gather(f"the first batch of {path}", (own.index, digest))
         readers: dict[int, tuple[int, str]] = {}  # by shard: the first process, and what it has read
         for process, (shard, other) in enumerate(gathered):

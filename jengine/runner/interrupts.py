@@ -134,8 +134,7 @@ class Interrupts:
         """End the run if this process or another received a signal.
 
         Raises:
-          KeyboardInterrupt: after SIGINT. SystemExit: after another signal, with exit code 128 + the signal number:
-            143 after SIGTERM.
+          KeyboardInterrupt: after SIGINT. SystemExit: after another signal, with exit code 128 + its number.
         """
         if self._processes.count > 1:
             if not self._processes.reached_sync_point():

@@ -306,7 +306,7 @@ class TrainLoop:
     def _get_intervals(self, number: int) -> dict[str, int]:
         """Return the interval of each validation at epoch or iteration number `number`, counted from 1, by name."""
         loop, interval = self.runner.val_loop, self._intervals[bisect.bisect(self._milestones, number) - 1]
-        if loop is None or not isinstance(loop, EvalLoop):
+        if not isinstance(loop, EvalLoop):
             return {} if loop is None else {"": interval}
         return {name: evaluation.settings.interval or interval for name, evaluation in loop.evaluations.items()}
 

@@ -94,8 +94,7 @@ def _find_scattered(program: Program, operation: Operation) -> list[bool]:
 
 def _is_only_sliced(program: Program, name: str) -> bool:
     def is_slice(user: Operation) -> bool:
-        # A sum of which each device keeps its own slice is a reduce-scatter, which some backends write in these two
-        # parts.
+        # A sum of which each device keeps its own slice is a reduce-scatter, which some backends write like this.
         if user.code == "dynamic-slice":
             return user.operands[0] == name and _depends_on_device(program, user.operands[1:])
         if user.code == "fusion":

@@ -47,8 +47,7 @@ class DataParallel(MeshStrategy):
       rules, logical_axes, fsdp_min_size, strict: how parameters are sharded within a replica; see `Placement`. No
         logical axis may be sharded over `data`.
       devices: number of devices to use; None for all.
-      batch_axes: the mesh axes over which the batch is sharded, by default `data` and `fsdp`. The replicas are along
-        the first.
+      batch_axes: axes over which the batch is sharded, by default `data` and `fsdp`; the replicas are along the first.
       axis_names: one name for the mapped axis instead, which the model expects: with `('batch',)`,
         `nn.BatchNorm(axis_name='batch')` has the statistics of all replicas, as in a pmap.
 

@@ -177,8 +177,7 @@ class Program:
         source = self.operations.get(element.operands[0])
         if source is None or source.code != "parameter" or element.number is None:
             return element.operands
-        # A value that a loop carries is its parameter inside: what it was before the loop is in the tuple of the
-        # caller.
+        # A value that a loop carries is its parameter inside: the caller's tuple has what it was before the loop.
         loops = [caller for caller in self.callers[source.computation] if caller.code == "while"]
         states = [self.operations[name] for loop in loops for name in loop.operands if name in self.operations]
         return [state.operands[element.number] for state in states if state.code == "tuple"]

@@ -16,10 +16,8 @@ def process_local_batch(tree: ArrayTree, batch: Batch) -> PyTree:
     All processes must call it, since arrays that are not sharded like the batch are exchanged.
 
     Args:
-      tree: pytree of arrays. Arrays with a batch axis first are sliced, whatever the sharding; others must be
-        replicated.
-      batch: the global batch as placed by the strategy, which determines each process's examples; entries on the host
-        belong to this process.
+      tree: arrays. Those with a batch axis first are sliced, whatever the sharding; others must be replicated.
+      batch: the global batch as the strategy has placed it; entries on the host belong to this process.
 
     Returns:
       `tree` with numpy arrays.

@@ -73,12 +73,7 @@ class MeshStrategy(Strategy):
         return self.sharding(None, self.batch_axes) if chunked else self.sharding(self.batch_axes)
 
     def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Model | None = None) -> Any:
-        """Compile `make`, called once, so each device creates one shard and none ever holds the whole state.
-
-        Args:
-          make: returns a TrainState, or hook states.
-          *args: the arguments for the later call.
-          model: the model, whose `logical_axes` are used.
+        """Compile `make`, see `Strategy`, so that each device creates one shard and none ever holds the whole state.
 
         Raises:
           ValueError: an example batch among `args` that cannot be divided. ConfigError: see `Placement.place`.

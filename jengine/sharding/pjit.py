@@ -36,8 +36,7 @@ class Pjit(MeshStrategy):
         devices along `data`.
       rules, logical_axes, fsdp_min_size, strict: how parameters are sharded; see `Placement`.
       devices: number of devices to use; None for all.
-      batch_axes: the mesh axes over which the batch is sharded, by default `data` and `fsdp`. With it the axes may
-        have any names.
+      batch_axes: the mesh axes, of any names, over which the batch is sharded, by default `data` and `fsdp`.
       axis_names: names of mapped axes that the model expects, see `bind_axis_names`.
       offload: 'optimizer' keeps the optimizer state, with accumulated gradients, in the hosts' memory: less memory of
         the devices, and copies in each step.
@@ -63,8 +62,7 @@ class Pjit(MeshStrategy):
         offload: Literal["optimizer"] | None = None,
     ) -> None:
         built = build_mesh(mesh, devices, batch_axes)
-        # Names for collectives that the model calls (`axis_name` of BatchNorm); with one program over all devices they
-        # are bound to an axis of size 1.
+        # For collectives in the model (`axis_name` of BatchNorm); in one program over all devices they have the size 1.
         for name in axis_names:
             if name in built.axis_names:
                 raise ConfigError(f"Pjit: axis_names must not be axes of the mesh {built.axis_names}, got {name!r}")

@@ -30,8 +30,7 @@ class Placement:
     """Rules for how each parameter is sharded.
 
     The first match applies: the longest rule whose key is part of the parameter's Flax or PyTorch name; the logical
-    axes that the model has set; for a large parameter, `fsdp` along the largest divisible axis. All other parameters
-    are replicated.
+    axes that the model has set; for a large parameter, `fsdp` along the largest divisible axis. Others are replicated.
 
     Args:
       mesh: the mesh.
@@ -89,28 +88,23 @@ class Placement:
           logical_axes: for each axis a name, several names, or None, by dotted path; set by the model.
 
         Raises:
-          ConfigError: a rule, or logical axes, that do not fit a parameter; or, with `strict`, a rule that matches
-            nothing.
+          ConfigError: a rule or logical axes do not fit a parameter; or, with `strict`, a rule matches nothing.
         """
         leaves = paths.flatten(params)
-        used: set[str] = set()
-        placed = {
-            path: self._place_one(path, leaf.shape, (logical_axes or {}).get(path), used)
-            for path, leaf in leaves.items()
-        }
+        axes = logical_axes or {}
+        placed = {path: self._place_one(path, leaf.shape, axes.get(path)) for path, leaf in leaves.items()}
         for key, _ in self._rules:
             # A rule that another one shadows did match; only one without any parameter is a typo.
-            if key not in used and not any(_matches(key, path) for path in leaves):
+            if not any(_matches(key, path) for path in leaves):
                 message = f"rules: {key!r} matches no {self._kind}{paths.closest_paths(key, leaves)}"
                 if self._strict:
                     raise ConfigError(message)
                 logger.warning(message)
         return placed
 
-    def _place_one(self, path: str, shape: tuple[int, ...], names: Sequence[Axis] | None, used: set[str]) -> Placed:
+    def _place_one(self, path: str, shape: tuple[int, ...], names: Sequence[Axis] | None) -> Placed:
         for key, rule_axes in self._rules:
             if _matches(key, path):
-                used.add(key)  # for the check in `place`
                 return Placed(self._spec(path, shape, rule_axes, f"the rule {key!r}"), key)
         if names is not None:
             axes = tuple(self._logical_axis(name) for name in names)

@@ -53,11 +53,8 @@ def loss_weight(losses: Mapping[str, Any], batch: Batch = None) -> jax.Array | N
     """Return the weight, f32[], for averaging mean losses over several batches; None for equal weights.
 
     With it a loss given as `(sum, weight)` is divided once, by the weight of all batches. Other losses get the same
-    weight. Without such a loss, a batch that may be padded has the number of real examples as weight.
-
-    Args:
-      losses: see `total_loss`.
-      batch: the batch.
+    weight. Without such a loss, a batch that may be padded has the number of real examples as weight. The arguments are
+    those of `total_loss`.
 
     Raises:
       ValueError: losses with different weights.

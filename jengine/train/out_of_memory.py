@@ -75,13 +75,9 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any, needed: int) -> list[str]:
-    """Return what to change if the state, or the batch among `others`, do not fit into the memory alone.
+    """Return what to change if the state, or the batch among `others`, do not fit into a memory of `limit` bytes.
 
-    Args:
-      state, others: the arguments of the program, or its results.
-      limit: bytes of the memory.
-      cfg: see `explain_out_of_memory`.
-      needed: bytes that the program needs, which are divided over the devices of a mesh.
+    The program needs `needed` bytes, which a mesh divides over its devices; for `cfg` see `explain_out_of_memory`.
     """
     if _count_bytes(others) > _count_bytes(state):
         return ["The batch alone is larger than the memory: set a smaller `train_dataloader.batch_size`."]

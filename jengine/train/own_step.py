@@ -87,7 +87,7 @@ class UpdateContext:
           state: the state.
           loss_fn: `params -> losses`, an array or a dict by name, as the loss of a `FunctionalModel`; or
             `params -> (losses, model_state)` for a model with a state.
-          optimizer: the optimizer's name.
+          optimizer: see `UpdateContext`.
         """
         ctx = self._differentiate(state, self._phase(state, loss_fn, optimizer))
         scale = self._loss_scale(state, optimizer)
@@ -105,10 +105,9 @@ class UpdateContext:
         """Run the hooks' `traced_grads` and update the parameters with gradients of any origin.
 
         Args:
-          state: the state, whose parameters are updated.
+          state, optimizer: as for `gradients`.
           grads: unscaled gradients, like the parameters; those of replicas are averaged.
           metrics: the metrics so far, which hooks see: `NumericsGuardHook` looks at the losses.
-          optimizer: the optimizer's name.
           weight: f32[], the weight of these gradients in a mean over replicas, as in `LossGradients`.
 
         Returns:
@@ -116,8 +115,7 @@ class UpdateContext:
         """
         phase = Phase(optimizer, self._wrapper(optimizer), _no_loss)
         if (scale := self._loss_scale(state, optimizer)) is not None:
-            # The wrapper divides by the scale again; gradients that the user computed without it would become too
-            # small.
+            # The wrapper divides by the scale again, so gradients that were computed without it would be too small.
             grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
         # Sharded as the parameters: otherwise XLA may keep a replicated copy of all gradients.
         grads = self._constrain(grads, "params.")
@@ -125,11 +123,7 @@ class UpdateContext:
         return self._finish(state, phase, ctx, has_loss=False)
 
     def update(self, state: TrainState, loss_fn: LossFn, optimizer: str = "") -> tuple[TrainState, Metrics]:
-        """Make one ordinary update: `gradients` and `apply` in one, with the new model state.
-
-        Returns:
-          The new state, and the metrics: the losses and those of `apply`.
-        """
+        """Make one ordinary update: `gradients` and `apply` in one; return the new state and all metrics."""
         phase = self._phase(state, loss_fn, optimizer)
         return self._finish(state, phase, self._differentiate(state, phase))
 

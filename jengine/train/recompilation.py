@@ -65,7 +65,7 @@ class RecompilationGuard:
 
     Each change is reported once, with the changed paths: as a warning, after which the new signature is compiled too;
     or as an error, before it is compiled. The wrapper runs only when JAX traces, so it adds no cost to compiled calls.
-    A changed sharding alone will recompile without a trace: the caller detects it with `compilation_counter` and calls
+    A changed sharding alone will recompile without a trace: callers detect it with `compilation_counter`, and call
     `check_shardings`.
 
     >>> guard = RecompilationGuard(lambda x: 2 * x, ["batch"], on_recompile="raise")

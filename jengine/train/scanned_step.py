@@ -75,11 +75,8 @@ def _fill_missing(finish: Callable[..., tuple[TrainState, Metrics]], all_metrics
 
     def run(state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
         state, metrics = finish(state, gradients)
-        return state, OrderedDict(
-            # Both branches of the scan must return the same structure; what a step does not report is never read on the
-            # host.
-            (name, metrics[name] if name in metrics else missing(metric))
-            for name, metric in all_metrics.items()
+        return state, OrderedDict(  # what a step does not report is never read on the host
+            (name, metrics[name] if name in metrics else missing(metric)) for name, metric in all_metrics.items()
         )
 
     def missing(like: Any) -> jax.Array:

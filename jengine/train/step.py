@@ -69,11 +69,8 @@ class TrainStep:
     ) -> Gradients:
         """Compute the gradients; for several optimizers or the model's own step, the updates too.
 
-        Args:
-          state: the state.
-          batch: the batch, or the tuple of an iteration's batches.
-          hyperparams: the hyperparameters, by name or as a vector.
-          is_update: whether the iteration updates; with accumulation the gradients are added to those in the window.
+        `batch` may be the tuple of an iteration's batches, and `hyperparams` are by name or a vector. With accumulation
+        the gradients are added to those in the window, whether the iteration updates (`is_update`) or not.
         """
         batches = batch if any(phase.batch for phase in self.phases) else (batch,)
         rng = jax.random.fold_in(state.key, state.step)  # no chain of splits: a resumed run has the same keys
