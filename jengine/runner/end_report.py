@@ -10,7 +10,7 @@ from jengine.checkpoint.layout import read_pointer
 from jengine.evaluation.table import format_validations
 from jengine.hooks.run_record import read_sessions, update_record
 from jengine.logging import Goodput, measure_goodput
-from jengine.runner.failures import is_consistent, list_directories, recreate_work_dir
+from jengine.runner.failures import is_consistent, list_directories, logged_errors, recreate_work_dir
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.storage import storage_path
 from jengine.train.peak_flops import compute_utilisation
@@ -41,10 +41,8 @@ def log_interruption(runner: RunnerInternals) -> None:
     if not is_consistent(runner):  # a second signal, within an iteration
         runner.logger.warning(f"{_describe_interruption(runner)}\n{list_files(runner)}")
         return
-    try:
+    with logged_errors(runner, "The run could not be completed"):
         _finish(runner)
-    except Exception as error:  # the run ends in any case
-        runner.logger.error(f"The run could not be completed: {type(error).__name__}: {error}")
     if runner.is_main_process:  # the others would only look for the checkpoints, and log nothing
         # The hub does not get the time: a resumed run will record the total
         _log_summary(runner, _describe_interruption(runner), measure_speed(runner), _measure_goodput(runner))

@@ -221,10 +221,17 @@ def handle_failure(runner: RunnerInternals, error: BaseException) -> None:
     # A run that was refused has nothing to save, parameters may not be finite, or another run may have taken over.
     if runner.files.exist and not isinstance(error, NonFiniteLossError | WorkDirLockedError):
         _save_completed_iterations(runner)
-    try:
+    with logged_errors(runner, "A hook failed after that as well"):
         runner.call_hook("on_failure")
-    except Exception as second:  # it must not hide the first
-        runner.logger.error(f"A hook failed after that as well: {type(second).__name__}: {second}")
+
+
+@contextlib.contextmanager
+def logged_errors(runner: RunnerInternals, what: str) -> Iterator[None]:
+    """Only log an error inside: it must not hide the one that ended training."""
+    try:
+        yield
+    except Exception as error:
+        runner.logger.error(f"{what}: {type(error).__name__}: {error}")
 
 
 def _save_completed_iterations(runner: RunnerInternals) -> None:
@@ -233,19 +240,15 @@ def _save_completed_iterations(runner: RunnerInternals) -> None:
     all_end_here = runner.processes.count == 1 or runner.interrupts.agreed
     if all_end_here and not device_finishes(runner):
         return
-    try:
+    with logged_errors(runner, "The log could not be written"):  # which must not prevent the save
         if not _run_within_limit(runner.log_writer.flush, runner, "logs"):
             return
-    except Exception as error:  # a log that cannot be written must not prevent the save
-        runner.logger.error(f"The log could not be written: {type(error).__name__}: {error}")
-    try:
+    with logged_errors(runner, "The completed iterations could not be saved"):
         if all_end_here and is_consistent(runner):
             runner.call_hook("on_interrupt")
         else:
             text = f"Training ended within iteration {runner.iter}, which is not saved."
             runner.logger.error(text, extra={"on_terminal": text})
-    except Exception as error:  # it must not hide the error that ended training
-        runner.logger.error(f"The completed iterations could not be saved: {type(error).__name__}: {error}")
 
 
 @contextlib.contextmanager
@@ -257,12 +260,10 @@ def closing(runner: RunnerInternals) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, Exception):
             log_error(error)
-        try:
+        with logged_errors(runner, "Closing the run failed as well"):
             # A device that does not finish would block the thread that writes the log. Several end each other.
             if runner.processes.count > 1 or device_finishes(runner):
                 close(runner, is_limited=True)
-        except Exception as second:  # only logged: it would hide the first
-            runner.logger.error(f"Closing the run failed as well: {type(second).__name__}: {second}")
         raise
     close(runner)
 

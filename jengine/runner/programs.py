@@ -196,17 +196,17 @@ class TrainPrograms:
         """Return what is wrong with the labels in a batch of NumPy arrays, whose loss is NaN; None if nothing is."""
         # A loss alone has no collectives, so the first replica is enough
         state = state if self._strategy.replicas is None else map_per_replica(lambda leaf: leaf[0], state)
-        wrapper, common = self._optim_wrapper, dict(rng=jax.random.key(0), hyperparams=hyperparams)
         losses = [self._model.loss]
-        if isinstance(wrapper, OptimWrapperDict):
-            losses = [functools.partial(self._model.phase_loss, name) for name in wrapper]
+        if isinstance(self._optim_wrapper, OptimWrapperDict):
+            losses = [functools.partial(self._model.phase_loss, name) for name in self._optim_wrapper]
 
         def compute_losses(batch: PyTree) -> None:
+            def run(params: PyTree, model_state: PyTree) -> None:
+                for loss in losses:
+                    loss(params, model_state, batch, rng=jax.random.key(0), hyperparams=hyperparams)
+
             # The batch is no argument of `eval_shape`: the labels must keep their values
-            for loss in losses:
-                jax.eval_shape(
-                    lambda *variables, loss=loss: loss(*variables, batch, **common), state.params, state.model_state
-                )
+            jax.eval_shape(run, state.params, state.model_state)
 
         with whole_batches(self._batch_rules is not None):
             return find_wrong_labels(compute_losses, batch)
