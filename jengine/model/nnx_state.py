@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 from jengine.model.model import PyTree
 from jengine.paths import dotted
@@ -43,27 +44,22 @@ def to_dict(variables: Mapping[Path, Any]) -> PyTree:
     Each variable may hold an array, a Python number, or a pytree, whose levels become dicts.
     """
     # Not `nnx.to_pure_dict`, whose keys for lists are integers: paths in rules and checkpoints are strings.
-    nested: dict[str, Any] = {}
-    for path, variable in variables.items():
-        for inner, leaf in named_leaves(variable).items():
-            node = nested
-            *parents, last = (*path, *inner)
-            for key in parents:
-                node = node.setdefault(key, {})
-            node[last] = _to_storable(jnp.asarray(leaf))
-    return nested
+    arrays = {
+        (*path, *inner): _to_storable(jnp.asarray(leaf))
+        for path, variable in variables.items()
+        for inner, leaf in named_leaves(variable).items()
+    }
+    return traverse_util.unflatten_dict(arrays)
 
 
 def from_dict(values: PyTree, like: "nnx.State") -> Any:
     """Return an NNX state with the structure of `like` and the arrays in `values`, nested dicts as from `to_dict`."""
-    leaves = []
-    for path, variable in list_variables(like).items():
-        # A variable may hold a tree, such as a quantized array with its scales.
-        for inner, struct in named_leaves(variable).items():
-            leaf = values
-            for key in (*path, *inner):
-                leaf = leaf[key]
-            leaves.append(_from_storable(leaf, struct.dtype))
+    arrays = traverse_util.flatten_dict(values)
+    leaves = [
+        _from_storable(arrays[*path, *inner], struct.dtype)
+        for path, variable in list_variables(like).items()
+        for inner, struct in named_leaves(variable).items()  # a variable may hold a tree, such as a quantized array
+    ]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
@@ -73,8 +69,10 @@ def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]
     >>> merge({"a": {"b": 1}}, {"a": {"c": 2}})
     {'a': {'b': 1, 'c': 2}}
     """
-    shared = {name: merge(first[name], second[name]) for name in first if name in second}
-    return {**first, **second, **shared}
+    merged: dict[str, Any] = traverse_util.unflatten_dict(
+        traverse_util.flatten_dict(first) | traverse_util.flatten_dict(second)
+    )
+    return merged
 
 
 def shapes(variable: Any) -> dict[Path, tuple[int, ...]]:
