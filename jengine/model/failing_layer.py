@@ -4,8 +4,8 @@ import inspect
 import itertools
 import re
 import sys
+import traceback
 import types
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jengine.errors import ConfigError
@@ -46,8 +46,8 @@ def explain_failing_layer(error: Exception, example: str = "") -> Exception:
     # traceback stays.
     clear = ConfigError(message)
     if own := _own_frames(error):
-        code = own[-1].tb_frame.f_code
-        clear.add_note(f"called in {code.co_name} at {code.co_filename}:{own[-1].tb_lineno}")
+        frame, line = own[-1]
+        clear.add_note(f"called in {frame.f_code.co_name} at {frame.f_code.co_filename}:{line}")
     return clear.with_traceback(error.__traceback__)
 
 
@@ -92,8 +92,7 @@ def _describe_wrong_input(error: Exception, found: _Found, setting: str, example
 def _find_layer(error: BaseException) -> _Found | None:
     """Return the innermost layer in a traceback, and the network that it is part of."""
     calls = []
-    for entry in _entries(error.__traceback__):
-        frame = entry.tb_frame
+    for frame, _ in traceback.walk_tb(error.__traceback__):
         bases = (
             (base.__name__, base.__module__.partition(".")[0]) for base in type(frame.f_locals.get("self")).__mro__
         )
@@ -122,9 +121,9 @@ def _find_path(layer: Any, network: Any) -> tuple[str, ...]:
 
 def _find_adapter(error: BaseException) -> str | None:
     """Return the class of the model whose argument `module` is the network: 'LinenModel'."""
-    for entry in _entries(error.__traceback__):
-        model = entry.tb_frame.f_locals.get("self")
-        is_call = entry.tb_frame.f_code.co_name in ("init", "loss", "predict") and isinstance(model, Model)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        model = frame.f_locals.get("self")
+        is_call = frame.f_code.co_name in ("init", "loss", "predict") and isinstance(model, Model)
         if is_call and "module" in inspect.signature(type(model)).parameters:
             return type(model).__name__
     return None
@@ -134,7 +133,7 @@ def _describe_call(error: BaseException) -> str | None:
     """Return the arrays with which the innermost function of the user was called; None without one."""
     if not (own := _own_frames(error)):
         return None
-    frame = own[-1].tb_frame
+    frame, _ = own[-1]
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     arguments = {name: frame.f_locals[name] for name in names if name in frame.f_locals}
@@ -148,18 +147,12 @@ def _describe_call(error: BaseException) -> str | None:
     return f"{code.co_name} was called with {', '.join(listed)}" if listed else None
 
 
-def _own_frames(error: BaseException) -> list[types.TracebackType]:
-    """Return the calls of the user's functions, without those of the script that starts the run."""
-    inner = itertools.dropwhile(lambda entry: not _is_library(entry.tb_frame), _entries(error.__traceback__))
-    return [entry for entry in inner if not _is_library(entry.tb_frame)]
+def _own_frames(error: BaseException) -> list[tuple[types.FrameType, int]]:
+    """Return the calls of the user's functions with their lines, without those of the script that starts the run."""
+    inner = itertools.dropwhile(lambda call: not _is_library(call[0]), traceback.walk_tb(error.__traceback__))
+    return [(frame, line) for frame, line in inner if not _is_library(frame)]
 
 
 def _is_library(frame: types.FrameType) -> bool:
     name = frame.f_globals.get("__name__", "").partition(".")[0]
     return name in _ENGINE or name in sys.stdlib_module_names
-
-
-def _entries(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]:
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next
