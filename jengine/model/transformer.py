@@ -308,23 +308,12 @@ class TransformerLM(nn.Module):
         if self.experts is not None and self.experts_per_token > self.experts:
             found = f"{self.experts_per_token} of {self.experts}"
             raise ValueError(f"TransformerLM: `experts_per_token` must be at most `experts`, got {found}")
-        return BlockSettings(
-            heads=self.heads,
-            kv_heads=kv_heads,
-            head_size=self.head_size or self.width // self.heads,
-            mlp_width=self.mlp_width,
-            rotary_base=self.rotary_base if is_rotary else None,
-            rotary_scaling=make_scaling(self.rotary_scaling),
-            window=self.window,
-            norm=self.norm,
-            norm_epsilon=self.norm_epsilon,
-            mlp=self.mlp,
-            activation=self.activation,
-            bias=self.bias,
-            experts=self.experts,
-            experts_per_token=self.experts_per_token,
-            cache_length=self.cache_length,
-        )
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(BlockSettings)}
+        settings["kv_heads"] = kv_heads
+        settings["head_size"] = self.head_size or self.width // self.heads
+        settings["rotary_base"] = self.rotary_base if is_rotary else None
+        settings["rotary_scaling"] = make_scaling(self.rotary_scaling)
+        return BlockSettings(**settings)
 
     def _embed_positions(self, length: int, positions: jax.Array | None) -> jax.Array:
         if self.max_length is None:
