@@ -12,6 +12,9 @@ from jengine.model.losses import SwitchedLoss as SwitchedLoss
 from jengine.model.mixture import MixtureOfExperts as MixtureOfExperts
 from jengine.model.model import FROZEN as FROZEN
 from jengine.model.model import Model as Model
+from jengine.model.model import get_model as get_model
+from jengine.model.model import predict_with_key as predict_with_key
+from jengine.model.model import prediction_key as prediction_key
 from jengine.model.networks import SmallCNN as SmallCNN
 from jengine.model.networks import SmallViT as SmallViT
 from jengine.model.nnx import NnxModel as NnxModel
@@ -19,12 +22,9 @@ from jengine.model.precision import CastModel as CastModel
 from jengine.model.precision import Precision as Precision
 from jengine.model.precision import build_model as build_model
 from jengine.model.precision import get_precision as get_precision
-from jengine.model.prediction import predict_with_key as predict_with_key
-from jengine.model.prediction import prediction_key as prediction_key
 from jengine.model.preprocessed import PreprocessedModel as PreprocessedModel
 from jengine.model.quantized import quantize as quantize
 from jengine.model.transformer import TransformerLM as TransformerLM
 from jengine.model.transformer_nnx import nnx_transformer as nnx_transformer
 from jengine.model.transformer_nnx import split_transformer as split_transformer
 from jengine.model.tta import BaseTTAModel as BaseTTAModel
-from jengine.model.tta import get_model as get_model

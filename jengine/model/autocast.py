@@ -14,9 +14,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.typing import ArrayLike, DTypeLike
 
-from jengine.model.model import Params
-
-PyTree = Any
+from jengine.model.model import Params, PyTree
 
 _DTYPE: contextvars.ContextVar[str | None] = contextvars.ContextVar("jengine_compute_dtype", default=None)
 # What low precision speeds up. Other operations may be in float32 on purpose, as in norms.

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 from jengine import paths
 from jengine.annotations import ConfigOf, Count, Index, Positive
 from jengine.errors import ConfigError, config_path
-from jengine.model.model import FROZEN, Batch, Losses, ModelState, ModelWrapper, Params, PyTree
-from jengine.model.prediction import predict_with_key
-from jengine.registry import MODELS, as_config, check_arguments
+from jengine.model.model import FROZEN, Batch, Losses, ModelState, ModelWrapper, Params, PyTree, predict_with_key
+from jengine.registry import MODELS, check_arguments
 
 _A, _B = ".lora_a", ".lora_b"
 # Modules whose kernels have one input axis followed by several output axes; in others only the last axis is an output.
@@ -71,9 +70,7 @@ class LoRA(ModelWrapper):
         alpha: Positive | None = None,
         trainable: Sequence[str] = (),
     ) -> None:
-        with config_path("model"):
-            model = as_config(model)
-            super().__init__(MODELS.build(model) if hasattr(model, "items") else model)
+        super().__init__(model)
         with config_path("targets"):
             self._targets = _parse_targets(targets, {"rank": rank, "alpha": alpha})
         with config_path("trainable"):
@@ -98,7 +95,8 @@ class LoRA(ModelWrapper):
         scales = {}
         keys = jax.random.fold_in(rng, 0x10A)  # apart from the keys of the model
         for index, (path, kernel) in enumerate(frozen.items()):
-            target = next((target for rule, target in self._targets if _is_updated(path, kernel, rule, target)), None)
+            matching = (target for rule, target in self._targets if _matches(rule, path))
+            target = next((target for target in matching if _is_kernel(path, kernel, target)), None)
             if target is not None:
                 a, b = _init_pair(jax.random.fold_in(keys, index), path, kernel, target)
                 trained |= {path + _A: a, path + _B: b}  # below the kernel, so that rules find it by the same names
@@ -205,10 +203,6 @@ def _matches(rule: re.Pattern[str], path: str) -> bool:
 def _is_kernel(path: str, leaf: jax.Array, target: Target) -> bool:
     """Return whether a parameter has inputs and outputs; attention biases have two axes too."""
     return leaf.ndim - target.stacked >= 2 and path.rpartition(".")[2] != "bias"
-
-
-def _is_updated(path: str, leaf: jax.Array, rule: re.Pattern[str], target: Target) -> bool:
-    return _is_kernel(path, leaf, target) and _matches(rule, path)
 
 
 def _check_match(argument: str, required: str, rule: re.Pattern[str], candidates: Sequence[str]) -> None:

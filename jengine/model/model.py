@@ -9,9 +9,11 @@ import jax
 import optax
 
 from jengine import paths
+from jengine.annotations import is_mapping
 from jengine.construction import recorded
-from jengine.errors import ConfigError
+from jengine.errors import ConfigError, config_path
 from jengine.logging.tables import format_table
+from jengine.registry import MODELS
 
 PyTree = Any
 ArrayTree: TypeAlias = optax.Params  # any pytree of arrays
@@ -21,6 +23,7 @@ Batch: TypeAlias = ArrayTree  # a dict or a tuple, mostly
 Losses = dict[str, Any]  # name -> array of any shape (averaged), (sum, weight), or a list of these
 Scalars = Mapping[str, Any]  # hyperparameters by name; traced, so the host can change them between steps
 FROZEN = "frozen"  # item of the model state with parameters that are not trained, see `Model`
+_PREDICTION_STREAM = 0x70726564  # apart from the keys of training steps, which fold a small number into the same seed
 
 
 def check_state_names(kind: str, names: Iterable[str]) -> None:
@@ -184,7 +187,7 @@ class ModelWrapper(Model):
     """Model around another one, to which it passes every call; subclasses change some of them.
 
     Args:
-      model: the inner model.
+      model: the inner model, or a config for it.
 
     Attributes:
       keeps_variables: whether parameters and model state are those of the inner model, which `get_model` then returns.
@@ -192,8 +195,9 @@ class ModelWrapper(Model):
 
     keeps_variables: ClassVar[bool] = False
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Any) -> None:
+        with config_path("model"):
+            self.model: Model = MODELS.build(model) if isinstance(model, str) or is_mapping(model) else model
 
     @property
     def module_types(self) -> Mapping[str, str]:  # type: ignore[override]
@@ -241,3 +245,32 @@ class ModelWrapper(Model):
     ) -> tuple[Losses, PyTree]:
         """Call one of the inner model's losses; subclasses change the variables or the result."""
         return loss(params, model_state, batch, **kwargs)
+
+
+def get_model(model: Model) -> Model:
+    """Return the model without the wrappers that keep its variables, such as those for precision and preprocessing."""
+    while isinstance(model, ModelWrapper) and model.keeps_variables:
+        model = model.model
+    return model
+
+
+def prediction_key(seed: int | jax.Array, batch_index: int | jax.Array) -> jax.Array:
+    """Return the key for a batch of an evaluation or prediction.
+
+    It does not depend on the training, so that validations compare weights with the same noise, also after a resume.
+
+    >>> prediction_key(0, 0) == prediction_key(0, 1)
+    Array(False, dtype=bool)
+
+    Args:
+      seed: the run's seed.
+      batch_index: number of batches before it.
+    """
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _PREDICTION_STREAM), batch_index)
+
+
+def predict_with_key(model: Model, params: Params, model_state: ModelState, batch: Batch, rng: jax.Array | None) -> Any:
+    """Return a model's predictions, with the key if its `predict` takes one."""
+    if model.predicts_with_rng:
+        return model.predict(params, model_state, batch, rng=rng)
+    return model.predict(params, model_state, batch)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jengine.annotations import is_mapping
 from jengine.errors import closest, config_path
 from jengine.model.autocast import cast_floating, compute_in
-from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, ModelWrapper, Params, PyTree
-from jengine.model.prediction import predict_with_key
+from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, ModelWrapper, Params, PyTree, predict_with_key
 from jengine.registry import MODELS, Config, as_config
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -8,9 +8,8 @@ import jax
 from jengine.annotations import ConfigOf
 from jengine.data.pipeline import build_function
 from jengine.errors import config_path
-from jengine.model.model import Batch, Losses, ModelState, ModelWrapper, Params, PyTree
-from jengine.model.prediction import predict_with_key
-from jengine.registry import MODELS, as_config
+from jengine.model.model import Batch, Losses, ModelState, ModelWrapper, Params, PyTree, predict_with_key
+from jengine.registry import MODELS
 
 
 @MODELS.register_module()
@@ -33,9 +32,7 @@ class PreprocessedModel(ModelWrapper):
     keeps_variables = True
 
     def __init__(self, model: Annotated[Any, ConfigOf(MODELS)], steps: Sequence[Any]) -> None:
-        with config_path("model"):
-            model = as_config(model)
-            super().__init__(MODELS.build(model) if hasattr(model, "items") else model)
+        super().__init__(model)
         self._steps = []
         for i, step in enumerate(steps):
             with config_path("steps", i):

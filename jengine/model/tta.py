@@ -7,8 +7,7 @@ import jax
 
 from jengine.annotations import is_mapping
 from jengine.errors import config_path
-from jengine.model.model import Batch, Model, ModelState, ModelWrapper, Params, PyTree
-from jengine.model.prediction import predict_with_key
+from jengine.model.model import Batch, ModelState, ModelWrapper, Params, PyTree, predict_with_key
 from jengine.registry import MODELS
 
 
@@ -55,10 +54,3 @@ class BaseTTAModel(ModelWrapper):
         return self.merge_preds(
             [predict_with_key(self.module, params, model_state, *pair) for pair in zip(views, keys, strict=True)]
         )
-
-
-def get_model(model: Model) -> Model:
-    """Return the model without the wrappers that keep its variables, such as those for precision and preprocessing."""
-    while isinstance(model, ModelWrapper) and model.keeps_variables:
-        model = model.model
-    return model

@@ -21,8 +21,7 @@ from jengine import paths
 from jengine.annotations import Count, Index
 from jengine.errors import ConfigError
 from jengine.model.constrain import set_sharding
-from jengine.model.model import ArrayTree, Batch, Model, ModelState, Params, Scalars
-from jengine.model.prediction import predict_with_key
+from jengine.model.model import ArrayTree, Batch, Model, ModelState, Params, Scalars, predict_with_key
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import MeshSizes, axes_of_type, build_mesh, choose_batch_axes
 from jengine.sharding.mesh_strategy import MeshStrategy

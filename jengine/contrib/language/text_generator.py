@@ -14,10 +14,10 @@ from jengine.contrib.language.generate import check_length, check_sampling, gene
 from jengine.contrib.language.prompts import Prompts
 from jengine.contrib.language.records import Source
 from jengine.contrib.language.tokenizers import Tokenizer, TokenizerLike, build_tokenizer, decode_text
-from jengine.errors import ConfigError, config_path
+from jengine.errors import ConfigError
 from jengine.model import LinenModel, Model, TransformerLM, get_model, predict_with_key
 from jengine.model.model import Batch, ModelState, ModelWrapper, Params, PyTree
-from jengine.registry import MODELS, as_config
+from jengine.registry import MODELS
 
 
 @MODELS.register_module()
@@ -62,9 +62,7 @@ class TextGenerator(ModelWrapper):
         response: str = "response",
         chat_template: ChatTemplate | str | None = None,
     ) -> None:
-        with config_path("model"):
-            model = as_config(model)
-            super().__init__(MODELS.build(model) if hasattr(model, "items") else model)
+        super().__init__(model)
         self.tokenizer = build_tokenizer(tokenizer)
         self.max_new_tokens = max_new_tokens
         self._module = _find_transformer(self.model)  # None for an NNX module, which is made later
