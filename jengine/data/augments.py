@@ -55,14 +55,15 @@ class SoftLabels:
         )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Mix:
     """Mixture of each example with its mirror image in the batch: the first with the last, and so on."""
 
-    alpha: float
-    prob: float
-    mode: str
-    image: Selector
-    label: Selector
+    alpha: Positive = 1.0
+    prob: Fraction = 1.0
+    mode: Literal["batch", "elem"] = "batch"
+    image: Selector = "image"
+    label: Selector = "label"
 
     def __call__(self, batch: Batch, rng: jax.Array) -> Batch:
         """Return the mixed batch."""
@@ -110,10 +111,6 @@ class MixUp(_Mix):
     """
 
     alpha: Positive = 0.8
-    prob: Fraction = 1.0
-    mode: Literal["batch", "elem"] = "batch"
-    image: Selector = "image"
-    label: Selector = "label"
 
     def mix(self, images: jax.Array, share: jax.Array, rng: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the weighted means; see the base class."""
@@ -134,19 +131,11 @@ class CutMix(_Mix):
     Args:
       alpha: the share of the image that is kept is drawn from Beta(alpha, alpha); a rectangle that the border cuts off
         is smaller, and the labels count what is left of it.
-      prob: probability of mixing.
       mode: one rectangle for the 'batch', or one for each example, 'elem'.
-      image: name or index of the entry with the images, f[B, H, W, C].
-      label: that of the soft labels, f[B, C]: see `SoftLabels`.
+      prob, image, label: see `MixUp`.
 
     Source: Yun et al., CutMix, arXiv:1905.04899. Pairs, modes and the correction of the share are timm's.
     """
-
-    alpha: Positive = 1.0
-    prob: Fraction = 1.0
-    mode: Literal["batch", "elem"] = "batch"
-    image: Selector = "image"
-    label: Selector = "label"
 
     def mix(self, images: jax.Array, share: jax.Array, rng: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the images with rectangles; see the base class."""
