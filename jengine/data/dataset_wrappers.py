@@ -23,12 +23,15 @@ class _Wrapper:
 
     Attributes:
       datasets: the inner datasets.
-      metainfo: facts about the dataset.
     """
 
     datasets: list[Any]
-    metainfo: dict[str, Any]
     _epoch = 0
+
+    @property
+    def metainfo(self) -> dict[str, Any]:
+        """The facts about the first inner dataset."""
+        return _metainfo(self.datasets[0])
 
     @property
     def dataset(self) -> Any:
@@ -105,7 +108,6 @@ class ConcatDataset(_Wrapper):
         if not lazy_init:
             self.full_init()
         ignored = {ignore_keys} if isinstance(ignore_keys, str) else set(ignore_keys or ())
-        self.metainfo = _metainfo(self.datasets[0])
         # Class names by index: with other classes, labels of the datasets would mean different things.
         expected = {name: value for name, value in self.metainfo.items() if name not in ignored}
         for i, dataset in enumerate(self.datasets):
@@ -149,11 +151,6 @@ class RepeatDataset(_Wrapper):
         self.times = times
         if not lazy_init:
             self.full_init()
-
-    @property
-    def metainfo(self) -> dict[str, Any]:  # type: ignore[override]
-        """The facts about the dataset."""
-        return _metainfo(self.datasets[0])
 
     def __len__(self) -> int:
         return self.times * len(self.datasets[0])
@@ -204,11 +201,6 @@ class ClassBalancedDataset(_Wrapper):
         if not lazy_init:
             self.full_init()
             _ = self.repeat_indices
-
-    @property
-    def metainfo(self) -> dict[str, Any]:  # type: ignore[override]
-        """The facts about the dataset."""
-        return _metainfo(self.datasets[0])
 
     @functools.cached_property
     def repeat_indices(self) -> list[int]:
@@ -284,7 +276,6 @@ class MixedDataset(_Wrapper):
         endless = [each.repeat().map(functools.partial(_pair, i)) for i, each in zip(used, ranges, strict=True)]
         self._mix: Any = grain.MapDataset.mix(endless, weights=[shares[i] for i in used])
         self._length = length or max(1, math.floor(min(len(self.datasets[i]) / shares[i] for i in used)))
-        self.metainfo = _metainfo(self.datasets[0])
 
     def __len__(self) -> int:
         return self._length
