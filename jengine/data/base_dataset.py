@@ -12,7 +12,8 @@ import numpy as np
 
 from jengine.annotations import Count, is_mapping
 from jengine.data.host_entries import Sample
-from jengine.data.pipeline import Pipeline, sample_generator
+from jengine.data.pipeline import Pipeline
+from jengine.data.samplers import random_state
 from jengine.downloads import local_copy
 from jengine.errors import ConfigError, config_path
 from jengine.registry import DATASETS
@@ -190,7 +191,7 @@ class BaseDataset:
 
     def prepare_data(self, idx: int) -> Sample:
         """Return the transformed sample; None if the pipeline drops it."""
-        rng = sample_generator(self.seed, self._epoch, idx) if self.pipeline.is_random else None
+        rng = random_state(self.seed, self._epoch, idx) if self.pipeline.is_random else None
         return self.pipeline(self.get_data_info(idx), rng)
 
     @force_full_init
@@ -204,7 +205,7 @@ class BaseDataset:
             return sample
         if self.test_mode:
             raise ValueError(f"the pipeline must return every sample with test_mode=True, got None for sample {idx}")
-        rng = sample_generator(self.seed, self._epoch, idx)  # a resumed run must read the same sample
+        rng = random_state(self.seed, self._epoch, idx)  # a resumed run must read the same sample
         for _ in range(self.max_refetch):
             sample = self.prepare_data(int(rng.randint(len(self))))
             if sample is not None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jengine.annotations import ConfigOf
 from jengine.data.host_entries import Sample
+from jengine.data.samplers import random_state
 from jengine.errors import config_path
 from jengine.registry import DATASETS, TRANSFORMS
 
@@ -102,14 +103,8 @@ class TransformedDataset:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        rng = sample_generator(self.seed, self._epoch, index) if self.pipeline.is_random else None
+        rng = random_state(self.seed, self._epoch, index) if self.pipeline.is_random else None
         return self.pipeline(self.dataset[index], rng)
-
-
-def sample_generator(seed: int, epoch: int, index: int) -> np.random.RandomState:
-    """Return the random generator for a sample in an epoch."""
-    seeds = np.random.SeedSequence((seed % 2**64, epoch, int(index)))
-    return np.random.RandomState(np.random.MT19937(seeds))  # the same stream in every NumPy release
 
 
 def _takes_rng(transform: Transform) -> bool:

@@ -11,6 +11,14 @@ from jengine.annotations import Count, Index
 from jengine.registry import DATA_SAMPLERS
 
 
+def random_state(seed: int, *position: int) -> np.random.RandomState:
+    """Return the random generator for an epoch, or for a sample in an epoch."""
+    # NumPy guarantees the stream of RandomState, but not that of default_rng: a run resumed with another NumPy
+    # release must have the same order.
+    seeds = np.random.SeedSequence((seed % 2**64, *map(int, position)))
+    return np.random.RandomState(np.random.MT19937(seeds))
+
+
 class Sampler(abc.ABC):
     """Sample order from seed and epoch alone, so that any process can compute it for any epoch.
 
@@ -53,10 +61,7 @@ class Sampler(abc.ABC):
         """Return the whole dataset's order in `epoch`, before it is divided over processes: int64[size]."""
         if not self.shuffle:
             return np.arange(self.size)
-        # NumPy guarantees the stream of RandomState, but not that of default_rng: a run resumed with another NumPy
-        # release must have the same order.
-        bits = np.random.MT19937(np.random.SeedSequence((self.seed % 2**64, epoch)))
-        return np.random.RandomState(bits).permutation(self.size)
+        return random_state(self.seed, epoch).permutation(self.size)
 
     @property
     def repeats(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from jengine.annotations import ConfigOf, is_mapping
-from jengine.data.samplers import DefaultSampler
+from jengine.data.samplers import DefaultSampler, random_state
 from jengine.errors import ArgumentError
 from jengine.registry import DATA_SAMPLERS, DATASETS
 
@@ -83,8 +83,7 @@ class DeepClusterSampler(DefaultSampler):
         if self._uniform is None or self._uniform[0] != epoch:
             return super().permutation(epoch)
         _, labels, num_classes = self._uniform
-        bits = np.random.MT19937(np.random.SeedSequence((self.seed % 2**64, epoch)))
-        return uniform_indices(labels, num_classes, np.random.RandomState(bits))
+        return uniform_indices(labels, num_classes, random_state(self.seed, epoch))
 
 
 def uniform_indices(labels: np.ndarray, num_classes: int, rng: np.random.RandomState) -> np.ndarray:
