@@ -44,7 +44,7 @@ class BatchStream:
     ) -> None:
         self.position: Position = None
         self.positions: list[Position] = []
-        own: Callable[[], Position] = getattr(source, "state_dict", _no_position)
+        own: Callable[[], Position] = getattr(source, "state_dict", lambda: None)  # a foreign iterable has none
         self._get_position = position or own
         self._source = iter(source)
         self._check = check
@@ -132,7 +132,3 @@ def prefetch_to_device(
                 yield taken.pop()
 
     return prefetch()
-
-
-def _no_position() -> None:
-    """Return None: a foreign iterable has no position."""

@@ -109,9 +109,8 @@ def _to_array(leaf: Any) -> Any:
 
 def _is_text(node: object) -> bool:
     """Return whether a node is a list of strings or dates, such as file names."""
-    if not isinstance(node, list | tuple) or type(node) not in (list, tuple):  # a NamedTuple is a container
-        return False
-    return bool(node) and all(isinstance(item, _TEXT) for item in node)
+    # A NamedTuple is a container.
+    return type(node) in (list, tuple) and bool(node) and all(isinstance(item, _TEXT) for item in node)
 
 
 def count_examples(batch: Batch) -> int:

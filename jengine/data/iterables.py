@@ -319,7 +319,7 @@ class IterableLoader:
         is_last = count < size and (
             position == self._total - 1 if self._total is not None else next(reading.iterator, _END) is _END
         )
-        if count != size and not is_last:
+        if not is_last:
             raise ValueError(
                 f"batches must have the same size, got {size} examples in batch 0 and {count} in batch {position}"
             )

@@ -213,9 +213,8 @@ class DataLoader:
             distance = first - prefetcher.next
             if distance == 0 or (self._order.repeats and distance % self.length == 0):
                 return prefetcher
-            if isinstance(
-                self._order, Sampler
-            ):  # the workers know the order of any epoch, that of others only once drawn
+            # The workers know the order of any epoch; that of foreign samplers only once it is drawn.
+            if isinstance(self._order, Sampler):
                 prefetcher.seek(first)
                 return prefetcher
         self.close()
