@@ -107,7 +107,7 @@ def _to_array(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def _is_text(node: object) -> bool:
+def _is_text(node: Any) -> bool:
     """Return whether a node is a list of strings or dates, such as file names."""
     # A NamedTuple is a container.
     return type(node) in (list, tuple) and bool(node) and all(isinstance(item, _TEXT) for item in node)

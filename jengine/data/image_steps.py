@@ -85,7 +85,7 @@ class Pad:
 
 @TRANSFORMS.register_module()
 @dataclasses.dataclass(frozen=True, eq=False)
-class BatchNormalize:
+class BatchNormalize(Normalize):
     """Images of a batch as `(images - mean) / std` in float32, in the compiled step.
 
     The host then sends bytes, a quarter of the floats. As a step of a `PreprocessedModel` it holds in training,
@@ -98,11 +98,6 @@ class BatchNormalize:
       mean, std, bgr_to_rgb: see `Normalize`.
       image: name or index of the entry with the images, [B, H, W, C].
     """
-
-    mean: Sequence[float] | float
-    std: Sequence[Positive] | Positive
-    bgr_to_rgb: bool = False
-    image: Selector = "image"
 
     def __call__(self, batch: Batch, rng: jax.Array | None = None) -> Batch:
         """Return the batch with normalized images."""

@@ -126,7 +126,7 @@ def choose_implementation(query: jax.Array, segment_ids: jax.Array | None = None
 
     Those are the devices of the mesh, which may be of another kind than this machine's, as in `jengine plan`.
     """
-    platform, shards = get_platform(), _count_shards(query.shape[1])
+    platform, shards = get_platform(), _count_shards(CONTEXT, query.shape[1])
     if platform == "tpu" and query.shape[1] % (shards * _LANES) == 0:
         return "splash"
     # cuDNN takes a mask of segments as a bias, with all scores in memory, so blocks are better then.
@@ -278,10 +278,10 @@ def _divisors(mesh: AbstractMesh, names: tuple[str, ...], size: int) -> tuple[st
     return found if size % math.prod(mesh.shape[name] for name in found) == 0 else ()
 
 
-def _count_shards(length: int) -> int:
-    """Return the number of parts along `context` of so many tokens."""
+def _count_shards(axis: str, size: int) -> int:
+    """Return the number of parts into which an axis of the mesh divides `size`."""
     mesh = jax.sharding.get_abstract_mesh()
-    return math.prod(mesh.shape[name] for name in _divisors(mesh, (CONTEXT,), length))
+    return math.prod(mesh.shape[name] for name in _divisors(mesh, (axis,), size))
 
 
 def _gather(tree: _Tree) -> _Tree:
@@ -300,13 +300,13 @@ def _attend_splash(
     scale: float | None,
 ) -> jax.Array:
     """Run the Pallas kernel on each device: XLA cannot divide a kernel, so batch, tokens and heads are mapped here."""
-    mesh, length = jax.sharding.get_abstract_mesh(), query.shape[1]
-    shards = _count_shards(length)
+    length = query.shape[1]
+    shards = _count_shards(CONTEXT, length)
     if length % (shards * _LANES):
         raise ValueError(
             f"attend: the number of tokens must be a multiple of {shards * _LANES} for splash attention, got {length}"
         )
-    heads = query.shape[2] // math.prod(mesh.shape[name] for name in _divisors(mesh, (HEADS,), key.shape[2]))
+    heads = query.shape[2] // _count_shards(HEADS, key.shape[2])
     # With a window all devices have as much to do as their neighbours.
     is_balanced = shards > 1 and causal and window is None
     kernel = _make_splash(length, heads, shards, causal, window, is_balanced)

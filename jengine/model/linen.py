@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 from flax import linen as nn
+from flax import traverse_util
 
 from jengine.errors import config_path
 from jengine.model.adapters import (
@@ -19,7 +20,7 @@ from jengine.model.autocast import autocast
 from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
 from jengine.model.padding import exclude_padding
 from jengine.model.remat import check_patterns, remat_linen
-from jengine.model.sown import Sown, SownValues, flatten_sown
+from jengine.model.sown import Sown, SownValues
 from jengine.paths import dotted
 from jengine.registry import MODELS
 from jengine.selection import Selector
@@ -153,9 +154,7 @@ class LinenModel(Model):
     def merge(self, params: Params, model_state: ModelState, *, train: bool = False) -> Any:
         """Return the bound module: call it like a function, or `unbind()` it to `(module, variables)`.
 
-        Args:
-          params, model_state: the variables.
-          train: bind it with random streams and a mutable model state; the call's arguments still select the mode.
+        With `train` it has random streams and a mutable model state; the call's arguments still select the mode.
         """
         variables = {"params": params, **model_state}
         if not train:
@@ -183,7 +182,7 @@ class LinenModel(Model):
         """
         if name == "params" or name in self._sown.names:
             return name != "params"
-        values = flatten_sown(variables[name]).values()
+        values = traverse_util.flatten_dict(variables[name]).values()
         if "loss" not in name.lower() and not all(isinstance(value, tuple) for value in values):
             return False
         # Linen does not mark what was sown: a variable that is read would be missing now, a sown one is not.
@@ -214,7 +213,7 @@ def _dense_general_without_mesh() -> Any:
 
 
 def _flatten(collections: Mapping[str, Any]) -> Sown:
-    return {name: flatten_sown(variables) for name, variables in collections.items()}
+    return {name: traverse_util.flatten_dict(variables, sep=".") for name, variables in collections.items()}
 
 
 def _keys(names: Iterable[str], rng: jax.Array | None = None) -> dict[str, jax.Array]:

@@ -153,18 +153,12 @@ class Model:
     def tabulate(self, batch: Batch, width: int = 160) -> str:
         """Return a table of the layers with shapes, parameters and FLOPs of the prediction; here of the parameters.
 
-        Nothing is allocated on a device.
-
-        Args:
-          batch: an example.
-          width: columns of the text.
+        Nothing is allocated on a device. The text has up to `width` columns.
         """
-        # Shapes only: a table of a large model must not allocate it.
         params, _ = jax.eval_shape(self.init, jax.random.key(0), batch)
-        leaves = paths.flatten(params).items()
         rows = [
             [path, str(leaf.dtype), str(leaf.shape), leaf.size, leaf.size * leaf.dtype.itemsize]
-            for path, leaf in leaves
+            for path, leaf in paths.flatten(params).items()
         ]
         rows.append(["total", "", "", *(sum(row[i] for row in rows) for i in (3, 4))])
         return format_table(["parameter", "dtype", "shape", "numbers", "bytes"], rows)
@@ -255,16 +249,12 @@ def get_model(model: Model) -> Model:
 
 
 def prediction_key(seed: int | jax.Array, batch_index: int | jax.Array) -> jax.Array:
-    """Return the key for a batch of an evaluation or prediction.
+    """Return the key for a batch of an evaluation or prediction, from the run's seed and the number of batches before.
 
     It does not depend on the training, so that validations compare weights with the same noise, also after a resume.
 
     >>> prediction_key(0, 0) == prediction_key(0, 1)
     Array(False, dtype=bool)
-
-    Args:
-      seed: the run's seed.
-      batch_index: number of batches before it.
     """
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _PREDICTION_STREAM), batch_index)
 

@@ -80,16 +80,10 @@ class NnxModel(Model):
         module, whose values are the initial ones. The module itself does not change.
       loss: function `(outputs, batch) -> losses`, with optional arguments `hyperparams` and `sown`, the sown values by
         variable type and dotted path; or a config.
-      inputs: the batch entries to call the module with, in order, each a name, index or dotted path; None to pass the
-        whole batch.
-      sown_losses: variable types or sown values to add to the losses; or a dict from name to weight. () ignores losses
-        that are sown; with None they are an error.
-      sown_predictions: sown values to return with the predictions, which are then a dict with `outputs` and these
-        names.
+      inputs, sown_losses, sown_predictions, activation_checkpointing: see `LinenModel`; the collections are here the
+        names of variable types.
       wrt: the parameters to train, as in `nnx.Optimizer(model, tx, wrt=nnx.LoRAParam)`: any nnx filter, an import path,
         or the config of a filter; several in a list. Random streams, statistics and caches are never selected.
-      activation_checkpointing: paths of submodules, with wildcards (`'blocks.*'`), that compute their intermediate
-        results again for the gradients instead of keeping them: less memory for more time.
 
     Raises:
       TypeError: `module` is something else. ConfigError: from `init`, `wrt` selects nothing, or integers.
@@ -136,8 +130,10 @@ class NnxModel(Model):
             announce_training(variables.values())
         self.logical_axes = _logical_axes(states[0])
         accepts_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
-        # In a trace the values are tracers, which must not outlive it.
-        all_params, streams, others = jax.tree.map(_shape, states)  # without values, which are the run's
+        # Without values: they are the run's, and in a trace tracers, which must not outlive it.
+        all_params, streams, others = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), states
+        )
         frozen = {path: x for path, x in variables.items() if path not in trained}
         self._structure = _Structure(graphdef, all_params, streams, others, accepts_rngs, bool(frozen))
         params, rest = to_dict({path: variables[path] for path in trained}), to_dict(list_variables(states[2]))
@@ -171,7 +167,6 @@ class NnxModel(Model):
         self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
         """Return the losses in training mode, and the new model state."""
-
         params, state = self.base_variables(params, model_state)
 
         def apply(inputs: tuple[PyTree, ...], params: Params) -> tuple[PyTree, PyTree, Sown]:
@@ -188,7 +183,6 @@ class NnxModel(Model):
     def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
         """Return the module's outputs in inference mode."""
         params, model_state = self.base_variables(params, model_state)
-
         key = jax.random.key(0) if rng is None else rng
 
         def apply(inputs: tuple[PyTree, ...], params: Params) -> PyTree:
@@ -304,11 +298,6 @@ def _read_variables(module: "nnx.Module", structure: _Structure, sown_names: Seq
         if path not in initial or kind in sown_names or path[-1] in sown_names:
             sown.setdefault(kind, {})[".".join(path)] = variable.get_value() if is_variable(variable) else variable
     return to_dict({path: variables[path] for path in initial}), sown
-
-
-def _shape(leaf: jax.typing.ArrayLike) -> jax.ShapeDtypeStruct:
-    array = jnp.asarray(leaf)  # a variable may hold a Python number
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
 def _preserve_dtype_in_batch_norms(module: "nnx.Module") -> None:

@@ -63,7 +63,6 @@ def _pass_mask(
 def _masked_batch_norm() -> type:
     from flax import nnx
 
-    # Made here: the class needs Flax's nnx, which the other models do not import.
     class MaskedBatchNorm(nnx.BatchNorm):
         """Pass the mask of the current batch to BatchNorm."""
 

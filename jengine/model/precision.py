@@ -69,10 +69,6 @@ class CastModel(ModelWrapper):
     `LinenModel` and `NnxModel` cast when they call the module. A custom model must call the network through
     `jengine.model.autocast`, as only there can inputs be distinguished from targets; otherwise `loss` and `predict`
     raise an error.
-
-    Args:
-      model: the model.
-      precision: the policy.
     """
 
     keeps_variables = True

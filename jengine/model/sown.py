@@ -85,17 +85,6 @@ class SownValues:
         return found
 
 
-def flatten_sown(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values in nested dicts by dotted path; tuples, to which `sow` appends, are values."""
-    flat: dict[str, Any] = {}
-    for name, value in variables.items():
-        if isinstance(value, Mapping):
-            flat.update({f"{name}.{path}": inner for path, inner in flatten_sown(value).items()})
-        else:
-            flat[str(name)] = value
-    return flat
-
-
 def _entries(sown: Sown) -> list[tuple[str, str, Any]]:
     return [(collection, path, value) for collection, values in sown.items() for path, value in values.items()]
 

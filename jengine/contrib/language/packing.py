@@ -110,22 +110,17 @@ def _to_pairs(tokenizer: Tokenizer | None, style: TextFormat, document: Any) -> 
 
 def _cut(length: int, pair: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     if (pair["targets"][:length] == IGNORED).all():
-        _warn_of_prompt(length)
+        _warn_once("pack: a prompt fills a row of %d tokens, so nothing of its response is learned", length)
     elif len(pair["tokens"]) > length:
-        _warn_of_cut(length)
+        _warn_once(
+            "pack: documents of more than %d tokens are cut off there; packing='concat' divides them instead", length
+        )
     return {name: x[:length] for name, x in pair.items()}
 
 
 @functools.cache
-def _warn_of_cut(length: int) -> None:
-    _LOGGER.warning(
-        "pack: documents of more than %d tokens are cut off there; packing='concat' divides them instead", length
-    )
-
-
-@functools.cache
-def _warn_of_prompt(length: int) -> None:
-    _LOGGER.warning("pack: a prompt fills a row of %d tokens, so nothing of its response is learned", length)
+def _warn_once(message: str, length: int) -> None:
+    _LOGGER.warning(message, length)
 
 
 def _to_row(sizes: np.ndarray | None, row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

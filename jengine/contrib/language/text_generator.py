@@ -13,7 +13,7 @@ from jengine.contrib.language.chat import ChatTemplate
 from jengine.contrib.language.generate import check_length, check_sampling, generate
 from jengine.contrib.language.prompts import Prompts
 from jengine.contrib.language.records import Source
-from jengine.contrib.language.tokenizers import Tokenizer, TokenizerLike, build_tokenizer, decode_text
+from jengine.contrib.language.tokenizers import TokenizerLike, build_tokenizer, decode_text
 from jengine.errors import ConfigError
 from jengine.model import LinenModel, Model, TransformerLM, get_model, predict_with_key
 from jengine.model.model import Batch, ModelState, ModelWrapper, Params, PyTree
@@ -67,7 +67,11 @@ class TextGenerator(ModelWrapper):
         self.max_new_tokens = max_new_tokens
         self._module = _find_transformer(self.model)  # None for an NNX module, which is made later
         if self._module is not None:
-            _check_vocabulary(self._module, self.tokenizer)
+            if self.tokenizer.vocab_size > self._module.vocab_size:
+                raise ConfigError(
+                    f"TextGenerator: `tokenizer` must have at most the {self._module.vocab_size} tokens of the model, "
+                    f"got {self.tokenizer.vocab_size}; set `vocab_size` of the module, or take the model's tokenizer"
+                )
             check_sampling(self._module.vocab_size, temperature, top_k, top_p)
         # Greedy decoding needs no key, so that predictions are equal for every seed.
         self._is_random = temperature > 0
@@ -142,14 +146,6 @@ def _find_transformer(model: Model) -> TransformerLM | None:
     if not isinstance(model.module, TransformerLM):
         raise ConfigError(f"TextGenerator: `model.module` must be a TransformerLM, got {type(model.module).__name__}")
     return model.module
-
-
-def _check_vocabulary(module: TransformerLM, tokenizer: Tokenizer) -> None:
-    if tokenizer.vocab_size > module.vocab_size:
-        raise ConfigError(
-            f"TextGenerator: `tokenizer` must have at most the {module.vocab_size} tokens of the model, got "
-            f"{tokenizer.vocab_size}; set `vocab_size` of the module, or take the model's tokenizer"
-        )
 
 
 def _is_prompts(batch: Batch) -> bool:

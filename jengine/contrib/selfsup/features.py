@@ -97,11 +97,7 @@ class Extractor:
 def extract_features(model: Model, params: Params, model_state: ModelState, loader: Iterable[PyTree]) -> np.ndarray:
     """Return the features f32[N, D] for a loader's samples, in order and without padding.
 
-    Args:
-      model: a model whose `predict` returns a dict with `features` f32[B, ...], which are flattened.
-      params: parameters.
-      model_state: the model's state.
-      loader: yields the batches; padded examples are those that are False in a batch's mask.
+    The model's `predict` must return a dict with `features` f32[B, ...], which are flattened.
     """
     return _build_extract(model)(params, model_state, loader)
 

@@ -72,7 +72,7 @@ class SwAVHook(Hook):
 
     def init_traced_state(self, params: Params, model_state: ModelState) -> SwAVQueue | None:
         """Return an empty queue, or None without a queue."""
-        length = round_down(self.queue_length, self.batch_size * jax.process_count())
+        length = self.queue_length - self.queue_length % (self.batch_size * jax.process_count())
         return empty_queue(len(self.crops_for_assign), length, self.feat_dim) if length else None
 
     def traced_batch(self, ctx: StepContext) -> StepContext:
@@ -160,12 +160,3 @@ class SwAVHook(Hook):
     @staticmethod
     def _path(runner: RunnerProtocol) -> str:
         return os.path.join(runner.local_dir, "queue.npy")
-
-
-def round_down(length: int, batch_size: int) -> int:
-    """Return the largest multiple of `batch_size` that is at most `length`.
-
-    >>> round_down(100, 32)
-    96
-    """
-    return length - length % batch_size
