@@ -13,6 +13,7 @@ import numpy as np
 from jengine.data.collate import UnequalSamplesError, default_collate, to_numpy
 from jengine.data.host_entries import Batch, Sample
 from jengine.data.masking import with_mask
+from jengine.data.pipeline import at_epoch
 from jengine.data.samplers import IteratedSampler, Sampler
 from jengine.errors import ConfigError
 
@@ -72,7 +73,7 @@ class BatchSource:
         return self._epoch
 
     def _fetch(self, epoch: int, indices: np.ndarray) -> Batch:
-        dataset = self.dataset.at_epoch(epoch) if hasattr(self.dataset, "at_epoch") else self.dataset
+        dataset = at_epoch(self.dataset, epoch)
         if hasattr(dataset, "__getitems__") and not self._collates_samples:
             fetched = dataset.__getitems__(indices)
             # In PyTorch `__getitems__` returns a list of samples; here it may also return the batch.

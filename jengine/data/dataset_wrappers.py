@@ -12,6 +12,7 @@ import numpy as np
 
 from jengine.annotations import ConfigOf, Count, Fraction, NonNegative, is_mapping
 from jengine.data.host_entries import Sample
+from jengine.data.pipeline import at_epoch
 from jengine.errors import ConfigError, config_path
 from jengine.registry import DATASETS
 
@@ -49,8 +50,7 @@ class _Wrapper:
 
     def __getitem__(self, idx: int) -> Sample:
         number, index, epoch = self._locate(self._check(idx))
-        dataset = self.datasets[number]
-        return (dataset.at_epoch(epoch) if hasattr(dataset, "at_epoch") else dataset)[index]
+        return at_epoch(self.datasets[number], epoch)[index]
 
     def get_data_info(self, idx: int) -> dict[str, Any]:
         """Return the record of a sample, from the `get_data_info` of the inner dataset."""

@@ -93,10 +93,11 @@ class TransformedDataset:
 
     def at_epoch(self, epoch: int) -> "TransformedDataset":
         """Return this dataset with the random numbers for `epoch`; called by the loader."""
-        if not self.pipeline.is_random:
+        inner = at_epoch(self.dataset, epoch)
+        if inner is self.dataset and not self.pipeline.is_random:
             return self
         dataset = copy.copy(self)  # this one may be read by other threads
-        dataset._epoch = epoch
+        dataset.dataset, dataset._epoch = inner, epoch
         return dataset
 
     def __len__(self) -> int:
@@ -105,6 +106,11 @@ class TransformedDataset:
     def __getitem__(self, index: int) -> Any:
         rng = random_state(self.seed, self._epoch, index) if self.pipeline.is_random else None
         return self.pipeline(self.dataset[index], rng)
+
+
+def at_epoch(dataset: Any, epoch: int) -> Any:
+    """Return a dataset with the random numbers for `epoch`; the dataset itself if it draws none."""
+    return dataset.at_epoch(epoch) if hasattr(dataset, "at_epoch") else dataset
 
 
 def _takes_rng(transform: Transform) -> bool:

@@ -56,6 +56,14 @@ def test_random_transforms_depend_on_seed_epoch_and_sample_alone():
     assert load_epoch(loader(seed=1), 0) != first
 
 
+def test_random_transforms_within_another_dataset_depend_on_the_epoch_too():
+    inner = TransformedDataset(make_dataset(), [jitter])
+    alone, outer = (DataLoader(dataset, batch_size=2) for dataset in (inner, TransformedDataset(inner, [increment])))
+    for epoch in (0, 1):
+        assert load_epoch(outer, epoch) == [[x + 1 for x in batch] for batch in load_epoch(alone, epoch)]
+    assert load_epoch(outer, 0) != load_epoch(outer, 1)
+
+
 def test_a_replaced_pipeline_takes_effect_after_close_also_with_threads():
     dataset = TransformedDataset(make_dataset(), increment)
     loader = DataLoader(dataset, batch_size=2, num_threads=1)

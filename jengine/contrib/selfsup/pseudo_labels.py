@@ -1,11 +1,13 @@
 """Cluster labels for training: a dataset that they are assigned to, and a sampler that balances them."""
 
+import copy
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
 
 from jengine.annotations import ConfigOf, is_mapping
+from jengine.data.pipeline import at_epoch
 from jengine.data.samplers import DefaultSampler, random_state
 from jengine.errors import ArgumentError
 from jengine.registry import DATA_SAMPLERS, DATASETS
@@ -38,6 +40,12 @@ class PseudoLabelDataset:
         if len(labels) != len(self):
             raise ArgumentError(f"PseudoLabelDataset: `labels` must have {len(self)} entries, got {len(labels)}")
         self.pseudo_labels = np.asarray(labels).astype(np.int32)
+
+    def at_epoch(self, epoch: int) -> "PseudoLabelDataset":
+        """Return this dataset with the random numbers for `epoch`; called by the loader."""
+        dataset = copy.copy(self)  # this one may be read by other threads
+        dataset.dataset = at_epoch(self.dataset, epoch)
+        return dataset
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from jengine.contrib.selfsup import DeepClusterSampler, PseudoLabelDataset
-from jengine.data import ArrayDataset, DataLoader, build_dataloader
+from jengine.data import ArrayDataset, DataLoader, TransformedDataset, build_dataloader
 
 
 class SingleSampleDataset:
@@ -27,6 +27,19 @@ def test_samples_have_their_label_and_their_index(inner):
         "index": [0, 1, 2],
     }
     assert batch["pseudo_label"].dtype == batch["index"].dtype == np.int32
+
+
+def test_its_samples_have_the_random_transforms_of_the_epoch():
+    dataset = TransformedDataset(SingleSampleDataset(), [lambda sample, rng: {"x": rng.rand()}])
+    plain, labelled = DataLoader(dataset, 3), DataLoader(PseudoLabelDataset(dataset), 3)
+    batches = []
+    for epoch in (0, 1):
+        plain.set_epoch(epoch)
+        labelled.set_epoch(epoch)
+        (expected,), (batch,) = plain, labelled
+        np.testing.assert_array_equal(batch["x"], expected["x"])
+        batches.append(batch["x"].tolist())
+    assert batches[0] != batches[1]
 
 
 def test_it_builds_its_dataset_from_a_config():
