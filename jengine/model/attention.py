@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jengine.model.constrain import CONTEXT, axes_of_type, get_platform
+from jengine.model.constrain import CONTEXT, axes_of_type, axes_that_divide, get_platform
 
 if TYPE_CHECKING:
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import SplashAttentionKernel
@@ -85,7 +85,7 @@ def attend(
     if implementation == "cudnn":
         return _attend_dense(query, key, value, implementation="cudnn", **options)
     if implementation == "blocks" and causal and query.shape[1] > _MIN_QUERIES:
-        if _divisors(jax.sharding.get_abstract_mesh(), (CONTEXT,), query.shape[1]):
+        if axes_that_divide(jax.sharding.get_abstract_mesh(), (CONTEXT,), query.shape[1]):
             attend_local = functools.partial(_attend_blocks_of_shard, window=window, scale=scale)
             return _on_each_device(attend_local, query, key, value, segment_ids)
         return _attend_blocks(query, key, value, segment_ids, segment_ids, window, scale)
@@ -252,9 +252,9 @@ def _on_each_device(
     mapped_axes = axes_of_type(mesh, AxisType.Auto)
     if not mapped_axes:
         return attend_local(*arguments)
-    batch = _divisors(mesh, BATCH, query.shape[0])
-    context = _divisors(mesh, (CONTEXT,), query.shape[1])
-    heads = _divisors(mesh, (HEADS,), key.shape[2])
+    batch = axes_that_divide(mesh, BATCH, query.shape[0])
+    context = axes_that_divide(mesh, (CONTEXT,), query.shape[1])
+    heads = axes_that_divide(mesh, (HEADS,), key.shape[2])
     arrays, segments = P(batch, context, heads), None if segment_ids is None else P(batch, context)
     specs: tuple[Any, ...] = (arrays, arrays, arrays, segments)
     if kernel is not None:
@@ -271,17 +271,10 @@ def _on_each_device(
     return mapped(*arguments)
 
 
-def _divisors(mesh: AbstractMesh, names: tuple[str, ...], size: int) -> tuple[str, ...]:
-    """Return those axes of the mesh that XLA shards, if they divide `size`."""
-    automatic = axes_of_type(mesh, AxisType.Auto)
-    found = tuple(name for name in names if name in automatic)
-    return found if size % math.prod(mesh.shape[name] for name in found) == 0 else ()
-
-
 def _count_shards(axis: str, size: int) -> int:
     """Return the number of parts into which an axis of the mesh divides `size`."""
     mesh = jax.sharding.get_abstract_mesh()
-    return math.prod(mesh.shape[name] for name in _divisors(mesh, (axis,), size))
+    return math.prod(mesh.shape[name] for name in axes_that_divide(mesh, (axis,), size))
 
 
 def _gather(tree: _Tree) -> _Tree:

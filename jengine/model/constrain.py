@@ -64,6 +64,13 @@ def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> set[str]:
     return {str(name) for name, found in zip(mesh.axis_names, mesh.axis_types, strict=True) if found == kind}
 
 
+def axes_that_divide(mesh: Mesh | AbstractMesh, names: tuple[str, ...], size: int) -> tuple[str, ...]:
+    """Return those axes of the mesh that XLA shards, if they divide `size`."""
+    automatic = axes_of_type(mesh, AxisType.Auto)
+    found = tuple(name for name in names if name in automatic)
+    return found if size % math.prod(mesh.shape[name] for name in found) == 0 else ()
+
+
 def _select(axis: object, names: set[str]) -> object:
     """Return an entry in a spec with only these mesh axes."""
     if axis is PartitionSpec.UNCONSTRAINED:

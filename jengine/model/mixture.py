@@ -1,7 +1,6 @@
 """Mixture of experts: a gated MLP of which each token uses a few of many."""
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jengine.model.attention import BATCH
-from jengine.model.constrain import CONTEXT, axes_of_type
+from jengine.model.constrain import CONTEXT, axes_of_type, axes_that_divide
 
 EXPERT = "expert"  # axis of the mesh over which experts are sharded
 HIDDEN = "tensor"  # axis of the mesh over which their hidden channels are sharded
@@ -63,23 +62,21 @@ def _on_each_device(x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernel
     if not mapped_axes:
         return _apply_experts(x, chosen, weights, *kernels)
     count, _, width = kernels[0].shape
-    batch = tuple(name for name in BATCH if name in mapped_axes)
-    batch = batch if x.shape[0] % math.prod(mesh.shape[name] for name in batch) == 0 else ()
+    batch, context = axes_that_divide(mesh, BATCH, x.shape[0]), axes_that_divide(mesh, (CONTEXT,), x.shape[1])
+    hidden = axes_that_divide(mesh, (HIDDEN,), width)
     expert = EXPERT if EXPERT in mapped_axes else None
     if expert and count % mesh.shape[EXPERT]:
         found = f"{count} experts on {mesh.shape[EXPERT]} devices"
         raise ValueError(f"MixtureOfExperts: `experts` must be a multiple of the mesh axis {EXPERT!r}, got {found}")
-    hidden = HIDDEN if HIDDEN in mapped_axes and width % mesh.shape[HIDDEN] == 0 else None
-    context = CONTEXT if CONTEXT in mapped_axes and x.shape[1] % mesh.shape[CONTEXT] == 0 else None
-    axes = {*batch, context, expert, hidden} - {None}
+    axes = {*batch, *context, *hidden, expert} - {None}
     parts = mesh.shape[expert] if expert in batch else 1
 
     def apply(x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernels: jax.Array) -> jax.Array:
         # Gradients are summed over the axes along which only some arguments vary.
         x, chosen, weights = (
-            jax.lax.pcast(y, tuple(sorted(axes - {*batch, context})), to="varying") for y in (x, chosen, weights)
+            jax.lax.pcast(y, tuple(sorted(axes - {*batch, *context})), to="varying") for y in (x, chosen, weights)
         )
-        kernels = tuple(jax.lax.pcast(y, tuple(sorted(axes - {expert, hidden})), to="varying") for y in kernels)
+        kernels = tuple(jax.lax.pcast(y, tuple(sorted(axes - {expert, *hidden})), to="varying") for y in kernels)
         if expert is not None:
             if expert in batch:
                 x, chosen, weights = (jax.lax.all_gather(y, expert, tiled=True) for y in (x, chosen, weights))
@@ -88,7 +85,7 @@ def _on_each_device(x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernel
         # A token's sum over its experts, in parts on their devices.
         if expert is not None:
             y = jax.lax.psum_scatter(y, expert, tiled=True) if expert in batch else jax.lax.psum(y, expert)
-        return y if hidden is None else jax.lax.psum(y, hidden)
+        return jax.lax.psum(y, hidden) if hidden else y
 
     tokens, inner, outer = P(batch, context), P(expert, None, hidden), P(expert, hidden)
     mapped = jax.shard_map(
