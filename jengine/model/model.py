@@ -211,7 +211,7 @@ class ModelWrapper(Model):
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Initialize the inner model."""
-        return self.model.init(rng, batch)
+        return self.model.init(rng, self._prepare(batch))
 
     def loss(self, *args: Any, **kwargs: Any) -> tuple[Losses, PyTree]:
         """Return the losses and the new model state."""
@@ -221,9 +221,13 @@ class ModelWrapper(Model):
         """Return the losses for one phase, see `loss`."""
         return self._wrap_loss(functools.partial(self.model.phase_loss, phase), *args, **kwargs)
 
+    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
+        """Return the inner model's predictions."""
+        return predict_with_key(self.model, params, model_state, self._prepare(batch), rng)
+
     def tabulate(self, batch: Batch, width: int = 160) -> str:
         """Return the inner model's table."""
-        return self.model.tabulate(batch, width)
+        return self.model.tabulate(self._prepare(batch), width)
 
     @property
     def has_train_step(self) -> bool:
@@ -232,13 +236,17 @@ class ModelWrapper(Model):
 
     def train_step(self, state: Any, batch: Batch, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
         """Run the inner model's training step."""
-        return self.model.train_step(state, batch, ctx)
+        return self.model.train_step(state, self._prepare(batch), ctx)
 
     def _wrap_loss(
         self, loss: Callable[..., Any], params: Params, model_state: ModelState, batch: Batch, **kwargs: Any
     ) -> tuple[Losses, PyTree]:
         """Call one of the inner model's losses; subclasses change the variables or the result."""
-        return loss(params, model_state, batch, **kwargs)
+        return loss(params, model_state, self._prepare(batch), **kwargs)
+
+    def _prepare(self, batch: Batch) -> Batch:
+        """Return the batch as the inner model gets it; subclasses change it."""
+        return batch
 
 
 def get_model(model: Model) -> Model:

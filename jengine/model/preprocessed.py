@@ -1,14 +1,12 @@
 """Model that gets batches after some steps, in training and in prediction alike."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
-
-import jax
 
 from jengine.annotations import ConfigOf
 from jengine.data.pipeline import build_function
 from jengine.errors import config_path
-from jengine.model.model import Batch, Losses, ModelState, ModelWrapper, Params, PyTree, predict_with_key
+from jengine.model.model import Batch, ModelWrapper
 from jengine.registry import MODELS
 
 
@@ -37,27 +35,6 @@ class PreprocessedModel(ModelWrapper):
         for i, step in enumerate(steps):
             with config_path("steps", i):
                 self._steps.append(build_function(step, "a step must be a function batch -> batch"))
-
-    def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
-        """Initialize the inner model."""
-        return self.model.init(rng, self._prepare(batch))
-
-    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
-        """Return the inner model's predictions."""
-        return predict_with_key(self.model, params, model_state, self._prepare(batch), rng)
-
-    def train_step(self, state: Any, batch: Batch, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
-        """Run the inner model's training step."""
-        return self.model.train_step(state, self._prepare(batch), ctx)
-
-    def tabulate(self, batch: Batch, width: int = 160) -> str:
-        """Return the inner model's table."""
-        return self.model.tabulate(self._prepare(batch), width)
-
-    def _wrap_loss(
-        self, loss: Callable[..., Any], params: Params, model_state: ModelState, batch: Batch, **kwargs: Any
-    ) -> tuple[Losses, PyTree]:
-        return loss(params, model_state, self._prepare(batch), **kwargs)
 
     def _prepare(self, batch: Batch) -> Batch:
         for step in self._steps:

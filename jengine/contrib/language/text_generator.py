@@ -15,7 +15,7 @@ from jengine.contrib.language.prompts import Prompts
 from jengine.contrib.language.records import Source
 from jengine.contrib.language.tokenizers import TokenizerLike, build_tokenizer, decode_text
 from jengine.errors import ConfigError
-from jengine.model import LinenModel, Model, TransformerLM, get_model, predict_with_key
+from jengine.model import LinenModel, Model, TransformerLM, get_model
 from jengine.model.model import Batch, ModelState, ModelWrapper, Params, PyTree
 from jengine.registry import MODELS
 
@@ -94,7 +94,7 @@ class TextGenerator(ModelWrapper):
     def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
         """Return int32[B, max_new_tokens], the tokens after the prompts; or the inner model's predictions."""
         if not _is_prompts(batch):
-            return predict_with_key(self.model, params, model_state, batch, rng)
+            return super().predict(params, model_state, batch, rng=rng)
         module = get_model(self.model).merge(params, model_state)
         weights = None  # those in an NNX module
         if isinstance(module, nn.Module):
