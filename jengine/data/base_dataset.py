@@ -228,7 +228,9 @@ class BaseDataset:
         """Keep some records of this dataset: the first n, the last n for -n, or those in a list."""
         selected = _select(indices, len(self))
         # Read before anything is replaced: `selected` refers to the present positions.
-        records = [self._get_record(i) for i in selected]
+        records = [self.get_data_info(i) for i in selected]
+        for record in records:
+            del record["sample_idx"]  # its place in this dataset
         if self.serialize_data:
             self._serialize(records)
         else:
@@ -241,11 +243,6 @@ class BaseDataset:
         subset._metainfo = self.metainfo
         subset.get_subset_(indices)
         return subset
-
-    def _get_record(self, idx: int) -> Record:
-        info = self.get_data_info(idx)
-        del info["sample_idx"]
-        return info
 
     def _serialize(self, records: Sequence[Record]) -> None:
         pickles = [np.frombuffer(pickle.dumps(record, protocol=4), np.uint8) for record in records]

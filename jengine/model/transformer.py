@@ -276,17 +276,16 @@ class TransformerLM(nn.Module):
         x = settings.make_norm("norm")(constrain(x, BATCH, CONTEXT))
         head = None if self.tied else nn.Dense(self.vocab_size, use_bias=False, name="head")
         if self.logits_chunk is not None and train and not self.is_initializing():
+            if x.shape[1] % self.logits_chunk:
+                raise ValueError(
+                    f"TransformerLM: `logits_chunk` must divide the number of tokens, {x.shape[1]}, got "
+                    f"{self.logits_chunk}"
+                )
             kernel = embed.embedding.T if head is None else head.variables["params"]["kernel"]
-            return self._chunk_logits(x, kernel)
+            return ChunkedLogits(x, kernel, self.logits_chunk, jnp.result_type(x, kernel))
         logits = embed.attend(x) if head is None else head(x)
         # Over the vocabulary too: with a large one the logits are the largest array of the step.
         return constrain(logits, BATCH, CONTEXT, "tensor")
-
-    def _chunk_logits(self, x: jax.Array, kernel: jax.Array) -> ChunkedLogits:
-        size, length = self.logits_chunk or x.shape[1], x.shape[1]
-        if length % size:
-            raise ValueError(f"TransformerLM: `logits_chunk` must divide the number of tokens, {length}, got {size}")
-        return ChunkedLogits(x, kernel, size, jnp.result_type(x, kernel))
 
     def make_settings(self) -> BlockSettings:
         """Return the sizes and variants of the blocks.

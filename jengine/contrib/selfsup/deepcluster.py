@@ -27,11 +27,10 @@ from jengine.errors import ArgumentError, closest, config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.model import Model
+from jengine.model.model import PyTree
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.registry import HOOKS
 from jengine.train import TrainState
-
-PyTree = Any
 
 
 @HOOKS.register_module()

@@ -9,14 +9,14 @@ import numpy as np
 from optax import Params
 
 from jengine.annotations import checked
-from jengine.contrib.selfsup.model_entries import ModelState, drop_replica_axis
+from jengine.contrib.selfsup.model_entries import drop_replica_axis
 from jengine.data import ArrayDataset, DataLoader, build_dataloader
 from jengine.data.masking import get_mask
 from jengine.errors import ArgumentError, ConfigError, config_path, require_extra
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.model import Model, predict_with_key, prediction_key
+from jengine.model.model import ModelState, PyTree
 
-PyTree = Any
 _AVERAGE = {"type": "AvgPool2d", "output_size": 1}
 
 

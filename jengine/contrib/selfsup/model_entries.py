@@ -1,8 +1,7 @@
 """Model attributes and state entries that hooks require: finding and replacing them."""
 
 import os
-from collections.abc import Mapping
-from typing import Any, TypeAlias, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +10,10 @@ import numpy as np
 from jengine import paths
 from jengine.contrib.selfsup.memory_bank import MemoryBank
 from jengine.errors import ArgumentError, closest
+from jengine.model.model import ModelState
 from jengine.sharding import Strategy
 
 T = TypeVar("T")
-ModelState: TypeAlias = Mapping[str, Any]  # nested dicts of arrays
 
 
 def find_state_entry(model_state: ModelState, name: str, hook_name: str) -> Any:

@@ -13,10 +13,11 @@ from optax import Params
 from jengine import paths
 from jengine.annotations import Count, Index
 from jengine.contrib.selfsup.losses import SwAVQueue, empty_queue
-from jengine.contrib.selfsup.model_entries import ModelState, device_put_like, save_array
+from jengine.contrib.selfsup.model_entries import device_put_like, save_array
 from jengine.errors import ArgumentError, closest
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.model.model import ModelState
 from jengine.registry import HOOKS
 from jengine.train import StepContext
 

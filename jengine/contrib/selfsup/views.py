@@ -32,9 +32,6 @@ def random_view(
       scale: maximum change in the scale along each axis, and in the shear, as a fraction.
       contrast: maximum change in the factor on all pixels.
       noise: standard deviation of the noise on each pixel.
-
-    Returns:
-      float[B, H, W, C].
     """
     keys = jax.random.split(rng, 6)
     batch_size = image.shape[0]
