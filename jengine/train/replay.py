@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.data.batch_check import Batch
-from jengine.optim.batch_size import list_wrappers
+from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.paths import flatten
 from jengine.storage import read_bytes
 from jengine.train.phases import PhaseConfig
@@ -119,7 +119,7 @@ def replay_step(
     non_finite = {path: int(n) for path, n in ordered.items() if n}
     operation = ""
     # JAX's search for the operation never ends in a step with a mapped axis
-    if non_finite and list_wrappers(optim_wrapper)[0].axis_name is None:
+    if non_finite and next(iter(wrappers_by_name(optim_wrapper).values())).axis_name is None:
         operation = _find_operation(compile_step(step), state, batch, hyperparams)
     return Findings(values, non_finite, operation)
 

@@ -13,8 +13,8 @@ from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.model import Model, predict_with_key, prediction_key
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.optim.batch_size import list_wrappers
 from jengine.optim.optimizers.common import strip_weak_types
+from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.train import phases as parts
 from jengine.train.hyperparams import HyperparamsVector
 from jengine.train.own_step import OwnStep, build_own_step
@@ -83,7 +83,7 @@ class TrainStep:
             model_state=state.model_state,
             opt_state=state.opt_state,
             old_params=state.params,
-            axis_name=list_wrappers(self.optim_wrapper)[0].axis_name,  # which all optimizers share
+            axis_name=next(iter(wrappers_by_name(self.optim_wrapper).values())).axis_name,  # which all optimizers share
         )
         ctx, hook_state = self.hooks.run("traced_batch", ctx, state.hook_state)
         if self.own is not None:
