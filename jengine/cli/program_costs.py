@@ -19,12 +19,12 @@ from jengine.data import select_arrays
 from jengine.data.masking import whole_batches
 from jengine.runner import Runner
 from jengine.runner.config_checks import check_top_level
-from jengine.runner.initial_state import StateInitializer
 from jengine.sharding import Collective, Program, find_collectives
 from jengine.sharding.mesh_strategy import MeshStrategy
 from jengine.sharding.placement import Rules
 from jengine.train import TrainState
 from jengine.train.flops import count_flops
+from jengine.train.initial_state import StateInitializer
 from jengine.train.peak_flops import get_peak_flops
 
 PyTree = Any

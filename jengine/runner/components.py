@@ -23,8 +23,6 @@ from jengine.sharding import Strategy, default_strategy
 from jengine.train.state import MAX_STEP
 from jengine.visualization import Visualizer
 
-# --- Strategy and logs ---
-
 
 def build_strategy(parallel: Strategy | Config | None, train_cfg: LoopSection | None) -> Any:
     """Return the strategy for a training loop, from an instance, a config, or None (see `default_strategy`)."""
@@ -94,9 +92,6 @@ def require_drawing(visualizer: Visualizer, hook: Hook) -> None:
         _require(visualizer, "add_datasample", "visualizer")
         if isinstance(visualizer, Visualizer):  # a custom class may lack the check
             visualizer.require_drawing(type(hook).__name__)
-
-
-# --- Loops and schedules ---
 
 
 def has_own_step(runner: RunnerInternals) -> bool:

@@ -17,7 +17,6 @@ from jengine.train.peak_flops import compute_utilisation
 from jengine.train.speed import format_speed
 
 _TRAINING_PHASES = ("input", "hooks", "step", "logging")  # without compiling, validation, checkpoints and setup
-# --- Logged after training ---
 
 
 def log_summary(runner: RunnerInternals) -> None:
@@ -103,9 +102,6 @@ def list_files(runner: RunnerInternals) -> str:
     if os.path.isdir(local) and any("tfevents" in name for name in os.listdir(local)):
         lines.append(f"TensorBoard:  tensorboard --logdir {vis_dir}")
     return "\n".join(lines)
-
-
-# --- Time and speed ---
 
 
 def wait_for_device(runner: RunnerInternals) -> None:

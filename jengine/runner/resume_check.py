@@ -24,8 +24,6 @@ PyTree = Any
 _DATA = re.compile(r"train_dataloader(\.dataset|\[)")  # what `resume_policy.data` decides
 _MAX_LINES = 20
 
-# --- All differences ---
-
 
 def check_resume(runner: RunnerInternals, path: str) -> None:
     """Compare the settings of a run with a checkpoint, and log what differs and which side holds.
@@ -126,9 +124,6 @@ def collect_fingerprint(runner: RunnerInternals) -> dict[str, Any]:
 def saved_hashes(path: str) -> dict[str, str]:
     """Return the hashes of the programs in a checkpoint's fingerprint, see `TrainPrograms.hash_jaxprs`."""
     return dict(read_meta(path).get("fingerprint", {}).get("programs", {}))
-
-
-# --- The optimizer ---
 
 
 def _compare_optimizers(runner: RunnerInternals, saved: Mapping[str, Any]) -> list[Setting]:

@@ -36,7 +36,6 @@ from jengine.runner import bundle, components, config_checks
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_consistent, close, closing, list_directories
-from jengine.runner.initial_state import StateInitializer
 from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
 from jengine.runner.mmengine_names import MMEngineNames
@@ -47,6 +46,7 @@ from jengine.sharding import DispatchLimiter
 from jengine.train import TrainState
 from jengine.train.compilation_cache import use_compilation_cache
 from jengine.train.hyperparams import Hyperparams
+from jengine.train.initial_state import StateInitializer
 from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
@@ -421,8 +421,7 @@ class Runner(MMEngineNames):
         """Write a checkpoint in the background and return its path.
 
         Args:
-          out_dir: the work dir by default.
-          filename: name of the checkpoint.
+          out_dir, filename: the directory, by default the work dir, and the name in it.
           save_optimizer, save_param_scheduler: save the optimizer state and hyperparameters, and the schedulers.
           meta: entries that override the Runner's own (`epoch`, `iter`, …).
           by_epoch: whether the checkpoint marks the end of an epoch.

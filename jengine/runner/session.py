@@ -134,9 +134,6 @@ class RunFiles:
                 runner.logger.info(f"The config in {runner.work_dir} cannot be run again: {problems}.")
 
 
-# --- The log at the start ---
-
-
 def log_start(runner: RunnerInternals, groups: GroupTable) -> None:
     """Log a description before training, and what the run cannot do as configured.
 

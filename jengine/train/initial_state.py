@@ -3,7 +3,7 @@
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -12,17 +12,23 @@ from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model
 from jengine.model.model import Batch
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.sharding.strategy import Strategy
-from jengine.train import TrainState, create_train_state
 from jengine.train.out_of_memory import explain_out_of_memory
+from jengine.train.state import TrainState, create_train_state
 
 PyTree = Any
+
+
+class InitStrategy(Protocol):
+    """Part of a `Strategy` that creates a state."""
+
+    def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]: ...  # noqa: D102
+    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Model | None = None) -> Any: ...  # noqa: D102
 
 
 class StateInitializer:
     """Creator of the initial `TrainState`, which the strategy places on devices; `cfg` is the run's, for errors."""
 
-    def __init__(self, model: Model, strategy: Strategy, seed: int, cfg: Any = None) -> None:
+    def __init__(self, model: Model, strategy: InitStrategy, seed: int, cfg: Any = None) -> None:
         self._model = model
         self._strategy = strategy
         self._cfg = cfg
