@@ -134,13 +134,14 @@ def read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, Any
     """Return the parameters and the running statistics to export, by path."""
     with_statistics, state = batch_stats is not False, {}  # a model state may be empty, and so false
     if isinstance(source, str | os.PathLike):
-        params = _read_item(source, item)
-        state = _read_item(source, "model_state" if batch_stats is True else batch_stats) if with_statistics else {}
-        items = {".".join(name.split(".")[:2]) for name in list_arrays(find_checkpoint(source))}
+        directory = find_checkpoint(source)  # once: a run that saves meanwhile must not mix two checkpoints
+        params = _read_item(directory, item)
+        state = _read_item(directory, "model_state" if batch_stats is True else batch_stats) if with_statistics else {}
+        items = {".".join(name.split(".")[:2]) for name in list_arrays(directory)}
         if f"model_state.{FROZEN}" in items:  # from a `LoRA`: PyTorch needs the sum of kernel and update
-            frozen = _read_item(source, f"model_state.{FROZEN}")
-            scales = _read_item(source, "model_state.scale") if "model_state.scale" in items else {}
-            if read_meta(source).get("replicas") is not None:  # each replica has the same values
+            frozen = _read_item(directory, f"model_state.{FROZEN}")
+            scales = _read_item(directory, "model_state.scale") if "model_state.scale" in items else {}
+            if read_meta(directory).get("replicas") is not None:  # each replica has the same values
                 scales = {path: leaf[0] for path, leaf in scales.items()}
             params = {path: np.asarray(leaf) for path, leaf in add_updates(params, frozen, scales).items()}
             state = {path.removeprefix("state."): leaf for path, leaf in state.items() if path.startswith("state.")}
@@ -155,11 +156,10 @@ def read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, Any
     return params, statistics
 
 
-def _read_item(source: str | os.PathLike[str], item: str) -> dict[str, np.ndarray]:
+def _read_item(directory: str, item: str) -> dict[str, np.ndarray]:
     """Return the arrays of a checkpoint item by path below it."""
-    directory = storage_path("path", find_checkpoint(source))
     structs = {f"{item}.{name}": leaf for name, leaf in list_item_arrays(directory, item).items()}
-    loaded = arrays.read_flat(directory / STATE, structs)
+    loaded = arrays.read_flat(storage_path("path", directory) / STATE, structs)
     return {name.removeprefix(f"{item}."): array for name, array in loaded.items()}
 
 

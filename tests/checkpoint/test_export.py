@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from jengine.checkpoint import (
     CheckpointMismatchError,
     CorruptCheckpointError,
+    arrays,
     export_params,
     import_batch_stats,
     import_params,
@@ -146,6 +147,26 @@ def test_a_checkpoint_is_exported_without_its_model(variables, checkpointer, tmp
     os.remove(tmp_path / "epoch_1" / "manifest.json")
     with pytest.raises(CorruptCheckpointError):
         export_params(tmp_path / "epoch_1", path)
+
+
+def test_parameters_and_statistics_are_of_one_checkpoint_while_a_run_saves(checkpointer, tmp_path, path, monkeypatch):
+    def save(number):
+        value = np.full(2, number, np.float32)
+        state = {"params": {"bn": {"scale": value}}, "model_state": {"bn": {"mean": value}}}
+        checkpointer.save(tmp_path / f"iter_{number}", state, make_meta(number))
+        checkpointer.wait()
+
+    def read_while_a_run_saves(directory, structs, read=arrays.read_flat):
+        save(2)
+        return read(directory, structs)
+
+    save(1)
+    monkeypatch.setattr(arrays, "read_flat", read_while_a_run_saves)
+    tensors = export_params(tmp_path, path, batch_stats=True)
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
+        "bn.weight": [1.0, 1.0],
+        "bn.running_mean": [1.0, 1.0],
+    }
 
 
 def test_a_file_of_a_pytorch_model_can_be_imported(path):
