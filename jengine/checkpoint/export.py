@@ -25,7 +25,6 @@ from jengine.checkpoint.torch_layout import (
     check_unique,
     is_statistic,
     param_layouts,
-    shape_of,
     statistic_layouts,
 )
 from jengine.model import FROZEN
@@ -184,5 +183,5 @@ def _read_file(
     users = {report.matched[layout.name]: name for name, layout in layouts.items()}
     for stored_name, tensor in read_safetensors(path, tuple(users)):  # one tensor in memory at a time
         name = users[stored_name]
-        leaves[name] = arrays.put_like(layouts[name].to_flax(tensor, shape_of(leaves[name])), leaves[name])
+        leaves[name] = arrays.put_like(layouts[name].to_flax(tensor, np.shape(leaves[name])), leaves[name])
     return jax.tree.unflatten(jax.tree.structure(target), list(leaves.values()))

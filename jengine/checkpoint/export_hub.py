@@ -14,7 +14,7 @@ from jengine.annotations import Range, checked
 from jengine.checkpoint import arrays
 from jengine.checkpoint.array_rules import split_sizes
 from jengine.checkpoint.export import read_source, write_safetensors
-from jengine.checkpoint.huggingface import CONFIG, Config, list_tensors, make_rules, read_config
+from jengine.checkpoint.huggingface import CONFIG, Config, list_tensors, make_rules, require_config
 from jengine.checkpoint.matching import Assignment, match
 from jengine.checkpoint.report import CheckpointMismatchError
 from jengine.checkpoint.sources import HUB_FILES
@@ -54,10 +54,7 @@ def export_hub(
       FileExistsError: the directory has other weights.
     """
     params, _ = read_source(source, item, False)
-    if isinstance(config, str | os.PathLike):
-        path, config = config, read_config(config)
-        if not config:
-            raise FileNotFoundError(f"there is no {CONFIG} in {path}")
+    config = require_config(config)
     # The parameters decide, or `transformers` would drop a head or look for one
     config = {**config, "tie_word_embeddings": "head.kernel" not in params}
     label = str(source) if isinstance(source, str | os.PathLike) else "in memory"
@@ -67,7 +64,9 @@ def export_hub(
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = names.pop() if len(names) == 1 else "float32"
 
     shards = list(_divide(structs, shard_bytes))  # all of them first: file names have their number
-    files = [_SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
+    files = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        files = [_SINGLE]
     target = Path(check_local_path("directory", directory))
     written = {*files, *([_INDEX] if len(shards) > 1 else [])}
     if others := sorted(file.name for file in target.glob("*.safetensors*") if file.name not in written):
@@ -142,7 +141,3 @@ def _divide(structs: Mapping[str, jax.ShapeDtypeStruct], shard_bytes: int) -> It
 
 def _count_bytes(struct: jax.ShapeDtypeStruct) -> int:
     return int(struct.size) * np.dtype(struct.dtype).itemsize
-
-
-def _shard_name(index: int, count: int) -> str:
-    return f"model-{index + 1:05}-of-{count:05}.safetensors"

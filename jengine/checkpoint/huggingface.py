@@ -57,6 +57,15 @@ def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{path} is not a config of a model: {error}") from error
 
 
+def require_config(config: Config | str | os.PathLike[str]) -> Config:
+    """Return a config that is given as such or as the path of its directory; FileNotFoundError if there is none."""
+    if not isinstance(config, str | os.PathLike):
+        return config
+    if found := read_config(config):
+        return found
+    raise FileNotFoundError(f"there is no {CONFIG} in {config}")
+
+
 def transformer_arguments(config: Config | str | os.PathLike[str]) -> dict[str, Any]:
     """Return the arguments of `TransformerLM` for a language model of Hugging Face.
 
@@ -71,10 +80,7 @@ def transformer_arguments(config: Config | str | os.PathLike[str]) -> dict[str, 
     >>> arguments["mlp_width"], arguments["norm"], arguments["max_length"]
     (32, 'layer', 5)
     """
-    if isinstance(config, str | os.PathLike):
-        path, config = config, read_config(config)
-        if not config:
-            raise FileNotFoundError(f"there is no {CONFIG} in {path}")
+    config = require_config(config)
     model_type = str(config.get("model_type"))
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"`model_type` of a {CONFIG} must be one of {MODEL_TYPES}, got {model_type!r}")

@@ -57,7 +57,7 @@ def param_layouts(params: Mapping[str, Any]) -> dict[str, TorchLayout]:
     >>> layout.name, layout.shape
     ('fc.weight', (10, 3))
     """
-    shapes = {path: shape_of(leaf) for path, leaf in params.items()}
+    shapes = {path: np.shape(leaf) for path, leaf in params.items()}
     attentions = {_split_path(path)[0] for path in shapes if _is_attention_query(path, shapes)}
     return {path: _param_layout(path, shape, attentions) for path, shape in shapes.items()}
 
@@ -67,7 +67,7 @@ def statistic_layouts(statistics: Mapping[str, Any]) -> dict[str, TorchLayout]:
     layouts = {}
     for path, leaf in statistics.items():
         module, _, kind = torch_alias(path.removeprefix("batch_stats.")).rpartition(".")
-        shape = shape_of(leaf)
+        shape = np.shape(leaf)
         name = ".".join(filter(None, (module, STATISTICS[kind])))
         # Statistics are vectors: only their names differ, running_mean for mean.
         layouts[path] = TorchLayout(name, shape, tuple(range(len(shape))))
@@ -85,11 +85,6 @@ def check_unique(layouts: Iterable[tuple[str, TorchLayout]]) -> None:
 def is_statistic(path: str) -> bool:
     """Return whether `path` in a model state is a batch-norm statistic."""
     return path.rpartition(".")[2] in STATISTICS
-
-
-def shape_of(leaf: Any) -> tuple[int, ...]:
-    """Return the shape of an array, a ShapeDtypeStruct or a number."""
-    return tuple(getattr(leaf, "shape", ()))
 
 
 def _param_layout(path: str, shape: tuple[int, ...], attentions: set[str]) -> TorchLayout:
