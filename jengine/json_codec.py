@@ -8,7 +8,7 @@ all values, for states that must come back as they were.
 import base64
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -175,34 +175,25 @@ def unpack(value: Json, blobs: bytes | None = None) -> Any:
         if len(found) != entry["size"]:
             raise ValueError(f"{entry['size']} bytes of an array are missing")
         return found
-    data = unpack(entry["data"], blobs)
-    return entry if isinstance(data, dict) else _UNPACKERS[entry[_PACKED]]({**entry, "data": data})
+    kind, data = entry[_PACKED], unpack(entry["data"], blobs)
+    if isinstance(data, dict):  # bytes that were not read
+        return entry
+    if kind == "bytes":
+        return base64.b64decode(data)
+    if kind == "tuple":
+        return tuple(data)
+    if kind == "dict":
+        return dict(data)
+    array = np.frombuffer(data, np.dtype(entry["dtype"])).reshape(entry["shape"]).copy()
+    if kind == "tensor":
+        import torch
 
+        return torch.from_numpy(array)
+    if kind == "key":
+        import jax
 
-def _unpack_array(value: dict[str, Any]) -> np.ndarray:
-    return np.frombuffer(value["data"], np.dtype(value["dtype"])).reshape(value["shape"]).copy()
-
-
-def _unpack_tensor(value: dict[str, Any]) -> Any:
-    import torch
-
-    return torch.from_numpy(_unpack_array(value))
-
-
-def _unpack_key(value: dict[str, Any]) -> Any:
-    import jax
-
-    return jax.random.wrap_key_data(jax.numpy.asarray(_unpack_array(value)), impl=value["impl"])
-
-
-_UNPACKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "bytes": lambda value: base64.b64decode(value["data"]),
-    "tuple": lambda value: tuple(value["data"]),
-    "dict": lambda value: dict(value["data"]),
-    "array": _unpack_array,
-    "tensor": _unpack_tensor,
-    "key": _unpack_key,
-}
+        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=entry["impl"])
+    return array
 
 
 def _replace_nonfinite(value: Json, as_text: bool) -> Json:
