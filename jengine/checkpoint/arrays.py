@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -331,6 +332,24 @@ def write_from_process(directory: PurePath, state: Any) -> None:
         Path(directory).mkdir(parents=True)  # the handler does not create it
     handler.save(epath.Path(directory), args=ocp.args.PyTreeSave(state))
     handler.finalize(epath.Path(directory))  # merges the index of the arrays
+
+
+@contextlib.contextmanager
+def ignore_closed_event_loops() -> Iterator[None]:
+    """Drop the tracebacks of TensorStore's threads that still report to the event loop of a failed save."""
+    previous = sys.unraisablehook
+
+    def report(unraisable: Any) -> None:
+        error = unraisable.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            previous(unraisable)
+
+    # TensorStore calls back in threads of its own, where no `except` can be
+    sys.unraisablehook = report
+    try:
+        yield
+    finally:
+        sys.unraisablehook = previous
 
 
 @contextlib.contextmanager

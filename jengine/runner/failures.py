@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from jengine.checkpoint import CheckpointSaveError
-from jengine.checkpoint.failed_saves import ignore_closed_event_loops
+from jengine.checkpoint.arrays import ignore_closed_event_loops
 from jengine.checkpoint.layout import find_manifests
 from jengine.checkpoint.lock_holder import WorkDirLockedError
 from jengine.config import write_config
