@@ -16,12 +16,12 @@ from jengine.storage import get_filesystem, is_url
 
 LOCAL_DIR = "JENGINE_LOCAL_DIR"
 _VERSIONS = ("size", "generation", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
-_LOCAL = ("local", "disk", "LocalBackend", "HardDiskBackend")
-_OBJECTS = ("petrel", "ceph", "s3", "PetrelBackend", "CephBackend")
-_WEB = ("http", "HTTPBackend")
-_SCHEMES: dict[Any, tuple[str, ...]] = {
-    **dict.fromkeys(_LOCAL, ()), **dict.fromkeys(_OBJECTS, ("s3", "gs")), **dict.fromkeys(_WEB, ("http", "https"))
-}  # fmt: skip
+_SCHEMES: dict[Any, tuple[str, ...]] = {  # by backend
+    **dict.fromkeys(("local", "disk", "LocalBackend", "HardDiskBackend"), ()),
+    **dict.fromkeys(("petrel", "ceph", "s3", "PetrelBackend", "CephBackend"), ("s3", "gs")),
+    **dict.fromkeys(("http", "HTTPBackend"), ("http", "https")),
+}
+_ADVICE = "leave backend_args out, and write a path or a URL, such as 's3://bucket/file' or 'gs://bucket/file'"
 
 
 def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -126,9 +126,6 @@ def check_backend_args(
         raise ConfigError(
             f"`backend_args` must be None or have backend='local', 's3' or 'http', got {backend!r}; {_ADVICE}"
         )
-
-
-_ADVICE = "leave backend_args out, and write a path or a URL, such as 's3://bucket/file' or 'gs://bucket/file'"
 
 
 def _cache_dir() -> pathlib.Path:

@@ -168,21 +168,17 @@ def list_files(directory: str | os.PathLike[str]) -> dict[str, FileInfo]:
     if not is_url(directory):
         files = (path for path in sorted(pathlib.Path(directory).rglob("*")) if path.is_file())
         return {str(path.relative_to(directory)): FileInfo(path.stat().st_size) for path in files}
+    from fsspec.core import strip_protocol
+
     with _requests(directory):
         found = get_filesystem(directory).find(os.fspath(directory), detail=True)
-    prefix = _strip_scheme(directory) + "/"
+    # As the file system names it: `bucket/run`, for `memory://` `/run`, for `https://` all of it
+    prefix = str(strip_protocol(os.fspath(directory))).rstrip("/") + "/"
     return {
         name.removeprefix(prefix): FileInfo(info["size"], _read_md5(info))
         for name, info in sorted(found.items())
         if name.startswith(prefix) and info["type"] == "file" and not name.endswith("/")
     }
-
-
-def _strip_scheme(url: str | os.PathLike[str]) -> str:
-    """Return how the file system of a URL names it: `bucket/run`, for `memory://` `/run`, for `https://` all of it."""
-    from fsspec.core import strip_protocol
-
-    return str(strip_protocol(os.fspath(url))).rstrip("/")
 
 
 def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:

@@ -2,7 +2,7 @@
 
 import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -83,12 +83,15 @@ class BaseInferencer:
         Raises:
           TypeError: an argument that no step takes.
         """
+        from rich.progress import track
+
         chosen = self._dispatch_kwargs(kwargs)
         listed = self._inputs_to_list(inputs)
         if isinstance(getattr(self, "model", None), LoadedModel):
             self.model.batch_size = batch_size  # the last batch is padded: one program
         predictions: list[Any] = []
-        for batch in self._track(self.preprocess(listed, batch_size, **chosen["preprocess"]), listed, batch_size):
+        batches, count = self.preprocess(listed, batch_size, **chosen["preprocess"]), -(-len(listed) // batch_size)
+        for batch in track(batches, "Inference", total=count, disable=not self.show_progress):
             predictions += self.forward(batch, **chosen["forward"])
         visualization = self.visualize(listed, predictions, **chosen["visualize"])
         return self.postprocess(predictions, visualization, return_datasamples, **chosen["postprocess"])
@@ -136,8 +139,3 @@ class BaseInferencer:
             if name not in known:
                 raise TypeError(f"{type(self).__name__} has no argument {name!r}{closest(name, known)}")
         return {step: {name: kwargs[name] for name in own if name in kwargs} for step, own in names.items()}
-
-    def _track(self, batches: Iterable[PyTree], inputs: Sequence[Any], batch_size: int) -> Iterable[PyTree]:
-        from rich.progress import track
-
-        return track(batches, "Inference", total=-(-len(inputs) // batch_size), disable=not self.show_progress)

@@ -14,6 +14,7 @@ from jengine.data.collate import count_examples
 from jengine.errors import ConfigError, MissingPackageError
 from jengine.inference.loaded_model import LoadedModel
 from jengine.model import predict_with_key, prediction_key
+from jengine.storage import write_bytes
 
 PyTree = Any
 
@@ -77,9 +78,7 @@ def export_model(
         ) from error
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    incoming = target.with_name(f"{target.name}.incoming")
-    incoming.write_bytes(exported.serialize())
-    incoming.replace(target)  # atomic: no reader sees half a file
+    write_bytes(target, exported.serialize())  # atomic: no reader sees half a file
     return exported
 
 

@@ -20,7 +20,7 @@ from jengine.checkpoint.restore import restore_verified
 from jengine.checkpoint.start_from import LoadFrom
 from jengine.errors import ConfigError
 from jengine.hooks.run_record import update_record
-from jengine.inference.base_variables import loadable_variables, named_variables
+from jengine.inference.base_variables import loadable_variables
 from jengine.model import get_model
 from jengine.optim.schedules import replay_schedulers, schedulers_state_dict
 from jengine.runner.end_report import wait_for_device
@@ -250,14 +250,15 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
     structure = source.make_structure(runner.state.params)
     opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated, verified=True, structure=structure)
     rest = dict(opened.meta)
-    variables, replicas = named_variables(runner.state.params, runner.state.model_state), runner.strategy.replicas
+    variables = {"params": runner.state.params, "model_state": runner.state.model_state}
+    replicas = runner.strategy.replicas
     names = [path.removeprefix("params.") for path in opened.structs]
     initial, to_run = loadable_variables(get_model(runner.model), variables, replicas, names)
     conversion = replicas, rest.get("replicas")
     target = convert_replica_axis(initial, *conversion)
     with _name_versions(opened.label, rest.get("meta", {})):
         params, model_state, report = load_pretrained(opened, target["params"], target["model_state"], **source.rules)
-    loaded = convert_replica_axis(named_variables(params, model_state), *reversed(conversion))
+    loaded = convert_replica_axis({"params": params, "model_state": model_state}, *reversed(conversion))
     bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), variables), **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     weights = {item: bundle["state"][item] for item in initial}
