@@ -1,12 +1,11 @@
 """Readers for safetensors, .npz, .eqx and msgpack files; only that of msgpack loads the whole file."""
 
 import importlib.util
-import math
 import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -85,9 +84,7 @@ def list_npz(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
         with zipfile.ZipFile(path) as archive:  # `np.load` would read each array to tell its shape
             for name in archive.namelist():
                 with archive.open(name) as file:
-                    shape, _, dtype = _VERSIONS[np.lib.format.read_magic(file)](file)
-                struct = jax.ShapeDtypeStruct(shape, jnp.bfloat16 if dtype == _BFLOAT16 else dtype)
-                structs[name.removesuffix(".npy")] = struct
+                    structs[name.removesuffix(".npy")] = _read_header(file)
         return structs
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise ValueError(f"{path} is not a complete .npz file of arrays: {error}") from error
@@ -97,8 +94,7 @@ def read_npz(path: Path, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray
     """Yield arrays from an .npz file by name, one at a time; pickled objects are refused."""
     with np.load(path, allow_pickle=False) as file:
         for name in names:
-            array = file[name]
-            yield name, array.view(jnp.bfloat16) if array.dtype == _BFLOAT16 else array
+            yield name, _as_bfloat16(file[name])
 
 
 class EqxEntry(NamedTuple):
@@ -106,7 +102,6 @@ class EqxEntry(NamedTuple):
 
     offset: int
     struct: jax.ShapeDtypeStruct
-    is_bfloat16: bool
 
 
 def list_eqx(path: Path, leaves: Mapping[str, Any]) -> dict[str, EqxEntry]:
@@ -151,23 +146,30 @@ def _iterate_arrays(path: Path) -> Iterator[EqxEntry]:
     with path.open("rb") as file:
         while (offset := file.tell()) < size:
             try:
-                shape, _, dtype = _VERSIONS[np.lib.format.read_magic(file)](file)
+                struct = _read_header(file)
             except (ValueError, KeyError) as error:
                 raise ValueError(f"{path} is not a complete .eqx file: {error}") from error
-            is_bfloat16 = dtype == _BFLOAT16
-            count = math.prod(shape) * dtype.itemsize
-            if dtype.hasobject or file.tell() + count > size:  # a seek beyond the end would not fail
+            count = struct.size * struct.dtype.itemsize
+            if struct.dtype.hasobject or file.tell() + count > size:  # a seek beyond the end would not fail
                 raise ValueError(f"{path} is not a complete .eqx file of arrays")
             file.seek(count, os.SEEK_CUR)
-            yield EqxEntry(offset, jax.ShapeDtypeStruct(shape, jnp.bfloat16 if is_bfloat16 else dtype), is_bfloat16)
+            yield EqxEntry(offset, struct)
 
 
 def read_eqx(path: Path, entry: EqxEntry) -> np.ndarray:
     """Return an array of an .eqx file."""
     with path.open("rb") as file:
         file.seek(entry.offset)
-        array = np.lib.format.read_array(file, allow_pickle=False)
-    return array.view(jnp.bfloat16) if entry.is_bfloat16 else array
+        return _as_bfloat16(np.lib.format.read_array(file, allow_pickle=False))
+
+
+def _read_header(file: IO[bytes]) -> jax.ShapeDtypeStruct:
+    shape, _, dtype = _VERSIONS[np.lib.format.read_magic(file)](file)
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16 if dtype == _BFLOAT16 else dtype)
+
+
+def _as_bfloat16(array: np.ndarray) -> np.ndarray:
+    return array.view(jnp.bfloat16) if array.dtype == _BFLOAT16 else array
 
 
 def read_msgpack(path: Path) -> Any:

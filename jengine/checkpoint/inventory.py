@@ -7,14 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from jengine.checkpoint.checkpointer import Checkpointer
-from jengine.checkpoint.layout import (
-    INCOMING,
-    POINTER,
-    find_latest,
-    find_manifests,
-    read_pointer,
-    write_pointer,
-)
+from jengine.checkpoint.layout import INCOMING, POINTER, find_latest, find_manifests, read_pointer, write_pointer
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.manifest import MANIFEST, META, Manifest, validate_checkpoint, validate_objects
 from jengine.errors import closest

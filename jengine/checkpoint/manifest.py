@@ -24,16 +24,7 @@ from etils import epath
 
 from jengine.checkpoint.progress import report_progress
 from jengine.json_codec import decode, encode
-from jengine.storage import (
-    FileInfo,
-    StorageError,
-    is_url,
-    list_files,
-    read_bytes,
-    read_many,
-    sync,
-    write_bytes,
-)
+from jengine.storage import FileInfo, StorageError, is_url, list_files, read_bytes, read_many, sync, write_bytes
 
 MANIFEST = "manifest.json"
 META = "meta.json"
@@ -76,8 +67,8 @@ def seal(directory: PurePath, *, run: str, is_latest: bool, iteration: int | Non
         files = _commit_objects(directory)
     else:
         names = list_files(directory).keys() - {MANIFEST}
-        listed = [name for part in names if _PART.fullmatch(part) for name in _read_part(directory / part)]
-        files = _sync_files(directory, names - set(listed), checksums)
+        parts = [_read_part(directory / name) for name in names if _PART.fullmatch(name)]
+        files = _sync_files(directory, names.difference(*parts), checksums)
         for path in [directory / STATE, *Path(directory / STATE).glob("*/")]:  # directories too, which hold the names
             sync(path)
     _write(directory, Manifest(run, True, is_latest, iteration, files))
@@ -112,7 +103,7 @@ def _commit_objects(directory: PurePath) -> Files:
 def read_manifest(directory: PurePath) -> Manifest | None:
     """Return the manifest in `directory`; None if there is none, or an unreadable one."""
     try:
-        return _read(directory)
+        return _parse(read_bytes(directory / MANIFEST))
     except (OSError, ValueError):
         return None
 
@@ -168,7 +159,7 @@ def _read_complete(directory: PurePath) -> tuple[Manifest, str | None]:
     """Return the manifest, and the reason why the checkpoint is not complete; None if it is."""
     manifest = Manifest("")
     try:
-        manifest = _read(directory)
+        manifest = _parse(read_bytes(directory / MANIFEST))
     except (FileNotFoundError, NotADirectoryError):
         return manifest, f"{MANIFEST} is missing" if epath.Path(directory).exists() else "it does not exist"
     except (OSError, ValueError) as error:
@@ -232,11 +223,9 @@ def validate_objects(
         if not checksums or digest is None:
             continue
         # Only what was copied to the bucket has other checksums than those of the store
-        is_equal = f"{_MD5}{info.md5}" == digest if digest.startswith(_MD5) and info.md5 else None
-        if is_equal is None:
-            is_equal = _hash_as(digest, directory / name) == digest
-        if not is_equal:
-            return f"{name} is damaged (its {_kind(digest)} is not that of the manifest)"
+        is_listed = digest.startswith(_MD5) and info.md5
+        if digest != (f"{_MD5}{info.md5}" if is_listed else _hash_as(digest, directory / name)):
+            return _describe_damage(name, digest)
     return None
 
 
@@ -253,7 +242,7 @@ def _validate_files(directory: PurePath, files: Files, checksums: bool) -> str |
         if (actual := status.st_size) != size:
             return f"{name} must have {size} bytes, got {actual}"
         if (checksums or _PART.fullmatch(name)) and digest is not None and _hash_as(digest, path) != digest:
-            return f"{name} is damaged (its {_kind(digest)} is not that of the manifest)"
+            return _describe_damage(name, digest)
     return None
 
 
@@ -281,10 +270,6 @@ def _validate_meta(directory: PurePath, manifest: Manifest) -> str | None:
     return None
 
 
-def _read(directory: PurePath) -> Manifest:
-    return _parse(read_bytes(directory / MANIFEST))
-
-
 def _parse(content: bytes) -> Manifest:
     stored = decode(content)
     if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
@@ -293,12 +278,11 @@ def _parse(content: bytes) -> Manifest:
     # First of all: fields of a damaged manifest mean nothing.
     if stored.pop("sha256", None) != _digest(stored):
         raise ValueError("its SHA-256 is not that of its content")
-    files = _parse_files(stored)
     try:
         run, complete, latest, iteration = (stored[name] for name in _FIELDS[:-1])
     except KeyError as error:
         raise ValueError(f"it has another structure: {error!r}") from error
-    return Manifest(run, complete, latest, iteration, files)
+    return Manifest(run, complete, latest, iteration, _parse_files(stored))
 
 
 def _read_part(path: PurePath) -> Files:
@@ -327,8 +311,8 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(encode(content, sort_keys=True).encode()).hexdigest()
 
 
-def _kind(digest: str) -> str:
-    return "MD5" if digest.startswith(_MD5) else "SHA-256"
+def _describe_damage(name: str, digest: str) -> str:
+    return f"{name} is damaged (its {'MD5' if digest.startswith(_MD5) else 'SHA-256'} is not that of the manifest)"
 
 
 def _hash_as(digest: str, path: PurePath) -> str:
