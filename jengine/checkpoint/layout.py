@@ -60,8 +60,7 @@ def read_pointer(work_dir: PurePath) -> PurePath | None:
     """Return the path in `last_checkpoint`, whether it exists or not; None if the file is missing or not readable."""
     try:
         return storage_path(POINTER, read_bytes(work_dir / POINTER).decode().strip())
-    # No pointer is the normal case before the first save; an unreadable one is worth a line.
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError):  # the normal case before the first save
         return None
     except (OSError, ValueError) as error:
         _LOGGER.warning("skipped %s, which is unreadable: %s", work_dir / POINTER, error)
@@ -75,15 +74,20 @@ def write_pointer(work_dir: PurePath, path: str) -> None:
 
 def read_current_run(work_dir: PurePath) -> str | None:
     """Return the identifier of the run that trains in `work_dir`; None if no run has written it."""
-    try:
-        return read_bytes(work_dir / CURRENT_RUN).decode().strip() or None
-    except (OSError, ValueError):
-        return None
+    return read_line(work_dir / CURRENT_RUN) or None
 
 
 def write_current_run(work_dir: PurePath, run: str) -> None:
     """Set the run that trains in `work_dir`, atomically: from now on, others are not resumed from."""
     _write_text(work_dir / CURRENT_RUN, run)
+
+
+def read_line(path: PurePath) -> str:
+    """Return the line in a small file; "" if the file is missing or unreadable."""
+    try:
+        return read_bytes(path).decode().strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _write_text(path: PurePath, text: str) -> None:
@@ -293,8 +297,7 @@ def _checkpoint_names(directory: epath.Path) -> list[str]:
 
 
 def _list_contents(directory: epath.Path) -> str:
-    """Return what is in `directory`, as the end of an error message."""
-    # For an error message: what is there instead usually shows the mistake.
+    """Return what is in `directory` for the end of an error message: what is there instead often shows the mistake."""
     entries = list_directory(directory)
     if not entries and not directory.is_dir():
         return f"the directory {directory} does not exist either"

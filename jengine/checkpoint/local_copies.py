@@ -15,12 +15,12 @@ from typing import Any
 
 import jax
 
-from jengine.checkpoint.layout import find_latest, list_checkpoints, read_current_run, read_meta
+from jengine.checkpoint.layout import find_latest, find_manifests, read_current_run, read_line, read_meta
 from jengine.checkpoint.manifest import read_manifest, validate_checkpoint
 from jengine.distributed.processes import ProcessGroup
 from jengine.errors import ConfigError
 from jengine.paths import flatten
-from jengine.storage import read_bytes, storage_path, write_bytes
+from jengine.storage import storage_path, write_bytes
 
 POINTER = "local_copies"
 
@@ -50,13 +50,13 @@ def find_newer_copy(work_dir: str | os.PathLike[str], newest: str | None, proces
       newest: the newest checkpoint in it; None without one.
       processes: all processes, which call this together.
     """
-    known = ("", "", -1)
+    known = ("", "", -1)  # directory, run, iteration
     # One process reads the shared directory; the others would only repeat the requests, and could see another state.
     if processes.index == 0:
         manifest = None if newest is None else read_manifest(storage_path("resume", newest))
         iteration = -1 if manifest is None or manifest.iteration is None else manifest.iteration
         root = storage_path("work_dir", work_dir)
-        known = (_read_pointer(root), read_current_run(root) or "", iteration)
+        known = (read_line(root / POINTER), read_current_run(root) or "", iteration)
     directory, run, iteration = processes.broadcast("the directory of local copies", known)
     if not directory or not run:
         return None
@@ -107,23 +107,15 @@ def replace_unfit_copy(work_dir: str | os.PathLike[str], path: str, state: Any, 
     return newest
 
 
-def _read_pointer(work_dir: os.PathLike[str]) -> str:
-    try:
-        return read_bytes(os.path.join(work_dir, POINTER)).decode().strip()
-    except (OSError, ValueError):
-        return ""
-
-
 def _find_whole(directory: Path, newer_than: int) -> dict[int, str]:
     """Return the complete copies by iteration, with all files verified."""
     found = {}
-    for path in list_checkpoints(directory):
-        manifest = read_manifest(Path(path))
+    for path, manifest in find_manifests(storage_path("directory", directory)).items():
         if manifest is None or not manifest.is_complete or manifest.iteration is None:
             continue  # the process was killed while it wrote it
         if manifest.iteration > newer_than:
-            if (problem := validate_checkpoint(Path(path), checksums=True)) is None:
-                found[manifest.iteration] = path
+            if (problem := validate_checkpoint(path, checksums=True)) is None:
+                found[manifest.iteration] = str(path)
             else:
                 _LOGGER.warning(f"skipped the local copy {path}: {problem}")
     return found
