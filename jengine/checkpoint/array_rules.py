@@ -191,8 +191,7 @@ def apply_rules(
     found: dict[tuple[str | None, str], tuple[RenameRule | None, int, int, dict[tuple[int, int], str]]] = {}
     dropped, used = [], set()
     for name, (item, path) in keys.items():
-        # A generator, so that only the first rule that matches is expanded
-        rule, targets = next(_expand(path, structs[name], rules), (None, [_Target(path)]))
+        rule, targets = _apply_first(path, structs[name], rules)
         if rule is not None:
             used.add(id(rule))  # options with dicts are not hashable
         if not targets:
@@ -224,14 +223,16 @@ class _Target(NamedTuple):
     parts: int = 1
 
 
-def _expand(
+def _apply_first(
     path: str, struct: jax.ShapeDtypeStruct, rules: Sequence[RenameRule]
-) -> Iterator[tuple[RenameRule, list[_Target]]]:
-    """Yield the rules that match a path, with the new paths that they give it."""
+) -> tuple[RenameRule | None, list[_Target]]:
+    """Return the first rule that matches a path, and the new paths that it gives it."""
     for rule in rules:
         for member, old in enumerate(rule.old):
-            if (match := compile_pattern(old).match(path)) if old else True:
-                yield rule, list(_list_targets(path, struct, rule, member, match if old else None))
+            match = compile_pattern(old).match(path) if old else None
+            if match is not None or not old:
+                return rule, list(_list_targets(path, struct, rule, member, match))
+    return None, [_Target(path)]
 
 
 def _list_targets(

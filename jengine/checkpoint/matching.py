@@ -30,13 +30,13 @@ from jengine.checkpoint.torch_layout import TorchLayout, is_statistic, param_lay
 Structs = Mapping[str, jax.ShapeDtypeStruct]
 Key = tuple[str | None, str]  # the item of a training state, None if the source does not tell, and the path in it
 Alias = tuple[str, int | None]  # another name of a parameter, and which third of that array it is; None for all of it
+Order = Literal["stored", "torch", "either", "untorch", "none"]  # of the axes; "untorch": a `weight` like a `kernel`
 
 ITEMS = ("params", "model_state")
 _PROJECTIONS = ("query", "key", "value")
 _TORCH_PROJECTIONS = {
     "query": ("q_proj",), "key": ("k_proj",), "value": ("v_proj",), "out": ("proj", "out_proj", "o_proj"),
 }  # fmt: skip
-_COUNTER = "num_batches_tracked"  # a buffer of PyTorch's batch norms
 
 
 class Assignment(NamedTuple):
@@ -77,7 +77,7 @@ class _Fit(NamedTuple):
     element: tuple[int, ...]  # the shape that the rule makes, without the axis of a stack
     shape: tuple[int, ...] | None  # of the parameter, without the axis of a stack; None if the stack has another size
     layout: TorchLayout
-    order: Literal["stored", "torch", "either", "untorch", "none"]  # of the axes; "untorch": a `weight` like a `kernel`
+    order: Order
 
     @property
     def has_dtype(self) -> bool:
@@ -87,18 +87,18 @@ class _Fit(NamedTuple):
 
     def assign(self, are_torch: bool, method: Method | None) -> Assignment | None:
         """Return the assignment; None if the array does not fit."""
-        parameter, piece, shape = self.parameter, self.piece, self.shape
+        piece, shape = self.piece, self.shape
         if shape is None or not self.has_dtype:
             return None
+        assignment = Assignment(self.parameter.item, self.parameter.path, piece, shape)
         # The order of these cases is the rule: exact shapes, then PyTorch's layout, then a resize that the user has
         # asked for.
         if self.order == "stored":
-            is_plain = piece.is_plain and self.element == shape
-            return Assignment(parameter.item, parameter.path, piece, shape, is_plain)
+            return assignment._replace(is_plain=piece.is_plain and self.element == shape)
         if self.order == "torch" or (self.order == "either" and are_torch):
-            return Assignment(parameter.item, parameter.path, piece, shape, layout=self.layout)
+            return assignment._replace(layout=self.layout)
         if method is not None and find_grids(self.element, shape):
-            return Assignment(parameter.item, parameter.path, piece, shape, method=method)
+            return assignment._replace(method=method)
         return None
 
     def advise(self) -> str:
@@ -186,7 +186,7 @@ def match(
 
 
 def _is_counter(path: str) -> bool:
-    return path.rpartition(".")[2] == _COUNTER
+    return path.rpartition(".")[2] == "num_batches_tracked"  # a buffer of PyTorch's batch norms
 
 
 def _find_pieces(parameters: Sequence[_Parameter], pieces: Mapping[Key, Piece]) -> list[tuple[_Parameter, Key, Piece]]:
@@ -249,9 +249,7 @@ def _find_layouts(item: str, shapes: Mapping[str, tuple[int, ...] | None]) -> di
     return {**param_layouts(structs), **statistic_layouts(statistics)}
 
 
-def _find_order(
-    piece: Piece, element: tuple[int, ...], shape: tuple[int, ...], layout: TorchLayout
-) -> Literal["stored", "torch", "either", "untorch", "none"]:
+def _find_order(piece: Piece, element: tuple[int, ...], shape: tuple[int, ...], layout: TorchLayout) -> Order:
     """Return in which order of the axes an array fits a parameter."""
     squeezed = _squeeze(element)
     as_torch, as_stored = squeezed == _squeeze(layout.shape), squeezed in (_squeeze(layout.merged), _squeeze(shape))
