@@ -258,10 +258,8 @@ class BackgroundWriter:
     def start(self, directory: PurePath, state: Any, prepare: Callable[[], None] = lambda: None) -> Callable[[], None]:
         """Start to write a state that `encode` returned; device arrays may be donated afterwards.
 
-        Args:
-          directory: it must not exist.
-          state: the arrays.
-          prepare: called before anything is written, if possible by the function that is returned.
+        `directory` must not exist. `prepare` is called before anything is written, if possible by the function that is
+        returned.
 
         Returns:
           A function that finishes the write and raises any error; call it once, in any thread.

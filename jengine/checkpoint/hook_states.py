@@ -21,13 +21,10 @@ class HookStateMatch(NamedTuple):
 def match_hook_states(
     states: Mapping[str, PyTree], stored: Iterable[str], exchanged: Mapping[str, str]
 ) -> HookStateMatch:
-    """Match traced states by hook to the dotted paths that a checkpoint has stored.
+    """Match the run's traced states by hook to the dotted paths that a checkpoint has stored.
 
-    Args:
-      states: the run's traced states by hook.
-      stored: the checkpoint's dotted paths.
-      exchanged: items that were swapped with parts of a hook's state for the checkpoint, such as
-        `{'params': 'hook_state.EMAHook.params'}`. They are swapped back; without the hook only the item is restored.
+    In `exchanged` are items that were swapped with parts of a hook's state for the checkpoint, such as
+    `{'params': 'hook_state.EMAHook.params'}`. They are swapped back; without the hook only the item is restored.
     """
 
     def hook_name(path: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.layout import INCOMING, POINTER, find_latest, find_manifests, read_pointer, write_pointer
 from jengine.checkpoint.lock import is_locked
-from jengine.checkpoint.manifest import MANIFEST, META, Manifest, validate_checkpoint, validate_objects
+from jengine.checkpoint.manifest import MANIFEST, META, validate_checkpoint, validate_objects
 from jengine.errors import closest
 from jengine.json_codec import decode
 from jengine.storage import FileInfo, is_url, list_files, read_many, remove_files, storage_path
@@ -53,7 +53,10 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
     for name, info in list_files(directory).items() if manifests else ():  # one listing for all
         child, _, file = name.partition("/")
         files.get(directory / child, {})[file] = info
-    problems = {path: _find_problem(path, manifest, files[path]) for path, manifest in manifests.items()}
+    problems = {
+        path: validate_objects(path, manifest, files[path]) if manifest and is_url(path) else validate_checkpoint(path)
+        for path, manifest in manifests.items()
+    }
     stored = read_many(path / META for path, problem in problems.items() if problem is None)
     metadata = {path: decode(stored[str(path / META)]) for path, problem in problems.items() if problem is None}
     # Compare names: `last_checkpoint` of a copied work dir, or of one behind a link, has another path.
@@ -77,12 +80,6 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
             )
         )
     return sorted(entries, key=lambda entry: (entry.meta.get("iter", -1), entry.name))
-
-
-def _find_problem(path: PurePath, manifest: Manifest | None, files: Mapping[str, FileInfo]) -> str | None:
-    if is_url(path) and manifest is not None:
-        return validate_objects(path, manifest, files)
-    return validate_checkpoint(path)
 
 
 def remove_checkpoints(

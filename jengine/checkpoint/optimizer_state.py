@@ -224,10 +224,9 @@ def _find_step(source: WeightSource, others: Mapping[str, str], counts: Sequence
     """Return the number of completed iterations and its path: that of a step, or of the optimizer's count."""
     steps = [path for path in others if path.rpartition(".")[2] in _STEPS]
     # The shortest path: a step of the loop rather than one inside of the optimizer
-    paths = sorted(steps, key=lambda path: path.count(".")) + [n for n in counts if n.endswith(".count")]
-    for path in paths:
-        name = others[path]
-        if source.structs[name].shape == ():
-            array = dict(source.read({name: source.structs[name]}))[name]
+    for path in [*sorted(steps, key=lambda path: path.count(".")), *(n for n in counts if n.endswith(".count"))]:
+        struct = source.structs[others[path]]
+        if struct.shape == ():
+            ((_, array),) = source.read({others[path]: struct})
             return int(np.asarray(array)), path
     return None, ""

@@ -167,7 +167,7 @@ def _send(wide: Mapping[str, jax.Array], structs: Structs) -> dict[str, jax.Arra
 
 
 def _add_bits(copies: jax.Array) -> jax.Array:
-    """Return the sum over the first axis, where all copies but one are zero: as integers, since -0.0 + 0.0 is 0.0."""
+    """Return the sum over the first axis, where all copies but one are zero."""
     dtype = copies.dtype
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return jax.lax.complex(_add_bits(copies.real), _add_bits(copies.imag))

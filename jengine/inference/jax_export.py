@@ -1,6 +1,5 @@
 """Export of a loaded model as a `jax.export` artifact, which runs without the model's code."""
 
-import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 
 from jengine.data.batch_check import Batch
 from jengine.data.collate import count_examples
-from jengine.errors import ConfigError, MissingPackageError
+from jengine.errors import ConfigError, require_extra
 from jengine.inference.loaded_model import LoadedModel
 from jengine.model import predict_with_key, prediction_key
 from jengine.storage import write_bytes
@@ -50,8 +49,8 @@ def export_model(
     """
     from jax import export
 
-    if importlib.util.find_spec("flatbuffers") is None:
-        raise MissingPackageError("jax.export files require the package flatbuffers: pip install 'jengine[export]'")
+    with require_extra("export", "jax.export files require the package flatbuffers"):
+        import flatbuffers  # noqa: F401
     size = count_examples(batch) if batch_size is None else batch_size
     shapes = _set_batch_size(batch, size)
     params, model_state = jax.device_get(model.load(shapes))  # constants of the artifact

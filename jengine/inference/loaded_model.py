@@ -149,13 +149,11 @@ class LoadedModel:
         from jengine.checkpoint import load_params
 
         params, model_state = jax.eval_shape(self.model.init, jax.random.key(0), batch)  # shapes only
-        targets = convert_replica_axis_structs({"params": params, "model_state": model_state}, None, self._replicas)
-        values = {}
-        for item, target in targets.items():
-            has_arrays = bool(jax.tree.leaves(target))  # a model may have no state
-            values[item] = (  # `load_model` has compared the checksums
-                load_params(self.path, target, item=self._items[item], checksums=False)[0] if has_arrays else target
-            )
+        values = convert_replica_axis_structs({"params": params, "model_state": model_state}, None, self._replicas)
+        for item, target in values.items():
+            if jax.tree.leaves(target):  # a model may have no state
+                # `load_model` has compared the checksums
+                values[item], _ = load_params(self.path, target, item=self._items[item], checksums=False)
         values = convert_replica_axis(values, self._replicas, None)
         return values["params"], values["model_state"]
 

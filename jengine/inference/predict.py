@@ -154,13 +154,14 @@ def iterate_batches(
     """
     if _is_config(data) and "dataset" not in data:
         data = DATASETS.build(data)
-    if _is_dataset(data) or _is_arrays(data):
-        total = len(data) if _is_dataset(data) else count_examples(data)
+    is_arrays = _is_arrays(data)
+    if is_arrays or _is_dataset(data):
+        total = count_examples(data) if is_arrays else len(data)
         if total == 0:
             raise ValueError("`data` must have at least one example, got none")
         share = -(-total // shard.count)  # each process needs as many batches
         size = _round_up(min(share, _DEFAULT_BATCH_SIZE), multiple) if batch_size is None else batch_size
-        if _is_arrays(data):
+        if is_arrays:
             return _slice_arrays(data, size, shard)
         data = dict(dataset=data, batch_size=size)
     elif batch_size is not None:
@@ -174,9 +175,10 @@ def iterate_batches(
             "`data` must be arrays, a dataset, a dataloader, its config, or an iterable of batches, "
             f"got {type(data).__name__}"
         )
-    if isinstance(data, DataLoader | IterableLoader) and data.batch_axis is None:
+    is_loader = isinstance(data, DataLoader | IterableLoader)
+    if is_loader and data.batch_axis is None:
         return ((select_arrays(batch), np.asarray(i, np.int32)) for i, batch in enumerate(data))
-    return _add_positions(data, isinstance(data, DataLoader | IterableLoader), multiple, shard)
+    return _add_positions(data, is_loader, multiple, shard)
 
 
 def _is_config(data: Any) -> bool:
@@ -192,7 +194,7 @@ def _is_arrays(data: object) -> bool:
 
 def _is_dataset(data: object) -> bool:
     # A map-style dataset that can also be iterated has a method to fetch several examples
-    if _is_config(data) or not jax.tree_util.all_leaves([data]) or _is_arrays(data):
+    if _is_config(data) or not jax.tree_util.all_leaves([data]):
         return False
     return hasattr(data, "__getitems__") or (hasattr(data, "__getitem__") and not hasattr(data, "__iter__"))
 

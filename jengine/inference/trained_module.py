@@ -17,10 +17,8 @@ def trained_module(model: Model, params: optax.Params, model_state: PyTree, repl
     """Return the Flax module with a copy of the weights, which further training neither changes nor donates.
 
     Args:
-      model: the run's model.
-      params: the parameters.
-      model_state: the model state; what differs between `replicas` is averaged.
-      replicas: number of replicas in `model_state`; None without them.
+      model, params: of the run.
+      model_state: what differs between the `replicas` in it is averaged; None without them.
       train: whether the module is in training or in inference mode.
 
     Returns:
