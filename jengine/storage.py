@@ -231,18 +231,11 @@ def remove_files(paths: Iterable[str | os.PathLike[str]]) -> None:
 
 
 def check_local_path(name: str, path: str | os.PathLike[str]) -> str:
-    """Return the absolute path, which must not be a URL.
+    """Return the absolute path; raise ConfigError if the argument `name` is a URL.
 
     >>> check_local_path("work_dir", "s3://bucket/run")
     Traceback (most recent call last):
     jengine.errors.ConfigError: `work_dir` must be a path on a local or mounted file system, got 's3://bucket/run'; ...
-
-    Args:
-      name: the argument, for the message.
-      path: file or directory, which need not exist.
-
-    Raises:
-      ConfigError: a URL.
     """
     text = os.fspath(path)
     if match := _SCHEME.match(text):

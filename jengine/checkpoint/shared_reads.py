@@ -29,13 +29,11 @@ class SharedRead(NamedTuple):
     Attributes:
       struct: shape, dtype and sharding of the array.
       copies: axes of the mesh along which the array is not divided while it is read.
-      spec: how it is divided along the others.
-      source: sharding over one device for each region, whose processes read them.
+      source: sharding along the others, over one device for each region, whose processes read them.
     """
 
     struct: jax.ShapeDtypeStruct
     copies: tuple[str, ...]
-    spec: PartitionSpec
     source: NamedSharding
 
 
@@ -69,8 +67,7 @@ def plan_reads(structs: Structs, chunks: Mapping[str, Sequence[int] | None]) -> 
         devices = readers[processes]
         names = (_COPY, *(axis for axis in sharding.mesh.axis_names if axis in used))
         mesh = Mesh(devices[len(plans) % len(devices)], names, axis_types=(AxisType.Auto,) * len(names))
-        spec = PartitionSpec(*divided)
-        plans[name] = SharedRead(struct, copies, spec, NamedSharding(mesh, spec))
+        plans[name] = SharedRead(struct, copies, NamedSharding(mesh, PartitionSpec(*divided)))
     return plans
 
 
@@ -139,7 +136,7 @@ def _lay_out(plan: SharedRead, read: jax.Array | None) -> jax.Array:
     """Return all copies of an array one below the other, one with its values and the others with zeros."""
     struct, sharding = plan.struct, plan.struct.sharding
     own = {} if read is None else {shard.device: shard.data for shard in read.addressable_shards}
-    first, *others = plan.spec or (None,)
+    first, *others = plan.source.spec or (None,)
     spec = PartitionSpec((*plan.copies, *_list_axes(first)), *others)
     count = math.prod(sharding.mesh.shape[axis] for axis in plan.copies)
     length, *rest = struct.shape or (1,)

@@ -275,7 +275,7 @@ def _open_memory(weights: Any) -> WeightSource:
 
 def _flatten_memory(weights: Any) -> dict[str, Any]:
     """Return arrays by name; NNX variables are below `params` or `model_state`, by type."""
-    if "flax.nnx" not in sys.modules:  # then no object can be one of its types
+    if "flax.nnx" not in sys.modules:
         return flatten(weights)
     from flax import nnx
     from flax.core.meta import AxisMetadata
@@ -296,8 +296,5 @@ def _flatten_memory(weights: Any) -> dict[str, Any]:
 
 
 def _is_module(value: Any) -> bool:
-    if "flax.nnx" not in sys.modules:
-        return False
-    from flax import nnx
-
-    return isinstance(value, nnx.Module)
+    nnx = sys.modules.get("flax.nnx")  # not imported: then no object can be one of its types
+    return nnx is not None and isinstance(value, nnx.Module)
