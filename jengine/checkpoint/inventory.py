@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from jengine.checkpoint.checkpointer import Checkpointer
+from jengine.checkpoint import commit
 from jengine.checkpoint.layout import INCOMING, POINTER, find_latest, find_manifests, read_pointer, write_pointer
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.manifest import MANIFEST, META, validate_checkpoint, validate_objects
@@ -108,10 +108,9 @@ def remove_checkpoints(
         if name.endswith(INCOMING) and is_locked(root):
             raise ValueError(f"{name} is being saved by the run that is training in {root}")
         removed.append(entry)
-    checkpointer = Checkpointer(root)
     pointer = read_pointer(root)
     for entry in removed:
-        checkpointer.delete(entry.path)
+        commit.delete(storage_path("path", entry.path))
     if pointer is not None and pointer.name in {entry.name for entry in removed}:
         remove_files([root / POINTER])  # `find_latest` then looks for the newest that is left
         if (latest := find_latest(storage_path("path", removed[0].path).parent)) is not None:

@@ -205,8 +205,7 @@ def _match_scalars(
     for field, stored in matched.items():
         own, other = field.split(".")[:-1], stored.partition(", ")[0].split(".")[:-1]
         roots.append((_prefix(own), _prefix(other)))
-        while own and other and own[-1] == other[-1]:  # the same place in the same chain
-            own, other = own[:-1], other[:-1]
+        while own and other and own.pop() == other.pop():  # the same place in the same chain
             roots.append((_prefix(own), _prefix(other)))
     for path, leaf in leaves.items():
         for own_root, root in roots:
