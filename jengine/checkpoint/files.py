@@ -5,7 +5,7 @@ import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import jax
 import jax.numpy as jnp
@@ -97,15 +97,8 @@ def read_npz(path: Path, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray
             yield name, _as_bfloat16(file[name])
 
 
-class EqxEntry(NamedTuple):
-    """Array in an .eqx file."""
-
-    offset: int
-    struct: jax.ShapeDtypeStruct
-
-
-def list_eqx(path: Path, leaves: Mapping[str, Any]) -> dict[str, EqxEntry]:
-    """Return the arrays in a file of `equinox.tree_serialise_leaves` by name.
+def list_eqx(path: Path, leaves: Mapping[str, Any]) -> dict[str, tuple[str, jax.ShapeDtypeStruct]]:
+    """Return the offset, for `read_eqx`, and the shape of each array in a file of `equinox.tree_serialise_leaves`.
 
     The file has neither names nor a structure: one array after another, in NumPy's format.
 
@@ -118,22 +111,23 @@ def list_eqx(path: Path, leaves: Mapping[str, Any]) -> dict[str, EqxEntry]:
       ValueError: the file has other arrays than `leaves`, or another format.
     """
     entries = list(_iterate_arrays(path))
-    found, i = dict[str, EqxEntry](), 0
+    stored = [struct.shape for _, struct in entries]
+    found, i = dict[str, tuple[str, jax.ShapeDtypeStruct]](), 0
     for name, leaf in leaves.items():
         if not hasattr(leaf, "shape") and not isinstance(leaf, bool | int | float | complex):  # equinox skips them too
             continue
         shape = tuple(np.shape(leaf))
-        while i < len(entries) and entries[i].struct.shape != shape and entries[i].struct.shape == ():
+        while i < len(stored) and stored[i] != shape and stored[i] == ():
             i += 1
-        if i == len(entries) or entries[i].struct.shape != shape:
-            got = f"one of {entries[i].struct.shape}" if i < len(entries) else "the end of the file"
+        if i == len(stored) or stored[i] != shape:
+            got = f"one of {stored[i]}" if i < len(stored) else "the end of the file"
             raise ValueError(
                 f"{path} must have the leaves of the pytree in their order, array {i + 1} should be `{name}` with the "
                 f"shape {shape}, got {got}; pass the pytree that was saved as `structure`"
             )
         found[name] = entries[i]
         i += 1
-    if rest := [entry.struct.shape for entry in entries[i:] if entry.struct.shape != ()]:
+    if rest := [shape for shape in stored[i:] if shape != ()]:
         raise ValueError(
             f"{path} must have the leaves of the pytree, got {len(rest)} more arrays, the first with the shape "
             f"{rest[0]}; pass the pytree that was saved as `structure`"
@@ -141,7 +135,7 @@ def list_eqx(path: Path, leaves: Mapping[str, Any]) -> dict[str, EqxEntry]:
     return found
 
 
-def _iterate_arrays(path: Path) -> Iterator[EqxEntry]:
+def _iterate_arrays(path: Path) -> Iterator[tuple[str, jax.ShapeDtypeStruct]]:
     size = os.stat(path).st_size
     with path.open("rb") as file:
         while (offset := file.tell()) < size:
@@ -153,14 +147,15 @@ def _iterate_arrays(path: Path) -> Iterator[EqxEntry]:
             if struct.dtype.hasobject or file.tell() + count > size:  # a seek beyond the end would not fail
                 raise ValueError(f"{path} is not a complete .eqx file of arrays")
             file.seek(count, os.SEEK_CUR)
-            yield EqxEntry(offset, struct)
+            yield str(offset), struct
 
 
-def read_eqx(path: Path, entry: EqxEntry) -> np.ndarray:
-    """Return an array of an .eqx file."""
+def read_eqx(path: Path, offsets: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield arrays from an .eqx file by offset, which stands for a name, one at a time."""
     with path.open("rb") as file:
-        file.seek(entry.offset)
-        return _as_bfloat16(np.lib.format.read_array(file, allow_pickle=False))
+        for offset in offsets:
+            file.seek(int(offset))
+            yield offset, _as_bfloat16(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def _read_header(file: IO[bytes]) -> jax.ShapeDtypeStruct:

@@ -143,11 +143,8 @@ def open_weights(
     if path.suffix == ".eqx":
         if structure is None:
             raise TypeError(f"`structure` must be the pytree that was saved to read {path}, got None")
-        stored = files.list_eqx(path, flatten(structure))
-        structs = {name: entry.struct for name, entry in stored.items()}
-        return WeightSource(
-            str(path), structs, lambda wanted: ((name, files.read_eqx(path, stored[name])) for name in wanted)
-        )
+        entries = {name: (path, *entry) for name, entry in files.list_eqx(path, flatten(structure)).items()}
+        return _make_source(path, entries, files.read_eqx)
     if path.name.endswith((".safetensors", _INDEX)):
         if path.name.endswith(_INDEX):
             entries = _list_shards(path)
