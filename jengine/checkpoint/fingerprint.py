@@ -39,14 +39,11 @@ def describe_settings(arguments: Mapping[str, Any], cfg: Any) -> dict[str, Json]
         # described a second time.
         if name not in _NOT_COMPARED and value is not arguments.get(name):
             settings[f"cfg.{name}" if name in arguments else name] = value
-    described = {name: describe(_as_written(_as_config(value))) for name, value in settings.items()}
+    described = {}
+    for name, value in settings.items():
+        config = to_config(value)  # as in the file that the run leaves, unless it has data
+        described[name] = describe(_as_written(value if has_unwritable(config) else config))
     return {**described, "jax.config": describe(read_flags())}
-
-
-def _as_config(value: Any) -> Any:
-    """Return a value with objects as configs, as in the file that the run leaves; unchanged if it has data."""
-    config = to_config(value)
-    return value if has_unwritable(config) else config
 
 
 def _as_written(value: Any) -> Any:

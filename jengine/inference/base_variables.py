@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from jengine.checkpoint.matching import ITEMS
 from jengine.model import FROZEN, Model
 from jengine.paths import flatten, nest
 from jengine.sharding import convert_replica_axis
 
-_ITEMS = ("params", "model_state")
 Variables = dict[str, Any]  # by item
 
 
@@ -26,7 +26,7 @@ def loadable_variables(
     if has_own_names or not added.isdisjoint(names) or flatten(params).keys() == flatten(base_params).keys():
         return variables, lambda loaded: loaded  # with adapters, or the model has none
     fresh = convert_replica_axis(variables, replicas, None)  # adapters know no replicas
-    base: Variables = dict(zip(_ITEMS, model.base_variables(fresh["params"], fresh["model_state"]), strict=True))
+    base: Variables = dict(zip(ITEMS, model.base_variables(fresh["params"], fresh["model_state"]), strict=True))
     missing = set(model.adapter_paths) - names
     if missing:  # the weights are the network's own, without adapters
         base["params"] = nest({path: leaf for path, leaf in flatten(base["params"]).items() if path not in missing})
@@ -34,6 +34,6 @@ def loadable_variables(
     def restore(loaded: Variables) -> Variables:
         single = convert_replica_axis(loaded, replicas, None)
         replaced = model.replace_base(fresh["params"], fresh["model_state"], single["params"], single["model_state"])
-        return dict(convert_replica_axis(dict(zip(_ITEMS, replaced, strict=True)), None, replicas))
+        return dict(convert_replica_axis(dict(zip(ITEMS, replaced, strict=True)), None, replicas))
 
     return dict(convert_replica_axis(base, None, replicas)), restore
