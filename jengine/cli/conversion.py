@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from jengine.config.containers import iter_nodes
 from jengine.config.mmengine_keys import SECTIONS, drop_without_effect
 from jengine.errors import config_path
 from jengine.optim import check_optim_wrapper
@@ -98,7 +99,8 @@ class Conversion:
         if cfg.get("type", "") in MODELS:
             self._take(name, self._fit(MODELS, name, cfg))
             return
-        loss = next((loss for loss in _find_types(cfg) if loss in _LOSSES), None)
+        kinds = (node["type"] for _, node in iter_nodes(cfg) if _has_type(node))
+        loss = next((kind for kind in kinds if kind in _LOSSES), None)
         self.result[name] = {
             "type": "LinenModel",
             "module": {"type": f"my_model.{cfg.get('type', 'MyModel')}"},
@@ -350,10 +352,3 @@ def _strip_scopes(value: Any) -> Any:
 
 def _has_type(value: Any) -> bool:
     return hasattr(value, "items") and "type" in value
-
-
-def _find_types(value: Any) -> list[str]:
-    if hasattr(value, "items"):
-        own = [value["type"]] if "type" in value else []
-        return own + [kind for item in value.values() for kind in _find_types(item)]
-    return [kind for item in value for kind in _find_types(item)] if isinstance(value, list | tuple) else []

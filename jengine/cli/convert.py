@@ -10,6 +10,7 @@ from typing import Any
 
 from jengine.cli.conversion import Conversion
 from jengine.config import resolve
+from jengine.config.containers import iter_nodes
 from jengine.config.dump import format_literal
 from jengine.config.flat import load_flat
 from jengine.contrib.imix.from_imix import KEYS, from_imix
@@ -118,14 +119,7 @@ def _check_imix(cfg: Mapping[str, Any]) -> list[tuple[str, Exception]]:
 
 def _format(cfg: Mapping[str, Any], todo: Mapping[str, Sequence[str]], call: str) -> str:
     """Return the code of `get_config()`, with comments above the keys that a person must complete."""
-    paths = _paths(cfg)
+    paths = {path for path, _ in iter_nodes(cfg)}
     absent = [f"    # TODO {path}: {text}\n" for path, texts in todo.items() if path not in paths for text in texts]
     literal = format_literal(cfg, todo, indent=4 if call == "{}" else 8)
     return f"\n\ndef get_config() -> dict:\n{''.join(absent)}    return {call.format(literal)}\n"
-
-
-def _paths(cfg: Any, prefix: str = "") -> set[str]:
-    if not isinstance(cfg, dict):
-        return set()
-    inner = (_paths(value, f"{prefix}{key}.") for key, value in cfg.items())
-    return {f"{prefix}{key}" for key in cfg}.union(*inner)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from jengine.cli.plan_process import PlanError, compile_candidates
 from jengine.cli.topologies import Topology
+from jengine.config.containers import iter_nodes
 from jengine.errors import ConfigError
 from jengine.model.constrain import CONTEXT
 from jengine.sharding.mesh import MeshSizes
@@ -65,7 +66,8 @@ def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | No
     has_tensor, has_context = (name in rules for name in ("tensor", CONTEXT))
     tried = iterate_meshes(topology.size, has_tensor, topology.slices, has_context)
     meshes = [mesh] if mesh is not None else list(tried)
-    remat_paths = list(_find_options(cfg["model"], "remat", "model"))
+    nodes = iter_nodes(cfg["model"], "model")
+    remat_paths = [path for path, value in nodes if path.endswith(".remat") and isinstance(value, bool)]
     return _make_space(cfg, meshes, remat_paths)
 
 
@@ -106,19 +108,6 @@ def iterate_meshes(size: int, has_tensor: bool, slices: int = 1, has_context: bo
     for context in _CONTEXT_SIZES if has_context else ():
         if size // slices % context == 0:
             yield with_slices({"data": slices, "fsdp": size // slices // context, "context": context, "tensor": 1})
-
-
-def _find_options(value: Any, name: str, path: str) -> Iterator[str]:
-    """Yield the dotted paths of all booleans called `name` in a config."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if key == name and isinstance(item, bool):
-                yield f"{path}.{key}"
-            else:
-                yield from _find_options(item, name, f"{path}.{key}")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _find_options(item, name, f"{path}[{index}]")
 
 
 def search(

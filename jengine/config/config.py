@@ -1,5 +1,6 @@
 """Config with MMEngine's methods: loaded, changed by dotted paths, compared and written."""
 
+import functools
 import os
 import pathlib
 import tempfile
@@ -8,13 +9,12 @@ from typing import Any, Self
 
 from ml_collections import ConfigDict
 
-from jengine.config.containers import ConfigLike, Key, add_attributes, is_mapping, iter_items, to_config_dict
+from jengine.config.containers import ConfigLike, Key, add_attributes, is_mapping, iter_items, resolve, to_config_dict
 from jengine.config.diff import ABSENT, diff_configs
 from jengine.config.dump import dump_config, write_config
 from jengine.config.load import load_config
 from jengine.config.merge import merge_into
 from jengine.config.overrides import set_path
-from jengine.config.resolve import resolve
 
 
 class ConfigLevel(ConfigDict):
@@ -60,7 +60,7 @@ class ConfigLevel(ConfigDict):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the values: ml_collections would lose keys with dots, and the order."""
-        return _make_level, (resolve(self),)
+        return functools.partial(to_config_dict, kind=ConfigLevel), (resolve(self),)
 
 
 class Config(ConfigLevel):
@@ -156,7 +156,3 @@ class Config(ConfigLevel):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the values and the file name."""
         return type(self), (resolve(self), self.filename)
-
-
-def _make_level(values: dict[str, Any]) -> ConfigLevel:
-    return to_config_dict(values, kind=ConfigLevel)

@@ -5,12 +5,12 @@ the keys, and do not convert dicts in lists.
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias, TypeGuard, TypeVar, overload
 
 from ml_collections import ConfigDict, FieldReference
 
-from jengine.errors import did_you_mean
+from jengine.errors import ConfigError, closest, config_path, current_config_path, did_you_mean, list_unknown
 
 ConfigLike: TypeAlias = dict[Any, Any] | ConfigDict  # one level, with further ones in it
 Key = str | int  # an int in a config that is not for jengine
@@ -43,6 +43,59 @@ def iter_items(mapping: ConfigLike) -> Iterable[tuple[Key, Any]]:
     if isinstance(mapping, ConfigDict):
         return mapping.iteritems(preserve_field_references=True)
     return mapping.items()
+
+
+def iter_nodes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of each part of a config: the whole, then each dict, list and leaf in it.
+
+    >>> list(iter_nodes({"hooks": [{"interval": 5}]}))[-1]
+    ('hooks[0].interval', 5)
+    """
+    yield path, node
+    children: Iterable[tuple[str, Any]] = ()
+    if is_mapping(node):
+        children = [(f"{path}.{key}" if path else str(key), child) for key, child in node.items()]
+    elif isinstance(node, list | tuple):
+        children = [(f"{path}[{index}]", child) for index, child in enumerate(node)]
+    for child_path, child in children:
+        yield from iter_nodes(child, child_path)
+
+
+def resolve(cfg: ConfigLike) -> dict[str, Any]:
+    """Convert a config to one plain nested dict.
+
+    References become values and ConfigDicts become dicts, in lists and tuples too. Classes, functions and other objects
+    are not copied. The order is kept (a ConfigDict sorts keys by default).
+
+    Raises:
+      TypeError: `cfg` is neither a dict nor a ConfigDict.
+      ml_collections.config_dict.RequiredValueError: a required placeholder is empty; a note has the path.
+
+    >>> from ml_collections import ConfigDict
+    >>> resolve({"train_cfg": ConfigDict({"max_epochs": 3})})
+    {'train_cfg': {'max_epochs': 3}}
+    """
+    if not is_mapping(cfg):
+        raise TypeError(f"a config must be a ConfigDict or a dict, got {type(cfg).__name__}: {cfg!r}")
+    return _resolve_value(cfg)
+
+
+def _resolve_value(value: Any) -> Any:
+    if isinstance(value, FieldReference):
+        return _resolve_value(value.get())
+    if is_mapping(value):
+        result = {}
+        for key, item in iter_items(value):
+            with config_path(key):
+                result[key] = _resolve_value(item)
+        return result
+    if type(value) in (list, tuple):
+        items = []
+        for index, item in enumerate(value):
+            with config_path(index):
+                items.append(_resolve_value(item))
+        return type(value)(items)
+    return value
 
 
 @overload
@@ -113,3 +166,19 @@ def assign(mapping: ConfigLike, key: Key, value: Any) -> None:
         mapping[key].set(value, type_safe=False)
     else:
         mapping[key] = value
+
+
+def check_keys(cfg: Iterable[str], known: Iterable[str], hint: str = "") -> None:
+    """Raise ConfigError for keys in `cfg` that are not `known`; the message names the closest legal one for each.
+
+    `hint` adds a few words to the message, such as where the user's values belong.
+    """
+    names = set(known)
+    unknown = [key for key in cfg if key not in names]
+    if not unknown:
+        return
+    level = f"`{current_config_path()}`" if current_config_path() else "the top level of the config"
+    end = f" ({hint})" if hint else ""
+    if len(unknown) == 1:
+        raise ConfigError(f"unknown key {unknown[0]!r} at {level}{closest(str(unknown[0]), names)}{end}")
+    raise ConfigError(f"unknown keys at {level}: {list_unknown(map(str, unknown), names)}{end}")

@@ -21,12 +21,11 @@ import numpy as np
 
 from jengine.annotations import parameters_of, takes_functions
 from jengine.closures import find_factory
-from jengine.config.containers import ConfigLike
+from jengine.config.containers import ConfigLike, iter_nodes, resolve
 from jengine.config.flat import DATA_SUFFIXES
 from jengine.config.load import MODULE_PREFIX
 from jengine.config.modules import find_directory, find_script_directory, name_script
 from jengine.config.remote import find_origin
-from jengine.config.resolve import resolve
 from jengine.construction import Unwritable, is_small_array
 from jengine.errors import ConfigError
 from jengine.registry import find_registered, is_built_in
@@ -93,7 +92,7 @@ def format_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -
     text = (
         f'"""The resolved config of a run."""\n{imports}{listed}\n\ndef get_config() -> dict:\n    return {literal}\n'
     )
-    return text, [f"{_list_paths(paths)} {problem}" for problem, paths in writer.problems.items()]
+    return text, [f"{_list_first(paths)} {problem}" for problem, paths in writer.problems.items()]
 
 
 def find_unwritten(cfg: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -102,31 +101,25 @@ def find_unwritten(cfg: Any, path: str = "") -> Iterator[tuple[str, str]]:
     >>> list(find_unwritten({"model": {"loss": "<not written: function <lambda>>"}}))
     [('model.loss', 'function <lambda>')]
     """
-    if isinstance(cfg, dict):
-        for key, item in cfg.items():
-            yield from find_unwritten(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(cfg, list | tuple):
-        for index, item in enumerate(cfg):
-            yield from find_unwritten(item, f"{path}[{index}]")
-    elif isinstance(cfg, str) and cfg.startswith(_UNWRITTEN):
-        yield path, cfg.removeprefix(_UNWRITTEN).removesuffix(">")
+    for place, value in iter_nodes(cfg, path):
+        if isinstance(value, str) and value.startswith(_UNWRITTEN):
+            yield place, value.removeprefix(_UNWRITTEN).removesuffix(">")
 
 
 def check_written(cfg: Any, path: str = "") -> None:
     """Raise ConfigError if a config from a file lacks values that could not be written."""
     found = list(find_unwritten(cfg, path))
     if found:
-        missing = ", ".join(f"`{path}` ({what})" for path, what in found[:_MAX_PATHS])
-        more = f" and {len(found) - _MAX_PATHS} more" if len(found) > _MAX_PATHS else ""
+        missing = _list_first([f"`{path}` ({what})" for path, what in found])
         raise ConfigError(
-            f"the config must have {missing}{more}, which the run that wrote it had in memory only: write it in the "
+            f"the config must have {missing}, which the run that wrote it had in memory only: write it in the "
             "file as `dict(type='my_module.make', ...)`, or pass it in Python (`load_model(..., model=...)`)"
         )
 
 
-def _list_paths(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _MAX_PATHS} more" if len(paths) > _MAX_PATHS else ""
-    return ", ".join(f"`{path}`" for path in paths[:_MAX_PATHS]) + more
+def _list_first(items: Sequence[str]) -> str:
+    more = f" and {len(items) - _MAX_PATHS} more" if len(items) > _MAX_PATHS else ""
+    return ", ".join(items[:_MAX_PATHS]) + more
 
 
 def format_literal(cfg: ConfigLike, comments: Mapping[str, Sequence[str]], indent: int = 4) -> str:
@@ -296,7 +289,7 @@ class _Writer:
         return repr(import_path)
 
     def _add_problem(self, path: str, problem: str) -> None:
-        self.problems.setdefault(problem, []).append(path)
+        self.problems.setdefault(problem, []).append(f"`{path}`")
 
     def _check_argument(self, kind: Any, name: str, value: Any, path: str) -> None:
         """Note a function that the class of a config would read back as text, because its argument takes anything."""

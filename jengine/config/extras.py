@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jengine.config.containers import iter_nodes
 from jengine.errors import MissingPackageError
 from jengine.registry import find_registered, is_built_in
 
@@ -18,7 +19,7 @@ def check_extras(cfg: Mapping[str, Any]) -> None:
     A class names the extra that installs what it imports: `extra = "wandb"`.
     """
     missing: dict[str, str] = {}
-    for path, extra in _list_extras({key: value for key, value in cfg.items() if key != "vars"}, ""):
+    for path, extra in _list_extras({key: value for key, value in cfg.items() if key != "vars"}):
         module = _MODULES.get(extra, extra)
         # Found, not imported: some of these packages take seconds to import.
         if importlib.util.find_spec(module) is None:
@@ -30,21 +31,16 @@ def check_extras(cfg: Mapping[str, Any]) -> None:
         )
 
 
-def _list_extras(node: object, path: str) -> Iterator[tuple[str, str]]:
+def _list_extras(cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the path and the extra of each config part that requires one."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from _list_extras(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(node, list | tuple):
-        for index, value in enumerate(node):
-            yield from _list_extras(value, f"{path}[{index}]")
-    elif path in ("load_from", "load_from.path"):
-        if str(node).endswith(_SAFETENSORS):
-            yield path, "safetensors"
-    elif path == "visualizer" or "." in path or "[" in path:  # other values at the top level are no types
-        entries: list[Any] = [node] if isinstance(node, type) else []
-        if isinstance(node, str) and (name := node.rpartition(".")[2])[:1].isupper():  # may be a class
-            entries = find_registered(name, import_all=True)
-        for entry in entries:
-            if is_built_in(entry) and hasattr(entry, "extra"):
-                yield path.removesuffix(".type"), entry.extra
+    for path, value in iter_nodes(cfg):
+        if path in ("load_from", "load_from.path"):
+            if str(value).endswith(_SAFETENSORS):
+                yield path, "safetensors"
+        elif path == "visualizer" or "." in path or "[" in path:  # other values at the top level are no types
+            entries: list[Any] = [value] if isinstance(value, type) else []
+            if isinstance(value, str) and (name := value.rpartition(".")[2])[:1].isupper():  # may be a class
+                entries = find_registered(name, import_all=True)
+            for entry in entries:
+                if is_built_in(entry) and hasattr(entry, "extra"):
+                    yield path.removesuffix(".type"), entry.extra

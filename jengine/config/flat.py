@@ -15,11 +15,10 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jengine.config.containers import AttributeDict
+from jengine.config.containers import AttributeDict, resolve
 from jengine.config.merge import merge_into
 from jengine.config.mmengine_keys import SECTIONS, WITHOUT_EFFECT
 from jengine.config.remote import fetch_base
-from jengine.config.resolve import resolve
 from jengine.errors import ConfigError, did_you_mean
 
 DATA_SUFFIXES = (".json", ".yaml", ".yml")
@@ -105,8 +104,8 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
         return _load_data(file, module, heirs)
     tree = ast.parse(_substitute(file.read_text(encoding="utf-8"), file), str(file))
     result = FlatConfig()
-    _pop_named_only(tree, module)  # first: these packages may not be installed
-    _inherit(result, _pop_bases(tree, file), file, heirs)
+    _pop_named_only(tree, module)
+    _inherit(result, _pop_bases(tree), file, heirs)
     for base, names in _pop_read_base(tree, file):
         inherited = _load_base(base, [*heirs, file])
         names = {name: name for name in inherited.values} if "*" in names else names
@@ -146,8 +145,7 @@ def _load_data(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[pat
         values = yaml.safe_load(text)
     if not isinstance(values, dict):
         raise ConfigError(f"a config file must contain a dict, got {type(values).__name__} in {str(file)!r}")
-    bases = values.pop("_base_", [])
-    _inherit(result, [_find_base(name, file) for name in ([bases] if isinstance(bases, str) else bases)], file, heirs)
+    _inherit(result, values.pop("_base_", []), file, heirs)
     vars(module)["CONFIG_MODULES"] = values.pop("CONFIG_MODULES", {})
     # Variables of the base are filled in before merging, when they still have the base's values.
     merge_into(result.values, resolve(_fill_base_variables(values, result.values)))
@@ -165,12 +163,10 @@ def _fill_base_variables(value: Any, base: Level) -> Any:
     return value
 
 
-def _inherit(
-    result: FlatConfig, bases: Sequence[pathlib.Path], file: pathlib.Path, heirs: Sequence[pathlib.Path]
-) -> None:
-    """Add the keys of base files, which must differ."""
-    for base in bases:
-        inherited = _load_base(base, [*heirs, file])
+def _inherit(result: FlatConfig, bases: str | Sequence[str], file: pathlib.Path, heirs: Sequence[pathlib.Path]) -> None:
+    """Add the keys of one or several base files, which must differ."""
+    for name in [bases] if isinstance(bases, str) else bases:
+        inherited = _load_base(_find_base(name, file), [*heirs, file])
         # Which of two bases wins would depend on their order, as in no other config system; MMEngine refuses it too.
         if duplicates := sorted(inherited.values.keys() & result.values.keys()):
             raise ConfigError(
@@ -243,14 +239,13 @@ def _substitute(text: str, file: pathlib.Path) -> str:
     return _ENVIRONMENT_VARIABLE.sub(environment, _FILE_VARIABLE.sub(lambda match: predefined[match[1]], text))
 
 
-def _pop_bases(tree: ast.Module, file: pathlib.Path) -> list[pathlib.Path]:
-    """Remove the assignment of `_base_`; return the base files."""
+def _pop_bases(tree: ast.Module) -> str | list[str]:
+    """Remove the assignment of `_base_`, and return its value."""
     for node in tree.body:
         match node:
             case ast.Assign(targets=[ast.Name(id="_base_")], value=value):
                 tree.body.remove(node)
-                names = ast.literal_eval(value)
-                return [_find_base(name, file) for name in ([names] if isinstance(names, str) else names)]
+                return ast.literal_eval(value)
     return []
 
 
@@ -268,9 +263,7 @@ class _ForeignName(str):
 
 
 def _pop_named_only(tree: ast.Module, module: types.ModuleType) -> None:
-    """Replace imports of PyTorch packages and classes by variables that hold the name."""
-    # Imports of packages that only name classes (mmdet, torch): taken out, so that a config loads where they are not
-    # installed.
+    """Replace imports of PyTorch packages, which may not be installed, by variables that hold the names."""
     for node in list(tree.body):
         match node:
             case ast.Import(names=names) if any(_NAMED_ONLY.match(alias.name) for alias in names):

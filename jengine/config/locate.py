@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from jengine.config.containers import is_mapping
+from jengine.config.containers import is_mapping, iter_nodes
 
 _ARGUMENT = re.compile(r"`(\w+)\.([\w.]+)`")
 
@@ -21,7 +21,7 @@ def locate_argument(cfg: Any, argument: str) -> str | None:
       argument: the class and the argument; one that the section leaves out has the path of the section.
     """
     owner, _, name = argument.partition(".")
-    found = [(path, section) for path, section in _sections(cfg, "") if _class_name(section.get("type")) == owner]
+    found = [(path, section) for path, section in _sections(cfg) if _class_name(section.get("type")) == owner]
     if len(found) != 1 or not found[0][0]:
         return None
     path, section = found[0]
@@ -59,15 +59,8 @@ def locate_errors(cfg: Any) -> Iterator[None]:
         raise
 
 
-def _sections(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of each dict in a config."""
-    if is_mapping(node):
-        yield path, node
-        for key, child in node.items():
-            yield from _sections(child, f"{path}.{key}" if path else str(key))
-    elif isinstance(node, list | tuple):
-        for index, child in enumerate(node):
-            yield from _sections(child, f"{path}[{index}]")
+def _sections(cfg: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    return ((place, node) for place, node in iter_nodes(cfg, path) if is_mapping(node))
 
 
 def _class_name(kind: object) -> str:

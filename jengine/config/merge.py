@@ -2,8 +2,15 @@
 
 from typing import Any, TypeVar
 
-from jengine.config.containers import ConfigLike, assign, copy_containers, get_value, is_mapping, to_config_dict
-from jengine.config.resolve import resolve
+from jengine.config.containers import (
+    ConfigLike,
+    assign,
+    copy_containers,
+    get_value,
+    is_mapping,
+    resolve,
+    to_config_dict,
+)
 
 C = TypeVar("C")
 

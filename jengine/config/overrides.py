@@ -4,6 +4,7 @@ ml_collections' flags cannot replace a list, set None, change a type or add a ke
 """
 
 import ast
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -141,14 +142,10 @@ def _set_value(node: Any, parts: list[str | int], value: Any, path: str) -> Any:
 
 def _match_key(node: ConfigLike, parts: list[str | int]) -> tuple[str | int, list[str | int]]:
     """Split `parts` into a key in `node` and the remaining parts; existing keys with dots take precedence."""
-    names = []
-    for part in parts:
-        if not isinstance(part, str):
-            break
-        names.append(part)
+    names = list(itertools.takewhile(lambda part: isinstance(part, str), parts))
     # Keys of plain dicts may have dots (custom_keys): the longest that exists is meant.
     for count in range(len(names), 1, -1):
-        if (key := ".".join(names[:count])) in node:
+        if (key := ".".join(map(str, names[:count]))) in node:
             return key, parts[count:]
     return parts[0], parts[1:]
 

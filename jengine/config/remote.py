@@ -2,13 +2,11 @@
 
 import os
 import pathlib
-import re
 
 from jengine.downloads import temporary_copies
 from jengine.storage import get_filesystem
 
 _DIRECTORY = "configs"  # of temporary copies
-_SCHEME = re.compile(r"([^:/]+)://(.+)")
 
 
 def fetch_config(url: str) -> pathlib.Path:
@@ -31,17 +29,17 @@ def fetch_config(url: str) -> pathlib.Path:
 
 def fetch_modules(url: str) -> pathlib.Path:
     """Copy the Python files directly at a URL, and return the local directory."""
-    match = _SCHEME.fullmatch(url)
-    assert match is not None  # the caller has checked that it is a URL
-    directory = pathlib.Path(os.path.normpath(temporary_copies() / _DIRECTORY / match[1] / match[2]))
+    scheme, _, path = url.partition("://")
+    directory = pathlib.Path(os.path.normpath(temporary_copies() / _DIRECTORY / scheme / path))
     directory.mkdir(parents=True, exist_ok=True)
     store = get_filesystem(url)
     try:
         found = sorted(str(entry).rpartition("/")[2] for entry in store.ls(url, detail=False))
     except (FileNotFoundError, NotImplementedError):
         return directory
-    for name in (name for name in found if name.endswith(".py")):
-        store.get_file(f"{url}/{name}", str(directory / name))
+    for name in found:
+        if name.endswith(".py"):
+            store.get_file(f"{url}/{name}", str(directory / name))
     return directory
 
 
