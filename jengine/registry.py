@@ -141,7 +141,7 @@ class Registry:
         Raises:
           KeyError: no such entry; the message suggests the closest name. Errors in an imported module keep their type.
         """
-        from jengine.config.modules import find_directory
+        from jengine.config.modules import find_directory, find_unregistered
 
         if not isinstance(key, str):
             raise TypeError(f"{self.name} must be looked up by a name, got {key!r}")
@@ -155,7 +155,7 @@ class Registry:
         if module:
             return self._import(key, name)
         hint = _find_elsewhere(name) or closest(name, self._entries)
-        if (path := _find_unregistered(name)) is not None:
+        if (path := find_unregistered(name)) is not None:
             hint = f", which is not registered: write type={path!r}, or register the class with `register_module()`"
         raise UnknownNameError(f"{self.name} must be a registered name or an import path, got {key!r}{hint}")
 
@@ -172,9 +172,8 @@ class Registry:
           ArgumentError: an argument is out of range.
         """
         entry, arguments = self._parse(cfg, extra)
-        if check_names(entry, arguments, tuple(extra)) and not checks_itself(
-            entry
-        ):  # the others check the values when called
+        has_signature = check_names(entry, arguments, tuple(extra))
+        if has_signature and not checks_itself(entry):
             check_values(_name(entry), entry, arguments)
         return entry(**arguments)
 
@@ -204,7 +203,8 @@ class Registry:
         if is_name or isinstance(entry, RefusedFunction):
             return entry
         parameters = parameters_of(entry).items()
-        required = {name for name, p in parameters if p.default is p.empty and p.kind not in _VARIADIC}
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        required = {name for name, p in parameters if p.default is p.empty and p.kind not in variadic}
         check_arguments(entry, arguments, supplied=tuple(required - set(arguments)))
         return entry(**arguments) if required <= set(arguments) else functools.partial(entry, **arguments)
 
@@ -215,11 +215,11 @@ class Registry:
 
     def _get_function(self, key: str) -> Callable[..., Any]:
         """Return the entry registered as `key`, or the class or function with this import path."""
-        from jengine.config import foreign
-        from jengine.config.modules import import_function
+        from jengine.config.foreign import is_restricted
+        from jengine.config.modules import find_known_function
 
-        is_path = foreign.is_restricted() and "." in key and key.rpartition(".")[2] not in self
-        return import_function(key) if is_path else self.get(key)
+        is_foreign_path = is_restricted() and "." in key and key.rpartition(".")[2] not in self
+        return find_known_function(key) if is_foreign_path else self.get(key)
 
     def _import(self, path: str, name: str) -> Callable[..., Any]:
         """Import the class or function at `path`, whose last part is `name`.
@@ -236,10 +236,6 @@ class Registry:
             raise UnknownNameError(
                 f"{self.name} must be a registered name or an import path, got {path!r}: {error}{hint}"
             ) from None
-
-    def registered(self, key: str) -> Callable[..., Any] | None:
-        """Return the entry registered as `key` so far, without importing anything."""
-        return self._entries.get(key)
 
     def _parse(self, cfg: Config, extra: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Return a config's class or function, and the arguments."""
@@ -408,23 +404,17 @@ def find_registered(name: str, import_all: bool = False) -> list[Callable[..., A
       name: without a scope.
       import_all: import all built-in entries if no entry has this name so far.
     """
-    found = [entry for registry in _REGISTRIES if (entry := registry.registered(name)) is not None]
+    found = [registry._entries[name] for registry in _REGISTRIES if name in registry._entries]
     if found or not import_all:
         return found
     for registry in list(_REGISTRIES):  # an imported package may have a registry of its own
-        len(registry)
+        registry._import_entries()
     return find_registered(name)
-
-
-def _find_unregistered(name: str) -> str | None:
-    from jengine.config.modules import find_unregistered
-
-    return find_unregistered(name)
 
 
 def _find_elsewhere(name: str) -> str:
     """Return where a config can name an entry in another registry, for an error message; empty if there is none."""
-    found = [registry for registry in _REGISTRIES if registry.used_in and registry.registered(name)]
+    found = [registry for registry in _REGISTRIES if registry.used_in and name in registry._entries]
     return f", which is a {found[0].name}; add it to {found[0].used_in}" if found else ""
 
 
@@ -433,7 +423,6 @@ def _full_name(entry: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _IMIX, _SELFSUP, _SEGMENTATION, _LANGUAGE = (
     f"jengine.contrib.{name}" for name in ("imix", "selfsup", "segmentation", "language")
 )

@@ -80,9 +80,9 @@ def find_unregistered(name: str) -> str | None:
     return None
 
 
-def import_function(path: str) -> Any:
-    """Return the class or function at an import path; of a foreign config, see `foreign.find_known_function`."""
-    return foreign.find_known_function(path, _imported()) if foreign.is_restricted() else import_attribute(path)
+def find_known_function(path: str) -> Any:
+    """Return the class or function that a foreign config names, see `foreign.find_known_function`."""
+    return foreign.find_known_function(path, _imported())
 
 
 def _imported() -> Mapping[str, types.ModuleType]:
