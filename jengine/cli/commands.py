@@ -1,14 +1,22 @@
 """Commands that only call the engine, and what all commands with a config share: loading it, and building a Runner."""
 
 import argparse
+import collections
 import contextlib
+import json
 import os
+import pathlib
+import platform
+import shlex
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jengine.config import dump_config, load_config, resolve
+from jengine.config import apply_overrides, diff_configs, dump_config, load_config, parse_config, resolve
+from jengine.config.diff import ABSENT
 from jengine.errors import ConfigError, require_extra
+from jengine.storage import storage_path
 
 if TYPE_CHECKING:
     from jengine.runner import Runner  # imported when a command needs one, since it takes a second
@@ -118,3 +126,73 @@ def groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         if not runner.is_training_configured:
             raise ConfigError("there are no parameter groups: the config has no optim_wrapper")
         print(format_groups(*runner.build_optimizer().group_table()))
+
+
+def diff(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Print a table of the values that differ; overrides apply to the second config."""
+    from jengine.logging import format_table
+
+    differences = diff_configs(_load_any(args.config), _load_any(args.other, overrides))
+    if not differences:
+        print("the configs are equal")
+        return
+    rows = [[path, *("" if value is ABSENT else repr(value) for value in pair)] for path, pair in differences.items()]
+    print(format_table(["key", args.config, args.other], rows))
+
+
+def _load_any(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the config in a file, or that of the run in a work dir, or in a checkpoint, without running it."""
+    if not os.path.isdir(path):
+        return resolve(load_config(path, overrides))
+    from jengine.checkpoint import find_checkpoint, read_meta
+
+    file = pathlib.Path(path, "config.py")
+    text = file.read_text(encoding="utf-8") if file.is_file() else read_meta(find_checkpoint(path))["meta"].get("cfg")
+    return resolve(apply_overrides(parse_config(text), overrides))
+
+
+def profile(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Request a profile, which the run starts at one of its next iterations."""
+    from jengine.hooks.run_watch import PERIOD, PROFILE_REQUEST
+
+    work_dir = storage_path("WORK_DIR", args.work_dir)
+    if not work_dir.is_dir():
+        raise FileNotFoundError(f"WORK_DIR must be the directory of a run, got {args.work_dir}")
+    if args.steps < 1:
+        raise ConfigError(f"--steps must be at least 1, got {args.steps}")
+    # A file, and not a signal: the run may be on another machine, in a container or in a bucket.
+    (work_dir / PROFILE_REQUEST).write_text(json.dumps({"steps": args.steps}))
+    log, seconds = shlex.quote(f"{args.work_dir}/*/*.log"), round(2 * PERIOD)
+    print(f"A run in {args.work_dir} starts the profile within about {seconds} s, and names its directory in {log}.")
+
+
+def table(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Print runs with the hyperparameters that differ and their metrics."""
+    from jengine.logging import escape_control
+    from jengine.runs.run_table import read_table
+    from jengine.runs.table_format import format_cells, sort_cells
+
+    found = read_table(args.work_dirs)
+    headings, rows = found.cells(args.group)
+    if args.sort:
+        sort_cells(headings, rows, args.sort, args.reverse)
+    elif args.reverse:
+        rows.reverse()
+    print(format_cells(headings, rows, args.style))
+    for note in found.notes:
+        print(escape_control(note), file=sys.stderr)
+
+
+def describe_versions() -> str:
+    """Return the versions of jengine, Python and the libraries, and the devices, a line each, for bug reports."""
+    import jax
+
+    from jengine.versions import __version__, describe_device, package_versions
+
+    versions = [("jengine", __version__), ("python", f"{platform.python_version()} on {platform.platform()}")]
+    try:
+        counts = collections.Counter(map(describe_device, jax.local_devices()))
+        devices = ", ".join(f"{count} x {kind}" for kind, count in counts.items())
+    except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here, or a driver is missing
+        devices = f"none ({error})"
+    return "\n".join(f"{name} {text}" for name, text in [*versions, *package_versions().items(), ("devices:", devices)])

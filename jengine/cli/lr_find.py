@@ -1,6 +1,7 @@
 """`jengine lr-find`: the loss while the learning rate grows step by step, and a rate to start from."""
 
 import argparse
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -126,11 +127,8 @@ def smooth(losses: Sequence[float]) -> np.ndarray:
     [2.0, 2.0, 1.63]
     """
     weights = 1 - _SMOOTHING ** np.arange(1, len(losses) + 1)
-    average, averages = 0.0, []
-    for loss in losses:
-        average = _SMOOTHING * average + (1 - _SMOOTHING) * loss
-        averages.append(average)
-    return np.asarray(averages) / weights
+    averages = itertools.accumulate(losses, lambda x, loss: _SMOOTHING * x + (1 - _SMOOTHING) * loss, initial=0.0)
+    return np.asarray([*averages][1:]) / weights
 
 
 def suggest(rates: np.ndarray, losses: np.ndarray) -> float:

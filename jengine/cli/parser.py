@@ -25,7 +25,7 @@ class _VersionAction(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help="print versions and devices, for bug reports", **settings)
 
     def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
-        from jengine.cli.version import describe_versions
+        from jengine.cli.commands import describe_versions
 
         print(describe_versions())
         parser.exit()
@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_plan(commands, common)
     _add_report(commands, traceback)
     _add_table(commands, traceback)
-    profile = _add(commands, "profile", "profile.run", "profile some iterations of a run that trains", traceback)
+    profile = _add(commands, "profile", "commands.profile", "profile some iterations of a run that trains", traceback)
     profile.add_argument("work_dir", metavar="WORK_DIR", help="the run's directory")
     profile.add_argument("--steps", type=int, default=5, metavar="N", help="iterations to profile (default: 5)")
     _add_ckpt(commands, traceback)
@@ -133,7 +133,7 @@ def _add_sweep(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 def _add_config_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     _add(commands, "config", "commands.config", "print the resolved config", common)
-    diff = _add(commands, "diff", "diff.run", "print the values that differ between two configs", common)
+    diff = _add(commands, "diff", "commands.diff", "print the values that differ between two configs", common)
     diff.add_argument("other", metavar="OTHER", help="a config file, a work dir or a checkpoint, as CONFIG may be")
     _add(commands, "groups", "commands.groups", "print the table of parameter groups", common)
     schedule = _add(commands, "schedule", "schedule.run", "draw the schedules over the whole run", common)
@@ -197,7 +197,7 @@ def _add_report(commands: Commands, traceback: argparse.ArgumentParser) -> None:
 
 def _add_table(commands: Commands, traceback: argparse.ArgumentParser) -> None:
     text = "print runs with the hyperparameters that differ and their metrics"
-    table = _add(commands, "table", "table.run", text, traceback)
+    table = _add(commands, "table", "commands.table", text, traceback)
     work_dirs = "a work dir, for its newest run; one of its directories WORK_DIR/TIMESTAMP; or a sweep's directory"
     table.add_argument("work_dirs", nargs="+", metavar="WORK_DIR", help=work_dirs)
     table.add_argument("--group", action="store_true", help="one row for the seeds of equal runs: mean ± deviation")

@@ -32,14 +32,11 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     if args.search:
         plans = _search(args, overrides, mesh)
         found, fits = {"plans": plans}, plans[0]["fits"]
+        text = format_search(plans, by_size=args.search == "batch")
     else:
-        plans = []
         found = (_plan_on_cpus if args.topology is None else _plan_on_chips)(args, overrides, mesh)
-        fits = found["fits"]
-    if args.json:
-        print(encode(found, indent=1))
-    else:
-        print(format_search(plans, by_size=args.search == "batch") if args.search else format_plan(found))
+        fits, text = found["fits"], format_plan(found)
+    print(encode(found, indent=1) if args.json else text)
     # None on CPUs, whose memory is not that of the chips, is no failure.
     return 1 if fits is False else 0
 
@@ -78,7 +75,12 @@ def _search(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[st
     _check_plannable(cfg)
     only_batch = args.search == "batch"
     space = (plan_search.batch_space if only_batch else plan_search.build_space)(cfg, topology, mesh)
-    compile_all = plan_search.compile_with(space, args.config, overrides, topology, args.processes)
+
+    def compile_all(candidates: Sequence[plan_search.Candidate]) -> list[plan_search.Plan]:
+        requests = [{"mesh": dict(each.mesh), "overrides": space.overrides(each)} for each in candidates]
+        results = compile_candidates(args.config, overrides, topology, requests, args.processes, training_only=True)
+        return [plan_search.describe_result(each, result) for each, result in zip(candidates, results, strict=True)]
+
     search = plan_search.search_batch if only_batch else plan_search.search
     return search(space, compile_all, report=lambda line: print(line, file=sys.stderr, flush=True))
 

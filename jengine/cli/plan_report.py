@@ -80,20 +80,15 @@ def _format_program(name: str, program: Mapping[str, Any], devices: int, chip_me
     accessed = program["bytes_accessed"]
     lines.append(f"memory traffic per device: {'unknown' if accessed is None else format_bytes(accessed)}")
     if "seconds" in program:
-        bound, compiler = (
-            f"{program['bound_seconds'] * 1e3:.4g} ms by {program['bound_by']}",
-            program["compiler_seconds"],
-        )
-        least = (
-            f"at least {bound}" if compiler is None else f"{compiler * 1e3:.4g} ms by the compiler, at least {bound}"
-        )
+        estimate = f"at least {program['bound_seconds'] * 1e3:.4g} ms by {program['bound_by']}"
+        if (seconds := program["compiler_seconds"]) is not None:
+            estimate = f"{seconds * 1e3:.4g} ms by the compiler, {estimate}"
         used = "unknown" if program["utilisation"] is None else f"at most {program['utilisation']:.1%}"
-        lines.append(f"estimated time: {least}; utilisation {used}")
+        lines.append(f"estimated time: {estimate}; utilisation {used}")
     if cycles := program["cycles"]:
         kernels = sum(program["kernels"].values())
-        lines.append(
-            f"cycles by the compiler: {cycles / 1e6:.4g} million" + f" outside of {kernels} kernels" * bool(kernels)
-        )
+        outside = f" outside of {kernels} kernels" if kernels else ""
+        lines.append(f"cycles by the compiler: {cycles / 1e6:.4g} million{outside}")
     options = "".join(f", with {name}={value}" for name, value in program["compiler_options"].items())
     lines.append(f"compiled in {program['compile_seconds']:.1f} s{options}")
     if program["has_float64"]:

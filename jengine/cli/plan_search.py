@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jengine.cli.plan_process import PlanError, compile_candidates
+from jengine.cli.plan_process import PlanError
 from jengine.cli.topologies import Topology
 from jengine.config.containers import iter_nodes
 from jengine.errors import ConfigError
@@ -213,18 +213,8 @@ def rank(plans: Sequence[Plan]) -> list[Plan]:
     return sorted(plans, key=lambda plan: (not plan["fits"], -plan.get("examples_per_second", 0.0)))
 
 
-def compile_with(
-    space: Space, config: str, overrides: Sequence[str], topology: Topology, processes: int | None
-) -> Callable[[Sequence[Candidate]], list[Plan]]:
-    """Return the function that compiles candidates for chips; see `search`."""
-
-    def compile_all(candidates: Sequence[Candidate]) -> list[Plan]:
-        requests = [{"mesh": dict(each.mesh), "overrides": space.overrides(each)} for each in candidates]
-        plans: list[Plan] = []
-        for result in compile_candidates(config, overrides, topology, requests, processes, training_only=True):
-            plan = result.get("plan") or {"fits": False, "error": result["error"]}
-            reason = plan.get("error", "" if plan["fits"] else "more memory than a chip has").partition("\n")[0]
-            plans.append({"candidate": candidates[len(plans)]._asdict(), "reason": reason, **plan})
-        return plans
-
-    return compile_all
+def describe_result(candidate: Candidate, result: Mapping[str, Any]) -> Plan:
+    """Return the plan in a result of `compile_candidates`, with the candidate, and the reason why it does not fit."""
+    plan = result.get("plan") or {"fits": False, "error": result["error"]}
+    reason = plan.get("error", "" if plan["fits"] else "more memory than a chip has").partition("\n")[0]
+    return {"candidate": candidate._asdict(), "reason": reason, **plan}

@@ -27,10 +27,10 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     storage_path("--out", args.out)
     is_file = args.data is not None and args.data.endswith((".npz", *_PROMPTS))
     if args.data is not None and args.data.partition(".")[0] not in _MODES and not is_file:
-        found = (
-            f"must be one of {', '.join(_MODES)}, an .npz file, or a .jsonl or .txt file of prompts, got {args.data!r}"
+        raise ConfigError(
+            f"`--data` must be one of {', '.join(_MODES)}, an .npz file, or a .jsonl or .txt file of prompts, "
+            f"got {args.data!r}"
         )
-        raise ConfigError(f"`--data` {found}")
     if args.out.endswith(".jsonl") != (is_file and args.data.endswith(_PROMPTS)):
         raise ConfigError(
             "`--out` must be a .jsonl file for a .jsonl or .txt file of prompts in `--data`, and else an .npz file, "

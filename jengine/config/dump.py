@@ -310,14 +310,13 @@ class _Writer:
         """Add the modules that define a name in the config: an import path, or a name that the user registered."""
         if re.fullmatch(r"[\w-]+(\.\w+)+", name) and (directory := find_directory(name) or find_script_directory(name)):
             self.modules.setdefault(directory, set()).add(name.partition(".")[0])
-        # A registered name alone tells nobody where its class is: the module is written beside it, to be imported
-        # first.
+        # A registered name alone tells nobody where its class is: the module, to be imported first, is written too.
         for entry in find_registered(name):
             if is_built_in(entry):
                 continue
-            module = (
-                name_script(entry.__name__) or entry.__module__ if entry.__module__ in _SCRIPTS else entry.__module__
-            )
+            module = entry.__module__
+            if module in _SCRIPTS:
+                module = name_script(entry.__name__) or module
             if module.startswith(_NO_PATH):
                 self._add_problem(
                     path,

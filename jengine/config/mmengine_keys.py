@@ -89,19 +89,11 @@ def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[Chang
     for pattern, reason in WITHOUT_EFFECT.items():
         for mode in _MODES if "*" in pattern else ("",):
             path = pattern.replace("*", mode)
-            section, _, key = path.partition(".")
-            if not key and section in result:
-                del result[section]
-            elif (
-                key
-                and isinstance(result.get(section), dict)
-                and key in result[section]
-                and (key != "collate_fn" or result[section][key] in _COLLATE)
-            ):
-                result[section] = {name: value for name, value in result[section].items() if name != key}
-            else:
-                continue
-            changes.append(Change(path, reason))
+            section, _, key = path.rpartition(".")
+            owner = result.get(section) if section else result
+            if isinstance(owner, dict) and key in owner and (key != "collate_fn" or owner[key] in _COLLATE):
+                del owner[key]  # of the copy that `_drop_scopes` made
+                changes.append(Change(path, reason))
     _move_checkpointing(result, changes)
     sections: dict[str, Callable[[str, Any, list[Change]], Any]] = {
         "visualizer": _change_visualizer, "default_hooks": _change_hooks, "custom_hooks": _change_hooks,

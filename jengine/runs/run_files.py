@@ -1,6 +1,7 @@
 """Run files that a report shows, perhaps while the run is training."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ from jengine.errors import ConfigError
 from jengine.runs import RECORD
 from jengine.runs.foreign_files import ForeignFiles, conform, get_dict, is_number
 from jengine.runs.remote import TIMESTAMP, fetch_runs, origin
+from jengine.runs.run_metrics import TIMES, Points, read_curves
 
 TRIAL = "trial.json"  # in the work dir of a sweep's run: `overrides`, and `error` or `pruned`
 _SCALARS = pathlib.PurePath("vis_data", "scalars.json")
@@ -46,8 +48,19 @@ class ReportedRun:
     config: Mapping[str, Any]  # resolved; empty if there is none
     rows: list[dict[str, Any]]  # the lines in `vis_data/scalars.json`
     images: Mapping[str, list[tuple[int, pathlib.Path]]]  # steps and PNG files, in order, by image name
-    test: Mapping[str, Any]  # the metrics of a test at the end of the run; empty if there was none
+    test: Mapping[str, float]  # the metrics of a test at the end of the run; empty if there was none
     trial: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # `trial.json`; empty unless it is of a sweep
+
+    @functools.cached_property
+    def curves(self) -> tuple[dict[tuple[str, str], Points], list[str]]:
+        """The curves by mode and name, and the names of values that are not numbers; see `read_curves`."""
+        return read_curves(self.rows)
+
+    @property
+    def iter(self) -> int:
+        """The number of iterations trained."""
+        iterations = [session.get("iter", 0) for session in self.record["sessions"]]
+        return int(max(iterations + [x[-1] for x, _ in self.curves[0].values()], default=0))
 
     @property
     def work_dir(self) -> pathlib.Path:
@@ -134,9 +147,11 @@ def read_run(log_dir: pathlib.Path) -> ReportedRun:
     status = "pruned" if trial.get("pruned") else _find_status(log_dir, record)
     if "error" in trial and status not in ("training", "finished"):
         status = "failed"
+    tested = files.read_json(log_dir / f"{log_dir.name}.json")
     return ReportedRun(
         files, files.notes, log_dir, status, record, config, rows=_read_rows(files), trial=trial,
-        images=_list_images(files, config), test=files.read_json(log_dir / f"{log_dir.name}.json"),
+        images=_list_images(files, config),
+        test={name: x for name, x in tested.items() if is_number(x) and name not in TIMES},
     )  # fmt: skip
 
 

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jengine.errors import ConfigError, closest
-from jengine.runs.foreign_files import is_number
 from jengine.runs.remote import origin
 from jengine.runs.run_files import ReportedRun, read_runs
-from jengine.runs.run_metrics import TIMES, find_best, flatten_config, list_saved_metrics, read_curves
+from jengine.runs.run_metrics import find_best, flatten_config, list_saved_metrics
 from jengine.runs.table_format import Cell, Spread, format_cells, spread
 
 # Differences that are no hyperparameters: names, places, and the seed, which has a column of its own
@@ -273,7 +272,7 @@ def _describe(
     name: str, run: ReportedRun, values: Mapping[str, Any], paths: Sequence[str], rules: dict[str, str]
 ) -> RunRow:
     """Return the row of a run; the directions of its metrics are added to `rules`."""
-    curves, _ = read_curves(run.rows)
+    curves, _ = run.curves
     best: dict[str, float] = {}
     final = {}
     for metric in find_best(curves, run.config):
@@ -282,13 +281,12 @@ def _describe(
             rules.setdefault(metric["metric"], metric["rule"])
         if metric["best"]:
             best[metric["metric"]] = metric["best"]["value"]
-    final |= {f"test/{key}": float(x) for key, x in run.test.items() if is_number(x) and key not in TIMES}
+    final |= {f"test/{key}": float(x) for key, x in run.test.items()}
     if not final and ("train", "loss") in curves:  # a run without a validation
         losses = [value for value in curves["train", "loss"][1] if math.isfinite(value)]
         final["train/loss"] = curves["train", "loss"][1][-1]
         rules["train/loss"] = "less"
         best |= {"train/loss": min(losses)} if losses else {}
-    iterations = [session.get("iter", 0) for session in run.record["sessions"]] + [x[-1] for x, _ in curves.values()]
     return RunRow(
         name=name,
         work_dir=origin(run.work_dir),
@@ -296,7 +294,7 @@ def _describe(
         status=run.status,
         error=str(run.trial.get("error", "")),
         seed=run.record.get("seed", values.get("randomness.seed")),
-        iter=int(max(iterations, default=0)),
+        iter=run.iter,
         hyperparams={path: values[path] for path in paths if path in values},
         best=best,
         final=final,

@@ -53,16 +53,12 @@ class Command:
             return 128 + signal.SIGTERM
         process = self.start()
         try:
-            while process.poll() is None:
-                # A file reaches a job wherever it runs; the signals of schedulers may not reach its processes
-                if os.path.exists(self.stop_file):
-                    process.terminate()
-                    process.wait()
+            # A file reaches a job wherever it runs; the signals of schedulers may not reach its processes
+            while process.poll() is None and not os.path.exists(self.stop_file):
                 time.sleep(_POLL)
         finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
+            process.terminate()  # nothing if it has ended
+            process.wait()
         return int(process.returncode)
 
     def checkpoint(self) -> Any:
@@ -107,14 +103,10 @@ class _LocalJob:
         return self._process.poll()
 
     def stop(self) -> None:
-        self._signal(signal.SIGTERM)
+        self._process.terminate()
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, signum: int) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signum)
+        self._process.kill()
 
 
 class LocalLauncher:

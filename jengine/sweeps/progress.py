@@ -1,6 +1,5 @@
 """Progress of runs, read from their files, and a live table of it."""
 
-import json
 import pathlib
 import time
 from collections.abc import Sequence
@@ -12,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from jengine.logging.notebook import in_notebook
-from jengine.sweeps.trials import DONE, Trial
+from jengine.sweeps.trials import DONE, Trial, find_run, parse_object
 
 _FINISHED_ROWS = 5  # the newest ones; the table of all is printed at the end
 _STYLES = {"running": "cyan", "finished": "green", "failed": "red", "pruned": "yellow", "stopped": "yellow"}
+_ENDED = (*DONE, "failed")
 _NO_METRICS = ("step", "iter", "epoch", "mode", "time", "data_time")
 
 
@@ -32,31 +32,24 @@ class RunProgress:
 
     def update(self) -> None:
         """Read the newest lines."""
-        newest = max(self._work_dir.glob("*/run.json"), default=None)
+        newest = find_run(self._work_dir)
         if newest is None:
             return
         scalars = newest.parent / "vis_data" / "scalars.json"
         if scalars != self._scalars:
             self._scalars, self._position = scalars, 0
-            self.max_iters = _read_json(newest.read_text()).get("max_iters")
+            self.max_iters = parse_object(newest.read_text()).get("max_iters")
         if not scalars.exists():
             return
         with open(scalars, encoding="utf-8", errors="replace") as file:
             file.seek(self._position)
             while (line := file.readline()).endswith("\n"):  # the last line may be incomplete
                 self._position = file.tell()
-                row = _read_json(line)
+                row = parse_object(line)
                 if row.get("mode") == "val":
                     self.validation = {name: x for name, x in row.items() if name not in _NO_METRICS}
                 if isinstance(row.get("iter"), int):
                     self.iter = max(self.iter, row["iter"])
-
-
-def _read_json(text: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError):
-        return {}
 
 
 class LiveTable:
@@ -73,7 +66,6 @@ class LiveTable:
         self._console = Console(force_jupyter=False)  # lines of text in a notebook too
         self._name, self._metric, self._total, self._interval = name, metric, total, interval
         self._readers: dict[pathlib.Path, RunProgress] = {}
-        self._trials: Sequence[Trial] = ()
         self._due = 0.0
         self._start = time.monotonic()
         live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -97,7 +89,7 @@ class LiveTable:
 
     def end(self, trial: Trial, trials: Sequence[Trial]) -> None:
         """Show that a run ended."""
-        done = sum(other.status in (*DONE, "failed") for other in trials)
+        done = sum(other.status in _ENDED for other in trials)
         if self._live is None or trial.status == "failed":
             reader = self._read(trial)
             what = trial.error or self._describe(reader)
@@ -112,12 +104,9 @@ class LiveTable:
         return reader
 
     def _describe(self, reader: RunProgress) -> str:
-        shown = (
-            {self._metric: reader.validation[self._metric]} if self._metric in reader.validation else reader.validation
-        )
-        return ", ".join(
-            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items()
-        )
+        names = [self._metric] if self._metric in reader.validation else reader.validation
+        values = {name: reader.validation[name] for name in names}
+        return ", ".join(f"{name} {x:.4g}" if isinstance(x, float) else f"{name} {x}" for name, x in values.items())
 
     def _render(self, trials: Sequence[Trial], note: str) -> Group:
         counts = {status: sum(trial.status == status for trial in trials) for status in _STYLES}
@@ -136,8 +125,8 @@ class LiveTable:
         return Group(table, Text(note or "Ctrl-C saves the runs and ends."))
 
     def _remaining(self, trials: Sequence[Trial]) -> str:
-        ended = sum(trial.started > 0 and trial.status in (*DONE, "failed") for trial in trials)
-        left = self._total - sum(trial.status in (*DONE, "failed") for trial in trials)
+        ended = sum(trial.started > 0 and trial.status in _ENDED for trial in trials)
+        left = self._total - sum(trial.status in _ENDED for trial in trials)
         if not ended or not left:
             return ""
         minutes = (time.monotonic() - self._start) / ended * left / 60

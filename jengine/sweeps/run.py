@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from jengine.config import write_config
+from jengine.config import format_config, write_config
 from jengine.errors import ConfigError
 from jengine.json_codec import decode, encode
 from jengine.storage import check_local_path
@@ -121,7 +121,7 @@ class _Sweep:
             self._slots = min(self._slots, jobs)  # the next setting depends on the results
             self._record = self._search.record
             self._overrides += add_pruning(plan.metric, plan.rule)
-            self.trials = self._continue_search(self._search)
+            self.trials = [self._add(number, setting) for number, setting in self._search.unfinished()]
             self._left = max(search - self._search.count() - len(self.trials), 0)
             self._total = search
         else:
@@ -133,11 +133,9 @@ class _Sweep:
     def run(self) -> None:
         """Run to the end; SweepInterrupted after an interrupt."""
         waiting = [trial for trial in self.trials if trial.status not in DONE]
-        skipped = len(self.trials) - len(waiting)
-        if skipped:
-            print(
-                f"{skipped} of {self._total} runs in {relative(self._directory)} are finished and skipped", flush=True
-            )
+        if skipped := len(self.trials) - len(waiting):
+            place = relative(self._directory)
+            print(f"{skipped} of {self._total} runs in {place} are finished and skipped", flush=True)
         for trial in waiting:
             trial.write(self._record)
         with LiveTable(self._directory.name, self._plan.metric, self._total) as view, _as_interrupt():
@@ -168,13 +166,9 @@ class _Sweep:
         if self._search is None or not self._left:
             return None
         self._left -= 1
-        number, setting = self._search.ask()
-        trial = self._add(number, setting)
+        trial = self._add(*self._search.ask())
         self.trials.append(trial)
         return trial
-
-    def _continue_search(self, search: Search) -> list[Trial]:
-        return [self._add(number, setting) for number, setting in search.unfinished()]
 
     def _add(self, number: int, setting: Setting) -> Trial:
         (trial,) = make_trials(self._directory, [setting])
@@ -239,12 +233,10 @@ def _find_directory(cfg: Any, work_dir: str | os.PathLike[str] | None) -> pathli
 
 def _write(cfg: Mapping[str, Any], directory: pathlib.Path) -> str:
     """Write a config to a file, from which the runs load it."""
-    from jengine.config import format_config
-
-    text, problems = format_config(cfg, directory / "config.py")
+    path = directory / "config.py"
+    text, problems = format_config(cfg, path)
     if problems:
         raise ConfigError(f"a sweep's config must be loadable in another process: {'; '.join(problems)}")
-    path = directory / "config.py"
     if path.exists() and path.read_text() != text and (directory / FILE).exists():
         raise ConfigError(f"{relative(directory)} has the runs of another config: use another work_dir, or remove it")
     write_config(text, path)

@@ -108,24 +108,30 @@ def list_records(directory: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
 
 def read_record(work_dir: pathlib.Path) -> dict[str, Any]:
     """Return the record of a run; {} if there is none."""
-    try:
-        return dict(json.loads((work_dir / RECORD).read_text()))
-    except (OSError, ValueError):
-        return {}
+    path = work_dir / RECORD
+    return parse_object(path.read_text()) if path.exists() else {}
 
 
 def read_status(work_dir: pathlib.Path) -> str:
     """Return 'finished' or 'pruned' for a run that is done, else 'waiting'."""
     if read_record(work_dir).get("pruned"):
         return "pruned"
-    newest = max(work_dir.glob("*/run.json"), default=None)  # the directory names are times
-    if newest is None:
-        return "waiting"
-    try:
-        sessions = json.loads(newest.read_text())["sessions"]
-    except (OSError, ValueError, KeyError):
-        return "waiting"
+    newest = find_run(work_dir)
+    sessions = parse_object(newest.read_text()).get("sessions") if newest else None
     return "finished" if sessions and sessions[-1].get("status") == "finished" else "waiting"
+
+
+def find_run(work_dir: pathlib.Path) -> pathlib.Path | None:
+    """Return `run.json` of the newest start in a work dir, whose directories are named by time; None without one."""
+    return max(work_dir.glob("*/run.json"), default=None)
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Return the object in a text; {} if it is not JSON, as of a file that a run was killed writing."""
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError):
+        return {}
 
 
 def _key(setting: Mapping[str, Any]) -> str:

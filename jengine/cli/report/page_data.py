@@ -11,7 +11,7 @@ from jengine.logging import measure_goodput
 from jengine.runs.foreign_files import is_number
 from jengine.runs.remote import origin
 from jengine.runs.run_files import ReportedRun
-from jengine.runs.run_metrics import TIMES, Points, compare_configs, find_best, read_curves
+from jengine.runs.run_metrics import TIMES, Points, compare_configs, find_best
 from jengine.runs.run_table import RunRow, RunTable, SeedGroup, build_table, shorten_paths
 
 MAX_POINTS = 2000  # of a curve: about as many as a screen has pixels
@@ -34,13 +34,13 @@ def build_page_data(runs: Mapping[str, ReportedRun], images: int | None = None) 
       runs: by name.
       images: steps to show of each image; by default 8, and 1 of more than 8 runs.
     """
-    curves = {name: _read_curves(run) for name, run in runs.items()}
+    curves = {name: _select_curves(run) for name, run in runs.items()}
     # A budget over all runs: the page must stay small enough for a browser.
-    limit = min(MAX_POINTS, _MAX_ALL_POINTS // max(1, sum(len(found) for found, _ in curves.values())))
+    limit = min(MAX_POINTS, _MAX_ALL_POINTS // max(1, sum(map(len, curves.values()))))
     images = images or (_IMAGES if len(runs) <= _FEW else 1)
     table, compared = _describe_table(build_table(runs))
     described = [
-        {**_describe_run(name, run, *curves[name], max(limit, _MIN_POINTS), images), **compared[name]}
+        {**_describe_run(name, run, curves[name], max(limit, _MIN_POINTS), images), **compared[name]}
         for name, run in runs.items()
     ]
     config = compare_configs([run.config for run in runs.values()])
@@ -68,11 +68,10 @@ def thin(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> Poi
     return [x[i] for i in order], [y[i] for i in order]
 
 
-def _read_curves(run: ReportedRun) -> tuple[Curves, list[str]]:
-    curves, others = read_curves(run.rows)
-    if curves.get(("train", "base_lr")) == curves.get(("train", "lr")):
-        curves.pop(("train", "base_lr"), None)  # they differ only in runs with several learning rates
-    return curves, others
+def _select_curves(run: ReportedRun) -> Curves:
+    curves, base = run.curves[0], ("train", "base_lr")
+    is_double = curves.get(base) == curves.get(("train", "lr"))  # they differ only in runs with several learning rates
+    return {key: points for key, points in curves.items() if key != base or not is_double}
 
 
 def _describe_table(table: RunTable) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -95,19 +94,16 @@ def _describe_table(table: RunTable) -> tuple[dict[str, Any], dict[str, dict[str
     }, runs
 
 
-def _describe_run(
-    name: str, run: ReportedRun, curves: Curves, others: Sequence[str], max_points: int, num_images: int
-) -> dict[str, Any]:
+def _describe_run(name: str, run: ReportedRun, curves: Curves, max_points: int, num_images: int) -> dict[str, Any]:
     images, omitted = _embed_images(run, num_images)
     notes = list(run.notes)
-    if others:
+    if others := run.curves[1]:
         names = f"{', '.join(others[:_MAX_NAMES])}{', ...' * (len(others) > _MAX_NAMES)}"
         notes.append(f"not drawn, because they are not numbers: {names}")
     if omitted:
         notes.append(f"{omitted} names of images are not shown; a report shows {MAX_IMAGE_NAMES} of each run")
     sessions = run.record["sessions"]
     first, last = (sessions[0], sessions[-1]) if sessions else ({}, {})
-    iterations = [session.get("iter", 0) for session in sessions] + [x[-1] for x, _ in curves.values()]
     goodput = measure_goodput(sessions)
     lost = {"lost steps": goodput.lost_seconds} if goodput.lost_iterations else {}
     return {
@@ -118,7 +114,7 @@ def _describe_run(
         "started": first.get("started", ""),
         "updated": last.get("updated", ""),
         "sessions": len(sessions),
-        "iter": int(max(iterations, default=0)),
+        "iter": run.iter,
         **{key: run.record.get(key) for key in ("max_iters", "max_epochs", "epoch_length", "seed", "model", "groups")},
         "versions": last.get("versions", {}),
         "devices": last.get("devices", ""),
@@ -126,7 +122,7 @@ def _describe_run(
         "speed": _read_speed(run.rows),
         "series": [_describe_curve(*key, *points, max_points) for key, points in curves.items() if key[0] != "test"],
         "best": find_best(curves, run.config),
-        "test": {key: value for key, value in run.test.items() if is_number(value) and key not in TIMES},
+        "test": run.test,
         "images": images,
     }
 
