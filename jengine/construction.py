@@ -26,15 +26,10 @@ _LITERALS = (bool, int, float, complex, str, bytes, types.NoneType, types.Ellips
 
 @dataclasses.dataclass(frozen=True)
 class Unwritable:
-    """Stand-in for a value that a config file cannot have, without a reference to the value.
+    """Stand-in for a value that a config file cannot have, without a reference to the value."""
 
-    Attributes:
-      kind: what the value is: 'ndarray'.
-      instead: what to write in its place; "" for data, which a function has to return.
-    """
-
-    kind: str
-    instead: str = ""
+    kind: str  # what the value is: 'ndarray'
+    instead: str = ""  # what to write in its place; "" for data, which a function has to return
 
     def __repr__(self) -> str:
         return self.kind
@@ -50,14 +45,9 @@ _records: dict[int, _Record] = {}  # by the ID of the object
 
 
 def record_construction(built: object, init: Callable[..., Any], bound: Mapping[str, Any]) -> None:
-    """Record the arguments with which the constructor `init` was called, for `to_config`.
+    """Record the arguments, `self` included, with which an object's constructor was called, for `to_config`.
 
     They are converted now, so that arrays are not kept in memory.
-
-    Args:
-      built: the new object.
-      init: the constructor, as it stands in the class.
-      bound: the arguments by name, with `self`.
     """
     if id(built) not in _records:
         try:
@@ -65,9 +55,8 @@ def record_construction(built: object, init: Callable[..., Any], bound: Mapping[
         except TypeError:  # a class with slots
             return
     # The constructor of a subclass ends after that of the base class
-    _records[id(built)] = _Record(
-        init, _convert_arguments(built, init, bound), frozenset(getattr(built, "__dict__", ()))
-    )
+    names = frozenset(getattr(built, "__dict__", ()))
+    _records[id(built)] = _Record(init, _convert_arguments(built, init, bound), names)
 
 
 def recorded(kind: type) -> None:

@@ -299,10 +299,6 @@ def resolve_functions(entry: Callable[..., Any], arguments: Mapping[str, Any]) -
     >>> resolve_functions(train, {"schedule": "math.sqrt"})
     {'schedule': <built-in function sqrt>}
 
-    Args:
-      entry: a class or function, whose annotations say where functions belong.
-      arguments: by name.
-
     Raises:
       KeyError: there is no such function.
     """
@@ -398,11 +394,9 @@ def is_built_in(entry: Callable[..., Any]) -> bool:
 
 
 def find_registered(name: str, import_all: bool = False) -> list[Callable[..., Any]]:
-    """Return the entries called `name` in all registries.
+    """Return the entries called `name`, without a scope, in all registries.
 
-    Args:
-      name: without a scope.
-      import_all: import all built-in entries if no entry has this name so far.
+    With `import_all`, all built-in entries are imported if no entry has this name so far.
     """
     found = [registry._entries[name] for registry in _REGISTRIES if name in registry._entries]
     if found or not import_all:

@@ -62,9 +62,8 @@ def show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     items: collections.Counter[str] = collections.Counter()
     for name, size in sizes.items():
         items[name.partition(".")[0]] += size
-    print(
-        f"{len(stored)} arrays: " + ", ".join(f"{item} {format_bytes(size, digits=1)}" for item, size in items.items())
-    )
+    totals = ", ".join(f"{item} {format_bytes(size, digits=1)}" for item, size in items.items())
+    print(f"{len(stored)} arrays: {totals}")
 
 
 def _list_contents(metadata: Mapping[str, Any], meta: Mapping[str, Any]) -> list[str]:

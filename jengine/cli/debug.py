@@ -28,16 +28,12 @@ _CHECKPOINT = "debug"
 
 
 class DebugHook(Hook):
-    """End of training after few steps, once everything that the whole run would do later was done once.
-
-    Args:
-      start: iterations before the first step, after a resume.
-    """
+    """End of training after few steps, once everything that the whole run would do later was done once."""
 
     priority = "HIGHEST"  # its `after_train` comes before the others'
 
-    def __init__(self, start: int = 0) -> None:
-        self._stop = start + _STEPS
+    def __init__(self) -> None:
+        self._stop = _STEPS
         self.report: list[str] = []
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:

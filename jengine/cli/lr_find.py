@@ -22,19 +22,12 @@ _SKIPPED = 0.1  # of the steps at the start, where losses are noise
 
 
 class RateSearch(NamedTuple):
-    """Losses over learning rates.
+    """Losses over learning rates."""
 
-    Attributes:
-      rates: f64[N], increasing.
-      losses: f64[N], smoothed.
-      suggestion: the rate at which the loss falls fastest.
-      diverged: whether the loss ended the search.
-    """
-
-    rates: np.ndarray
-    losses: np.ndarray
-    suggestion: float
-    diverged: bool
+    rates: np.ndarray  # f64[N], increasing
+    losses: np.ndarray  # f64[N], smoothed
+    suggestion: float  # the rate at which the loss falls fastest
+    diverged: bool  # whether the loss ended the search
 
 
 class LrFindHook(Hook):
@@ -92,14 +85,12 @@ def find_rate(cfg: Mapping[str, Any], low: float, high: float, steps: int) -> Ra
     name, wrapper = _rate_name(cfg), cfg["optim_wrapper"]
     # Equal steps on a logarithmic scale, as rates that work span powers of ten.
     factor = (high / low) ** (1 / (steps - 1))
-    changes = dict.fromkeys(
-        [f"{mode}_{part}" for mode in ("val", "test") for part in ("dataloader", "cfg", "evaluator")]
-    )
+    evaluations = [f"{mode}_{part}" for mode in ("val", "test") for part in ("dataloader", "cfg", "evaluator")]
     hooks = cfg.get("custom_hooks") or []
     hook = LrFindHook(steps)
     short = {
         **cfg,
-        **changes,
+        **dict.fromkeys(evaluations),
         "visualizer": None,
         "optim_wrapper": {**wrapper, "optimizer": {**wrapper["optimizer"], name: low}},
         "param_scheduler": {"type": "ExponentialLR", "gamma": factor, "by_epoch": False, "end": steps},

@@ -24,9 +24,8 @@ def compute_loop_factor(program: Program) -> float:
 
 def _is_control(program: Program, computation: str) -> bool:
     """Return whether the operations in a computation run one by one, unlike those in a fusion or a reduction."""
-    return all(
-        caller.code in _CONTROL and _is_control(program, caller.computation) for caller in program.callers[computation]
-    )
+    callers = program.callers[computation]
+    return all(caller.code in _CONTROL and _is_control(program, caller.computation) for caller in callers)
 
 
 def _count_bytes(program: Program, operation: Operation) -> int:
@@ -58,9 +57,8 @@ def _count_read_inside(program: Program, name: str) -> int:
         if user.code in _SAME_ELEMENTS and program.users[user.name]:
             total += _count_read_inside(program, user.name)
         else:
-            total += sum(
-                _count_read(program, user, index, name) for index, other in enumerate(user.operands) if other == name
-            )
+            places = (index for index, operand in enumerate(user.operands) if operand == name)
+            total += sum(_count_read(program, user, index, name) for index in places)
     return total
 
 

@@ -48,7 +48,7 @@ def _describe_flops(runner: Runner, batch: Batch) -> str:
         training = count_flops(jax.make_jaxpr(jax.grad(total))(params, state))
     except Exception:  # a model of several optimizers, or with hyperparameters that hooks set
         return "The FLOPs of training are unknown: its loss needs more than a batch."
-    counts = [
-        f"{sum(flops.values()):.4g} in {name}" for name, flops in (("prediction", prediction), ("training", training))
-    ]
-    return f"FLOPs of a batch, in matrix products and convolutions alone: {', '.join(counts)}."
+    return (
+        "FLOPs of a batch, in matrix products and convolutions alone: "
+        f"{sum(prediction.values()):.4g} in prediction, {sum(training.values()):.4g} in training."
+    )

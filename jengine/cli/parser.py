@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-_SHELLS = ("bash", "zsh", "fish")
 _EPILOG = """Set any value of the config with --config.PATH=VALUE:
   jengine train configs/digits_cnn.py --config.optim_wrapper.optimizer.lr=0.01 --config.custom_hooks[0].interval=5
 """
@@ -66,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     convert.add_argument("-o", "--out", metavar="FILE", help="the file to write (default: standard output)")
     completion = _add(commands, "completion", "completion.run", "print a shell's completion script", traceback)
     completion.epilog, completion.formatter_class = _COMPLETION_EPILOG, argparse.RawDescriptionHelpFormatter
-    completion.add_argument("shell", choices=_SHELLS, help="the shell")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     return parser
 
 

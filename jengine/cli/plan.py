@@ -10,14 +10,14 @@ import jax
 from jengine.cli import plan_search
 from jengine.cli.plan_process import PlanError, compile_candidates
 from jengine.cli.plan_report import format_plan, format_search
-from jengine.cli.program_costs import compile_plan
+from jengine.cli.program_costs import Plan, compile_plan
 from jengine.cli.topologies import Topology, check_compiler, parse_topology
 from jengine.config import load_config, resolve
 from jengine.errors import ConfigError
 from jengine.evaluation.sections import split_dataloaders
 from jengine.json_codec import encode
 from jengine.sharding import build_mesh
-from jengine.sharding.mesh import find_data_shard
+from jengine.sharding.mesh import MeshSizes, find_data_shard
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     return 1 if fits is False else 0
 
 
-def _plan_on_cpus(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, Any] | None) -> dict[str, Any]:
+def _plan_on_cpus(args: argparse.Namespace, overrides: Sequence[str], mesh: MeshSizes | None) -> Plan:
     # The number of simulated devices is fixed at the first use of JAX, which is below.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", args.devices)
@@ -51,9 +51,7 @@ def _plan_on_cpus(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapp
     return compile_plan(scale_batches(cfg, built, args.processes or 1))
 
 
-def _plan_on_chips(
-    args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def _plan_on_chips(args: argparse.Namespace, overrides: Sequence[str], mesh: MeshSizes | None) -> Plan:
     topology = _parse_chips(args)
     candidates: list[dict[str, Any]] = [{"mesh": mesh, "overrides": []}]
     # In a process of its own: XLA's compilers read their settings from the environment when they load.
@@ -66,7 +64,7 @@ def _plan_on_chips(
     return result["plan"]
 
 
-def _search(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def _search(args: argparse.Namespace, overrides: Sequence[str], mesh: MeshSizes | None) -> list[Plan]:
     # CPU devices have no bandwidth that says anything about a chip's.
     if args.topology is None:
         raise ConfigError("--search must be used with --topology, since it compares the time on chips; got --devices")
@@ -76,7 +74,7 @@ def _search(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[st
     only_batch = args.search == "batch"
     space = (plan_search.batch_space if only_batch else plan_search.build_space)(cfg, topology, mesh)
 
-    def compile_all(candidates: Sequence[plan_search.Candidate]) -> list[plan_search.Plan]:
+    def compile_all(candidates: Sequence[plan_search.Candidate]) -> list[Plan]:
         requests = [{"mesh": dict(each.mesh), "overrides": space.overrides(each)} for each in candidates]
         results = compile_candidates(args.config, overrides, topology, requests, args.processes, training_only=True)
         return [plan_search.describe_result(each, result) for each, result in zip(candidates, results, strict=True)]
@@ -91,7 +89,7 @@ def _parse_chips(args: argparse.Namespace) -> Topology:
     return topology
 
 
-def parse_mesh(text: str | None) -> dict[str, Any] | None:
+def parse_mesh(text: str | None) -> MeshSizes | None:
     """Parse mesh axes, with the number of slices in a separate dict.
 
     >>> parse_mesh("data=32,fsdp=8,slices.data=2")
@@ -107,7 +105,7 @@ def parse_mesh(text: str | None) -> dict[str, Any] | None:
     return {**sizes, "slices": slices} if slices else sizes
 
 
-def set_devices(cfg: Mapping[str, Any], devices: int, mesh: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def set_devices(cfg: Mapping[str, Any], devices: int, mesh: MeshSizes | None = None) -> dict[str, Any]:
     """Return a resolved config for many devices that all belong to one process; `mesh` replaces the config's own.
 
     >>> loader = dict(batch_size=8, dataset=dict(type="MyData"))
@@ -137,11 +135,9 @@ def scale_batches(cfg: Mapping[str, Any], mesh: jax.sharding.Mesh, processes: in
     shards = find_data_shard(mesh, 0, axes, process_of).count // here.count
 
     def scale(loader: Any) -> Any:
-        if isinstance(loader, Mapping):
-            if loader.get("batch_axis", 0) is None or "global_batch_size" in loader:  # that of all processes
-                return loader
-            return {**loader, "batch_size": loader.get("batch_size", 1) * shards}
-        return loader
+        if not isinstance(loader, Mapping) or loader.get("batch_axis", 0) is None or "global_batch_size" in loader:
+            return loader  # its batch is that of all processes
+        return {**loader, "batch_size": loader.get("batch_size", 1) * shards}
 
     # Only batches that processes read together grow; `test_dataloader` has no program here.
     loaders = split_dataloaders("val_dataloader", cfg.get("val_dataloader"))

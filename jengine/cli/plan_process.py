@@ -28,8 +28,7 @@ def compile_candidates(
     """Compile a config for chips, with some values replaced, and yield a result for each candidate.
 
     Args:
-      config: path of the config file.
-      overrides: `--config.PATH=VALUE` arguments for all candidates.
+      config, overrides: as on the command line, for all candidates.
       topology: the chips.
       candidates: `mesh`, see `build_mesh`, or None for the config's own; and further `overrides`.
       processes: number of processes that read `batch_size` examples each; None for one on each host.
@@ -38,9 +37,10 @@ def compile_candidates(
     Yields:
       `plan` with `warnings`, or `error` with `traceback`, all as text. A compiler crash ends one candidate.
     """
-    chips = {"topology": topology.slice_name, "slices": topology.slices}
-    settings = {"processes": processes, "training_only": training_only}
-    request = {"config": config, "overrides": list(overrides), **chips, **settings}
+    request = {
+        "config": config, "overrides": list(overrides), "topology": topology.slice_name, "slices": topology.slices,
+        "processes": processes, "training_only": training_only,
+    }  # fmt: skip
     left = list(candidates)  # one process compiles as many as it can: its start takes longer than most compiles
     while left:
         results, crash = _run_worker({**request, "candidates": left}, topology.environment)

@@ -42,9 +42,8 @@ def format_search(plans: Sequence[Mapping[str, Any]], by_size: bool = False) -> 
             ]
         )
     columns = ["mesh", "remat", "batch_size", "memory", "ms per step", "examples/s", "fits"]
-    table = format_table(
-        columns, rows, title=f"Plans, by {'the batch size' if by_size else 'the estimated examples per second'}"
-    )
+    order = "the batch size" if by_size else "the estimated examples per second"
+    table = format_table(columns, rows, title=f"Plans, by {order}")
     if loops := sum(each.get("unknown_loops", 0) for plan in plans[:1] for each in plan.get("programs", {}).values()):
         table += f"\n{_UNKNOWN_LOOPS}: {loops}"
     if not plans or not plans[0]["fits"]:

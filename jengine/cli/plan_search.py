@@ -30,6 +30,9 @@ class Candidate(NamedTuple):
     batch_size: int  # of one process, or of all with `global_batch_size`
 
 
+Compile = Callable[[Sequence[Candidate]], Sequence[Plan]]
+
+
 class Space(NamedTuple):
     """Values to try."""
 
@@ -63,8 +66,7 @@ def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | No
         )
     # Rules may be nested in any form; without one that names an axis, its sizes would only divide the batch less.
     rules = repr((parallel.get("rules"), parallel.get("logical_axes")))
-    has_tensor, has_context = (name in rules for name in ("tensor", CONTEXT))
-    tried = iterate_meshes(topology.size, has_tensor, topology.slices, has_context)
+    tried = iterate_meshes(topology.size, "tensor" in rules, topology.slices, CONTEXT in rules)
     meshes = [mesh] if mesh is not None else list(tried)
     nodes = iter_nodes(cfg["model"], "model")
     remat_paths = [path for path, value in nodes if path.endswith(".remat") and isinstance(value, bool)]
@@ -110,9 +112,7 @@ def iterate_meshes(size: int, has_tensor: bool, slices: int = 1, has_context: bo
             yield with_slices({"data": slices, "fsdp": size // slices // context, "context": context, "tensor": 1})
 
 
-def search(
-    space: Space, compile_all: Callable[[Sequence[Candidate]], Sequence[Plan]], report: Callable[[str], None] = print
-) -> list[Plan]:
+def search(space: Space, compile_all: Compile, report: Callable[[str], None]) -> list[Plan]:
     """Return a plan for each candidate that was tried, the fastest that fits first.
 
     All meshes are tried with and without rematerialization and the config's batch size: a half, a quarter or an eighth
@@ -159,9 +159,7 @@ def search(
     return ranked
 
 
-def search_batch(
-    space: Space, compile_all: Callable[[Sequence[Candidate]], Sequence[Plan]], report: Callable[[str], None] = print
-) -> list[Plan]:
+def search_batch(space: Space, compile_all: Compile, report: Callable[[str], None]) -> list[Plan]:
     """Return a plan for each batch size that was tried, the largest that fits first; arguments as for `search`.
 
     The config's size is doubled until it does not fit, or halved until it does; two sizes in between follow.

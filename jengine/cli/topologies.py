@@ -142,9 +142,8 @@ class Topology(NamedTuple):
         try:
             if self.chip.platform == "gpu":
                 shape, target = "x".join(map(str, (1, *self.shape))), format_target(GPU_TARGETS[self.name])
-                return topologies.get_topology_desc(
-                    self.name, platform="cuda", topology=shape, target_config=target
-                ).devices
+                settings = {"topology": shape, "target_config": target}
+                return topologies.get_topology_desc(self.name, platform="cuda", **settings).devices
             options: dict[str, Any] = {"num_slices": self.slices} if self.slices > 1 else {}
             if math.prod(self.shape) == 1:
                 # The default of several chips per host does not fit a single one.

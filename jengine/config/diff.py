@@ -25,7 +25,5 @@ def diff_configs(first: ConfigLike, second: ConfigLike) -> dict[str, tuple[Any, 
 
 
 def _flatten(cfg: ConfigLike) -> dict[str, Any]:
-    plain = json.loads(
-        json.dumps(parse_config(format_config(cfg)[0], arrays=False), default=repr)
-    )  # tuples become lists
-    return flatten_description(plain)
+    parsed = parse_config(format_config(cfg)[0], arrays=False)
+    return flatten_description(json.loads(json.dumps(parsed, default=repr)))  # tuples become lists

@@ -215,19 +215,13 @@ CONFIG_MODULES = {}
 
 
 class _Writer:
-    """Writer for values as Python source.
-
-    Attributes:
-      modules: the modules from which the values are imported, by directory; "" for those on `sys.path`.
-      arrays: the modules whose arrays it has, by the names in the file.
-      problems: why values cannot be written, with their paths.
-    """
+    """Writer for values as Python source."""
 
     def __init__(self, comments: Mapping[str, Sequence[str]] | None = None) -> None:
         self._comments = comments or {}
-        self.modules: dict[str, set[str]] = {}
-        self.arrays: set[str] = set()
-        self.problems: dict[str, list[str]] = {}
+        self.modules: dict[str, set[str]] = {}  # with the classes, by directory; "" for those on `sys.path`
+        self.arrays: set[str] = set()  # the keys of `_NUMPY` that the text uses
+        self.problems: dict[str, list[str]] = {}  # why values cannot be written, with their paths
 
     def literal(self, value: Any, indent: int, path: str) -> str:
         """Return `value` as source: on one line if it fits, else one item per line."""

@@ -75,10 +75,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
 
 
 def load_sweep(path: str | os.PathLike[str]) -> list[dict[str, Any]] | None:
-    """Return the settings that `get_sweep()` of a config file yields; None without this function.
-
-    Args:
-      path: the file, which `load_config` has loaded.
+    """Return the settings that `get_sweep()` of a loaded config file yields; None without this function.
 
     Raises:
       ConfigError: something else than dicts of values by config path.

@@ -16,9 +16,7 @@ def locate_argument(cfg: Any, argument: str) -> str | None:
     >>> locate_argument(dict(model=dict(loss=dict(type="CrossEntropy", label="y"))), "CrossEntropy.label")
     'model.loss.label'
 
-    Args:
-      cfg: the config.
-      argument: the class and the argument; one that the section leaves out has the path of the section.
+    An argument that the section leaves out has the path of the section.
     """
     owner, _, name = argument.partition(".")
     found = [(path, section) for path, section in _sections(cfg) if _class_name(section.get("type")) == owner]

@@ -97,12 +97,8 @@ def conform(value: Any, schema: Any, path: str, problems: list[str]) -> Any:
     >>> conform({"name": "a", "size": "large"}, {"name": str, "size": float}, "run", problems), problems
     ({'name': 'a'}, ['run.size'])
 
-    Args:
-      value: from JSON.
-      schema: `str` or `float` for any text or number; `[schema]`, whose elements all must conform; `{str: schema}`; or
-        a dict of optional entries.
-      path: path of the value.
-      problems: paths that do not conform.
+    A schema is `str` or `float` for any text or number; `[schema]`, whose elements all must conform; `{str: schema}`;
+    or a dict of optional entries.
     """
     if isinstance(schema, dict) and isinstance(value, dict):
         schemas = {name: schema.get(name, schema.get(str)) for name in value}

@@ -24,18 +24,12 @@ class Command:
     """Command to run in a job, with its output in a file.
 
     A scheduler that preempts the job, or ends its time, submits it again: the command continues the run.
-
-    Args:
-      arguments: program and arguments.
-      output: the file for its output.
-      stop_file: a job on another machine ends the run when this file exists.
-      environment: additional environment variables.
     """
 
-    arguments: Sequence[str]
-    output: str
-    stop_file: str
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    arguments: Sequence[str]  # with the program
+    output: str  # path
+    stop_file: str  # a job on another machine ends the run when this file exists
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # further variables
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start the process, in a group of its own: Ctrl-C in the terminal reaches only the sweep."""

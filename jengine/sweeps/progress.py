@@ -13,6 +13,7 @@ from rich.text import Text
 from jengine.logging.notebook import in_notebook
 from jengine.sweeps.trials import DONE, Trial, find_run, parse_object
 
+_INTERVAL = 1.0  # seconds between two readings of the files
 _FINISHED_ROWS = 5  # the newest ones; the table of all is printed at the end
 _STYLES = {"running": "cyan", "finished": "green", "failed": "red", "pruned": "yellow", "stopped": "yellow"}
 _ENDED = (*DONE, "failed")
@@ -53,18 +54,14 @@ class RunProgress:
 
 
 class LiveTable:
-    """Table of a sweep in a terminal; elsewhere, one line for each run that ends.
+    """Table of a sweep of `total` runs in a terminal; elsewhere, one line for each run that ends.
 
-    Args:
-      name: of the sweep.
-      metric: to show; '' for all of a validation.
-      total: number of runs.
-      interval: seconds between two readings of the files.
+    It shows one metric of the validations, or all if `metric` is ''.
     """
 
-    def __init__(self, name: str, metric: str, total: int, interval: float = 1.0) -> None:
+    def __init__(self, name: str, metric: str, total: int) -> None:
         self._console = Console(force_jupyter=False)  # lines of text in a notebook too
-        self._name, self._metric, self._total, self._interval = name, metric, total, interval
+        self._name, self._metric, self._total = name, metric, total
         self._readers: dict[pathlib.Path, RunProgress] = {}
         self._due = 0.0
         self._start = time.monotonic()
@@ -84,7 +81,7 @@ class LiveTable:
         """Redraw the table if it is due."""
         if self._live is None or (time.monotonic() < self._due and not force):
             return
-        self._due = time.monotonic() + self._interval
+        self._due = time.monotonic() + _INTERVAL
         self._live.update(self._render(trials, note), refresh=True)
 
     def end(self, trial: Trial, trials: Sequence[Trial]) -> None:

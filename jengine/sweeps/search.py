@@ -15,12 +15,7 @@ _STATES = {"finished": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
 class Search:
     """Study of Optuna in a sweep's directory; a restart continues it.
 
-    Args:
-      directory: of the sweep.
-      metric: what to search for.
-      rule: 'greater' or 'less': which value of the metric is better.
-      grid: lists of values by config path.
-      ranges: ranges by config path.
+    It looks for 'greater' or 'less' (`rule`) values of a metric, over lists of values and ranges by config path.
 
     Raises:
       ConfigError: the directory has a search for another metric or over other values.

@@ -23,17 +23,12 @@ class ValueRange(NamedTuple):
 
     >>> ValueRange(1e-4, 1e-1, log=True).draw(random.Random(0))
     0.03414
-
-    Args:
-      low, high: the limits.
-      log: whether all magnitudes are equally likely, instead of all values.
-      is_int: whether to draw integers.
     """
 
     low: float
     high: float
-    log: bool = False
-    is_int: bool = False
+    log: bool = False  # whether all magnitudes are equally likely, instead of all values
+    is_int: bool = False  # whether to draw integers
 
     def draw(self, generator: random.Random) -> float:
         """Return a random value, a float with four significant digits."""
@@ -64,10 +59,12 @@ def check_range(path: str, limits: ValueRange | Sequence[Any]) -> ValueRange:
     Raises:
       ConfigError: another form, or limits in the wrong order.
     """
+    if isinstance(limits, ValueRange):  # of `parse_ranges`
+        return limits
     low, high, *flags = (math.nan, math.nan) if isinstance(limits, str) or len(limits) < 2 else limits
-    result = limits if isinstance(limits, ValueRange) else ValueRange(low, high, "log" in flags, "int" in flags)
+    result = ValueRange(low, high, "log" in flags, "int" in flags)
     numbers = [value for value in result[:2] if isinstance(value, int | float) and math.isfinite(value)]
-    is_known = isinstance(limits, ValueRange) or set(flags) <= {"log", "int"}
+    is_known = set(flags) <= {"log", "int"}
     is_integer = not result.is_int or all(value == round(value) for value in numbers)
     is_above = not result.log or result.low > 0
     if len(numbers) < 2 or not is_known or not result.low < result.high or not is_above or not is_integer:

@@ -26,24 +26,15 @@ _ERROR = re.compile(r"(?:jengine: )?(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Ex
 
 @dataclasses.dataclass
 class Trial:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Attributes:
-      setting: the values that distinguish it, by config path.
-      work_dir: its directory in that of the sweep.
-      status: 'waiting', 'running', 'finished', 'pruned', 'stopped' or 'failed'.
-      error: why it failed.
-      number: the trial's number in the study of a search.
-      seconds: how long it ran in this session.
-    """
-
-    setting: Setting
-    work_dir: pathlib.Path
-    status: str = "waiting"
-    error: str = ""
-    number: int | None = None
-    seconds: float = 0.0
-    started: float = 0.0
+    setting: Setting  # the values that distinguish it
+    work_dir: pathlib.Path  # in the directory of the sweep
+    status: str = "waiting"  # or 'running', 'finished', 'pruned', 'stopped', 'failed'
+    error: str = ""  # why it failed
+    number: int | None = None  # in the study of a search
+    seconds: float = 0.0  # how long it ran in this session
+    started: float = 0.0  # by `time.monotonic`
 
     @property
     def name(self) -> str:

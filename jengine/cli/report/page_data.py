@@ -30,9 +30,7 @@ _RATES = ("lr", "momentum", "weight_decay")  # ends of the names of hyperparamet
 def build_page_data(runs: Mapping[str, ReportedRun], images: int | None = None) -> dict[str, Any]:
     """Return the report data: runs with curves and facts, their table, panels in order, and config values by path.
 
-    Args:
-      runs: by name.
-      images: steps to show of each image; by default 8, and 1 of more than 8 runs.
+    `images` is the number of steps to show of each image; by default 8, and 1 of more than 8 runs.
     """
     curves = {name: _select_curves(run) for name, run in runs.items()}
     # A budget over all runs: the page must stay small enough for a browser.
