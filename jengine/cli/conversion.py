@@ -310,8 +310,7 @@ class Conversion:
 
     def _fit(self, registry: Registry, path: str, cfg: Mapping[str, Any], **supplied: Any) -> dict[str, Any]:
         """Return the config without arguments that the class does not have; errors in others are to be done."""
-        kept = {**cfg, "type": cfg["type"]}
-        # An unknown argument is dropped with a row; a wrong value of a known one needs a person.
+        kept = dict(cfg)
         parameters = inspect.signature(registry.get(kept["type"])).parameters
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         for key in [key for key in kept if not takes_any and key not in (*parameters, "type", *supplied)]:

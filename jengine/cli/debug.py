@@ -158,8 +158,7 @@ def describe_memory(runner: Any) -> list[str]:
 
 
 def _restore(cfg: Mapping[str, Any], path: str, iteration: int) -> None:
-    """Restore a checkpoint into a new Runner, as a resumed run does."""
-    # A new Runner, as after a restart: restoring into the one that saved would find everything in place.
+    """Restore a checkpoint into a new Runner: the one that saved it has everything in place."""
     runner = Runner.from_cfg({**cfg, "resume": path, "load_from": None})
     try:
         runner.prepare_training()
@@ -216,7 +215,6 @@ def overfit(cfg: Mapping[str, Any], count: int) -> dict[str, Any]:
         length = loader.length
         loader.close()
     train_cfg = train_loop_config(cfg["train_cfg"])
-    # The epochs keep their length: schedules over epochs act as in the whole run.
     if is_epoch_based(train_cfg) and length is not None and train_cfg.get("epoch_length") is None:
         train_cfg["epoch_length"] = length // batches_per_iteration(train_cfg.get("phases"))
     return {"train_dataloader": batches, "train_cfg": train_cfg, "work_dir": f"{cfg['work_dir']}_overfit"}

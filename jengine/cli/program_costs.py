@@ -53,7 +53,6 @@ def compile_plan(cfg: Mapping[str, Any], chip: Chip | None = None, training_only
       training_only: compile only the programs for training iterations, the update and perhaps the accumulation.
     """
     with tempfile.TemporaryDirectory() as work_dir:
-        # Nothing of the run itself is touched: no files, no weights, no checkpoint.
         settings = {"work_dir": work_dir, "log_level": "WARNING", "resume": False, "load_from": None}
         arguments, _ = check_top_level({**cfg, **settings}, Runner.__init__)
         runner = Runner(**{name: value for name, value in arguments.items() if name != "vars"})
@@ -246,7 +245,6 @@ def _sum_collectives(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for each in collectives:
         row = rows.setdefault(each.kind, {"kind": each.kind, "count": 0, "arrays": 0, "size": 0, "traffic": 0})
-        # Times the loop: a collective inside a scan runs in each of its iterations.
         row["count"] += each.executions
         row["arrays"] += each.arrays * each.executions
         row["size"] += each.size * each.executions

@@ -32,14 +32,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         print("constant: " + ", ".join(f"{name} {value:g}" for name, value in constant.items()))
 
 
-def plot(
-    values: Sequence[float],
-    name: str,
-    width: int = _WIDTH,
-    height: int = _HEIGHT,
-    ends: tuple[str, str] | None = None,
-) -> str:
-    """Draw a curve as text in `height` rows and at most `width` columns.
+def plot(values: Sequence[float], name: str, height: int = _HEIGHT, ends: tuple[str, str] | None = None) -> str:
+    """Draw a curve as text in `height` rows.
 
     `ends` are the marks below the first and last number; by default one number per iteration is expected.
 
@@ -51,7 +45,7 @@ def plot(
       +---
        0 2
     """
-    width = min(width, len(values))
+    width = min(_WIDTH, len(values))
     # Sampled with both ends, so that the curve starts and ends where the schedule does.
     columns = [values[round(i * (len(values) - 1) / max(width - 1, 1))] for i in range(width)]
     low, high = min(values), max(values)
@@ -81,12 +75,8 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
     """Run the schedulers of a config over a whole run, only on the host.
 
     Neither the model nor a batch is built. If the run or a schedule counts epochs, the training data are built for the
-    length of an epoch, unless `epoch_length` is given. The groups of `paramwise_cfg` are unknown without the model: the
-    result is the optimizer's own setting, which they multiply.
-
-    Args:
-      cfg: a resolved config with `train_cfg`, `optim_wrapper` and optionally `param_scheduler`.
-      epoch_length: iterations in an epoch.
+    epoch length, unless `epoch_length` gives the iterations in an epoch. The groups of `paramwise_cfg` are unknown
+    without the model: the result is the optimizer's own setting, which they multiply.
 
     Returns:
       The value in each iteration by the name of the hyperparameter, prefixed with the optimizer's name if there are
@@ -111,16 +101,11 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
     max_epochs = train_cfg["max_epochs"] if by_epoch else 1
     max_iters = max_epochs * (epoch_length or 0) if by_epoch else train_cfg["max_iters"]
     wrappers = check_optim_wrapper(cfg["optim_wrapper"])
-    has_several = list(wrappers) != [""]
     # The real schedulers, stepped on the host: a drawing of formulas would not show how they interact.
     schedulers = build_param_schedulers(
-        cfg.get("param_scheduler"),
-        wrappers if has_several else wrappers[""],
-        max_epochs=max_epochs,
-        max_iters=max_iters,
-        epoch_length=epoch_length,
-        by_epoch_loop=by_epoch,
-    )
+        cfg.get("param_scheduler"), wrappers.get("", wrappers), max_epochs=max_epochs, max_iters=max_iters,
+        epoch_length=epoch_length, by_epoch_loop=by_epoch,
+    )  # fmt: skip
     return _record_curves(wrappers, flatten_schedulers(schedulers), max_iters, epoch_length if by_epoch else None)
 
 

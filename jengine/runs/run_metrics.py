@@ -114,5 +114,4 @@ def _flatten(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         for index, item in enumerate(value):
             yield from _flatten(item, f"{path}[{index}]")
     elif path:
-        # Addresses of objects differ in each process, so that equal settings would look different.
         yield path, ADDRESS.sub("", value) if isinstance(value, str) else value

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -224,29 +225,23 @@ class SubmititLauncher:
 
 
 class _RayJob:
-    def __init__(self, reference: Any, command: Command) -> None:
-        self._reference, self._command = reference, command
+    def __init__(self, ray: types.ModuleType, reference: Any, command: Command) -> None:
+        self._ray, self._reference, self._command = ray, reference, command
 
     def poll(self) -> int | None:
-        import ray
-
-        if not ray.wait([self._reference], timeout=0)[0]:
+        if not self._ray.wait([self._reference], timeout=0)[0]:
             return None
         try:
-            return int(ray.get(self._reference))
-        except ray.exceptions.RayError:
+            return int(self._ray.get(self._reference))
+        except self._ray.exceptions.RayError:
             return 1
 
     def stop(self) -> None:
-        import ray
-
         pathlib.Path(self._command.stop_file).touch()
-        ray.cancel(self._reference)  # if it waits
+        self._ray.cancel(self._reference)  # if it waits
 
     def kill(self) -> None:
-        import ray
-
-        ray.cancel(self._reference, force=True)
+        self._ray.cancel(self._reference, force=True)
 
 
 class RayLauncher:
@@ -263,6 +258,7 @@ class RayLauncher:
             import ray
         except ImportError as error:
             raise ConfigError("`--launcher ray` requires Ray: pip install 'ray[default]'") from error
+        self._ray = ray
         options = dict(options)
         address = options.pop("address", None)
         if not ray.is_initialized():
@@ -271,7 +267,7 @@ class RayLauncher:
 
     def start(self, commands: Sequence[Command]) -> list[_RayJob]:
         """Submit tasks."""
-        return [_RayJob(self._run.remote(command), command) for command in commands]
+        return [_RayJob(self._ray, self._run.remote(command), command) for command in commands]
 
 
 def _run_command(command: Command) -> int:

@@ -77,9 +77,9 @@ class LiveTable:
         if self._live is not None:
             self._live.stop()
 
-    def update(self, trials: Sequence[Trial], note: str = "", force: bool = False) -> None:
+    def update(self, trials: Sequence[Trial], note: str = "") -> None:
         """Redraw the table if it is due."""
-        if self._live is None or (time.monotonic() < self._due and not force):
+        if self._live is None or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _INTERVAL
         self._live.update(self._render(trials, note), refresh=True)

@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from jengine.config import format_config, write_config
@@ -306,14 +305,10 @@ def _claim(directory: pathlib.Path, request: Request, plan: Plan) -> None:
 @contextlib.contextmanager
 def _as_interrupt() -> Iterator[None]:
     """Turn SIGTERM into a KeyboardInterrupt, so that a scheduler ends a sweep as Ctrl-C does."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, interrupt)
+    previous: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

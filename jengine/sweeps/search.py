@@ -91,17 +91,15 @@ class Search:
         return {path: known[path][str(x)] if path in known else x for path, x in numbers.items()}
 
 
-def open_study(record: Mapping[str, str], direction: Literal["maximize", "minimize"] | None = None) -> Any:
-    """Return the study of a sweep; with `direction` it is created if it does not exist."""
+def open_study(record: Mapping[str, str], direction: Literal["maximize", "minimize"]) -> Any:
+    """Return the study of a sweep, which is created if it does not exist."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    storage = JournalStorage(JournalFileBackend(record["path"]))
-    if direction is None:
-        return optuna.load_study(study_name=record["name"], storage=storage)
     return optuna.create_study(
-        study_name=record["name"], storage=storage, direction=direction, load_if_exists=True,
+        study_name=record["name"], storage=JournalStorage(JournalFileBackend(record["path"])),
+        direction=direction, load_if_exists=True,
         sampler=optuna.samplers.TPESampler(constant_liar=True),  # several runs at once
         pruner=optuna.pruners.MedianPruner(),
     )  # fmt: skip

@@ -45,7 +45,7 @@ def build_page_data(runs: Mapping[str, ReportedRun], images: int | None = None) 
     return {"runs": described, "table": table, "panels": _list_panels(described), "config": config}
 
 
-def thin(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> Points:
+def thin(x: Sequence[float], y: Sequence[float], limit: int) -> Points:
     """Return at most `limit` points, the lowest and the highest in each of `limit / 2` equal parts.
 
     NaN and infinities are dropped unless a part has no other values.
