@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jengine.annotations import parameters_of
 from jengine.errors import ConfigError
-from jengine.registry import HOOKS, OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, VISBACKENDS, VISUALIZERS, Registry
+from jengine.registry import HOOKS, OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, VISBACKENDS, VISUALIZERS
 
 _MODES = ("train", "val", "test")
 _CONSTRUCTION = ("paramwise_cfg", "constructor")
@@ -175,8 +175,9 @@ def _change_visualizer(path: str, cfg: Any, changes: list[Change]) -> Any:
             changes.append(Change(f"{path}.{key}", f"a setting of {kind}"))
     backends = result.get("vis_backends")
     if isinstance(backends, list | tuple):
-        unknown = [i for i, backend in enumerate(backends) if _is_unknown(backend, _BACKENDS, VISBACKENDS)]
-        changes += [Change(f"{path}.vis_backends[{i}]", f"there is no {_type_name(backends[i])}") for i in unknown]
+        names = list(map(_type_name, backends))
+        unknown = [i for i, name in enumerate(names) if name in _BACKENDS and name not in VISBACKENDS]
+        changes += [Change(f"{path}.vis_backends[{i}]", f"there is no {names[i]}") for i in unknown]
         result["vis_backends"] = [backend for i, backend in enumerate(backends) if i not in unknown]
     return result
 
@@ -245,7 +246,3 @@ def _type_name(cfg: Any) -> str:
     """Return a config's type without the scope; "" if it has none, or a class."""
     kind = cfg.get("type") if isinstance(cfg, dict) else None
     return kind.rpartition(".")[2] if isinstance(kind, str) else ""
-
-
-def _is_unknown(cfg: Any, names: Sequence[str], registry: Registry) -> bool:
-    return _type_name(cfg) in names and _type_name(cfg) not in registry
