@@ -11,6 +11,7 @@ from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.json_codec import decode, encode
 from jengine.registry import HOOKS
+from jengine.runs import TRIAL
 from jengine.storage import write_bytes
 
 _MIN_DELTA = 0.1  # MMEngine's default, although its documentation gives 0.01
@@ -174,7 +175,7 @@ class OptunaPruningHook(Hook):
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
-        self._record = pathlib.Path(runner.work_dir, "trial.json")
+        self._record = pathlib.Path(runner.work_dir, TRIAL)
         study = decode(self._record.read_text()).get("study") if self._record.exists() else None
         if study is None:
             raise ConfigError("OptunaPruningHook: the run must be one of `jengine sweep --search`, got another one")

@@ -12,12 +12,11 @@ from typing import Any
 from jengine.checkpoint.lock import is_locked
 from jengine.config import parse_config
 from jengine.errors import ConfigError
-from jengine.runs import RECORD
+from jengine.runs import RECORD, TRIAL
 from jengine.runs.foreign_files import ForeignFiles, conform, get_dict, is_number
 from jengine.runs.remote import TIMESTAMP, fetch_runs, origin
 from jengine.runs.run_metrics import TIMES, Points, read_curves
 
-TRIAL = "trial.json"  # in the work dir of a sweep's run: `overrides`, and `error` or `pruned`
 _SCALARS = pathlib.PurePath("vis_data", "scalars.json")
 _STEP = re.compile(r"(.+)_(\d+)")  # the name of an image and its step
 _IMAGE_DIR = "vis_image"

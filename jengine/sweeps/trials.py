@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jengine.json_codec import encode
+from jengine.runs import RECORD, TRIAL
 from jengine.storage import write_bytes
 from jengine.sweeps.space import Setting, format_override
 
-RECORD = "trial.json"
 OUTPUT = "output.log"
 STOP = "stop"  # exists if the run should end
 DONE = ("finished", "pruned")
@@ -58,7 +58,7 @@ class Trial:
             record["study"] = {**study, "number": self.number}
         if self.status == "pruned":
             record["pruned"] = True
-        write_bytes(self.work_dir / RECORD, encode(record).encode())
+        write_bytes(self.work_dir / TRIAL, encode(record).encode())
 
     def start(self) -> None:
         """Note the start."""
@@ -94,12 +94,12 @@ def make_trials(directory: pathlib.Path, settings: Sequence[Setting]) -> list[Tr
 
 def list_records(directory: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
     """Return the records in a sweep's directory by work dir."""
-    return {path.parent: read_record(path.parent) for path in sorted(directory.glob(f"*/{RECORD}"))}
+    return {path.parent: read_record(path.parent) for path in sorted(directory.glob(f"*/{TRIAL}"))}
 
 
 def read_record(work_dir: pathlib.Path) -> dict[str, Any]:
     """Return the record of a run; {} if there is none."""
-    path = work_dir / RECORD
+    path = work_dir / TRIAL
     return parse_object(path.read_text()) if path.exists() else {}
 
 
@@ -114,7 +114,7 @@ def read_status(work_dir: pathlib.Path) -> str:
 
 def find_run(work_dir: pathlib.Path) -> pathlib.Path | None:
     """Return `run.json` of the newest start in a work dir, whose directories are named by time; None without one."""
-    return max(work_dir.glob("*/run.json"), default=None)
+    return max(work_dir.glob(f"*/{RECORD}"), default=None)
 
 
 def parse_object(text: str) -> dict[str, Any]:
