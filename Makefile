@@ -44,10 +44,11 @@ pytest-chips: $(VENV)/.installed
 configs: $(VENV)/.installed
 	JENGINE_RANDOM_CONFIGS=200 $(PYTEST) --dist load -m full_optimization tests/runner/test_random_configs.py
 
-# Trains with three and four processes, sweeps, and kills one of two or three at 20 random moments; `make test` trains with two.
+# Trains with three and four processes and on more meshes, sweeps, and kills one of two or three at 20 random moments;
+# `make test` trains with two.
 # Then trains and exports the runs of examples and pages again, from the configs in their work dirs; `make test` builds them.
 processes: $(VENV)/.installed
-	$(PYTEST) --dist load -m many_processes tests/crash tests/distributed tests/sweeps tests/examples
+	$(PYTEST) --dist load -m many_processes $$(grep -rl many_processes tests --include='test_*.py')
 	JENGINE_TRAIN_AGAIN=1 $(PYTEST) tests/docs/test_code_blocks.py tests/test_docs.py tests/test_docs_recipes.py tests/hooks/test_pages.py
 
 # The tests with PyTorch, TensorFlow, Hugging Face datasets, Haiku and Equinox as well, and those of ports of public

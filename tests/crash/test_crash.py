@@ -1,6 +1,6 @@
 """Kill and restart runs: their results equal those of an uninterrupted run. benchmarks/crash.py repeats this more often.
 
-`make test-all` kills 20 runs of several processes; `make test` one.
+`make test` kills one run on a disk and one in a bucket, and terminates one; `make test-all` kills many, also runs of several processes.
 """
 
 import importlib.util
@@ -23,18 +23,28 @@ def directory(tmp_path_factory):
     return tmp_path_factory.mktemp("crash")
 
 
-def test_killed_runs_are_bit_identical(kills, directory):
-    assert kills.run(directory, kills=2, seed=0) >= 1
+@pytest.mark.parametrize(
+    ("count", "seed", "iterations"),
+    [(1, 0, 12), pytest.param(2, 2, 40, marks=pytest.mark.many_processes)],
+    ids=["once", "twice"],
+)
+def test_killed_runs_are_bit_identical(kills, directory, count, seed, iterations):
+    assert kills.run(directory, kills=count, seed=seed, iterations=iterations) >= 1
 
 
 def test_terminated_runs_are_bit_identical(kills, directory):
-    assert kills.run(directory, kills=1, seed=1, signum=signal.SIGTERM) == 1
+    assert kills.run(directory, kills=1, seed=1, signum=signal.SIGTERM, iterations=12) == 1
 
 
-def test_runs_that_are_killed_while_they_save_to_a_failing_bucket_are_bit_identical(directory, google_storage):
+@pytest.mark.parametrize(
+    ("count", "seed"), [(1, 0), pytest.param(2, 20, marks=pytest.mark.many_processes)], ids=["once", "twice"]
+)
+def test_runs_that_are_killed_while_they_save_to_a_failing_bucket_are_bit_identical(
+    directory, google_storage, count, seed
+):
     from tests.crash import bucket_kills
 
-    interrupted, faults = bucket_kills.run(directory, google_storage, count_kills=2, seed=0, fault_rate=0.02)
+    interrupted, faults = bucket_kills.run(directory, google_storage, count_kills=count, seed=seed, fault_rate=0.02)
     assert interrupted >= 1
     assert faults >= 1
 

@@ -97,8 +97,8 @@ def start(tmp_path, config):
     ("script", "options"),
     [
         (SRUN, ["--launcher", "slurm"]),
-        (MPIRUN, ["--launcher", "mpi"]),
-        (MPIEXEC, ["--launcher", "mpi", "--coordinator", "ADDRESS"]),
+        pytest.param(MPIRUN, ["--launcher", "mpi"], marks=pytest.mark.many_processes),
+        pytest.param(MPIEXEC, ["--launcher", "mpi", "--coordinator", "ADDRESS"], marks=pytest.mark.many_processes),
         (MANUAL, ["--coordinator", "ADDRESS", "--num-processes", "2", "--process-id", "TASK"]),
     ],
     ids=["srun", "mpirun", "mpiexec", "manual"],

@@ -90,9 +90,12 @@ def test_two_processes_train_and_validate_like_one_with_as_many_devices(run, tmp
     assert len(lines) == len(next((tmp_path / "one").glob("*/vis_data/scalars.json")).read_text().splitlines())
 
 
+TERMINATE_TWICE = pytest.param("terminate_twice", -1, [143, 143], marks=pytest.mark.many_processes)
+
+
 @pytest.mark.parametrize(
     ("action", "process", "codes"),
-    [("terminate", 1, [143, 143]), ("terminate_twice", -1, [143, 143]), ("interrupt", 0, [-signal.SIGINT, 143])],
+    [("terminate", 1, [143, 143]), ("interrupt", 0, [-signal.SIGINT, 143]), TERMINATE_TWICE],
 )
 def test_a_signal_ends_both_at_the_same_iteration_and_one_process_resumes(run, tmp_path, action, process, codes):
     outputs = run(2, "epochs=2000", f"action={action}", f"process={process}", "iteration=6")
@@ -121,7 +124,7 @@ def test_both_save_by_the_clock_of_process_0_and_end_together_after_max_time(run
     assert "Interrupted by train_cfg.max_time='4s', to be started again (exit code 143)" in outputs[0][1]
 
 
-@pytest.mark.parametrize(("failing", "count"), [(0, 2), (1, 3)])
+@pytest.mark.parametrize(("failing", "count"), [(0, 2), pytest.param(1, 3, marks=pytest.mark.many_processes)])
 def test_an_error_on_one_process_ends_the_others_within_seconds_with_its_message(run, failing, count):
     outputs = run(count, "epochs=2000", "action=fail", f"process={failing}", "iteration=6")
     ended = time.time()
@@ -139,7 +142,7 @@ def test_an_error_on_one_process_ends_the_others_within_seconds_with_its_message
         assert re.search(message, output), output
 
 
-@pytest.mark.parametrize(("victim", "count"), [(0, 2), (2, 3)])
+@pytest.mark.parametrize(("victim", "count"), [(0, 2), pytest.param(2, 3, marks=pytest.mark.many_processes)])
 def test_a_process_that_is_killed_ends_the_others_within_the_heartbeat_timeout(run, victim, count):
     outputs = run(count, "epochs=2000", "action=kill", f"process={victim}", "iteration=6")
     ended = time.time()

@@ -1,4 +1,4 @@
-"""Test that two processes train like one process with as many devices, and three too; `make test-all` adds four."""
+"""Test that two processes train like one process with as many devices; `make test-all` adds layouts, and three and four."""
 
 import dataclasses
 import logging
@@ -18,6 +18,11 @@ from tests.distributed.test_processes import PATIENCE, address, environment
 from tests.sharding.test_exactness import SAVED
 
 SHARDED = ["tensor", "data_tensor", "tensor_stream", "data_tensor_stream"]
+MORE_SHARDS = [
+    ("two_devices_each_more", "tensor"),
+    ("two_devices_each_more", "data_tensor"),
+    *[("four_processes", case) for case in SHARDED],
+]
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
@@ -56,7 +61,7 @@ def run_cases(folder, names, devices, count=2):
 
 @pytest.fixture(scope="module")
 def one_device_each(tmp_path_factory):
-    """Results of all cases, by two processes with one device each; the last case ends with an error."""
+    """Results of all cases but those for more devices, by two processes with one device each; the last case ends with an error."""
     return run_cases(
         tmp_path_factory.mktemp("one"),
         [
@@ -80,13 +85,14 @@ def one_device_each(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two_devices_each(tmp_path_factory):
-    """Results of the cases that depend on the layout, with two devices each; the last case ends with an error."""
-    results = run_cases(
-        tmp_path_factory.mktemp("two"),
-        ["replicas", "sharded", "tensor", "data_tensor", "data_tensor_stream", "nonfinite"],
-        2,
-    )
-    return results
+    """Results of a case that depends on the layout, with two devices each; the last case ends with an error."""
+    return run_cases(tmp_path_factory.mktemp("two"), ["data_tensor_stream", "nonfinite"], 2)
+
+
+@pytest.fixture(scope="module")
+def two_devices_each_more(tmp_path_factory):
+    """Results of the other cases that depend on the layout, with two devices each."""
+    return run_cases(tmp_path_factory.mktemp("two_more"), ["replicas", "sharded", "tensor", "data_tensor"], 2)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +103,7 @@ def four_processes(tmp_path_factory):
     return results
 
 
-@pytest.fixture(params=["one_device_each", "two_devices_each"])
+@pytest.fixture(params=["one_device_each", pytest.param("two_devices_each_more", marks=pytest.mark.many_processes)])
 def results(request):
     return request.getfixturevalue(request.param)
 
@@ -176,10 +182,8 @@ def split_batches(found):
     params=[
         ("one_device_each", "tensor"),
         ("one_device_each", "tensor_stream"),
-        ("two_devices_each", "tensor"),
-        ("two_devices_each", "data_tensor"),
         ("two_devices_each", "data_tensor_stream"),
-        *[pytest.param(("four_processes", case), marks=pytest.mark.many_processes) for case in SHARDED],
+        *[pytest.param(shards, marks=pytest.mark.many_processes) for shards in MORE_SHARDS],
     ],
     ids="-".join,
 )
@@ -213,7 +217,7 @@ def test_data_shards_train_validate_and_predict_like_one_device(sharded, one_dev
     [
         ("one_device_each", "tensor"),
         ("one_device_each", "tensor_stream"),
-        ("two_devices_each", "data_tensor"),
+        pytest.param(("two_devices_each_more", "data_tensor"), marks=pytest.mark.many_processes),
         pytest.param(("four_processes", "tensor"), marks=pytest.mark.many_processes),
     ],
     ids="-".join,

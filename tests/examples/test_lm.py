@@ -39,8 +39,14 @@ def large():
 
 @pytest.mark.parametrize(
     "parallel",
-    [dict(type="Pjit", devices=2), dict(type="DataParallel", mesh=dict(data=2, fsdp=2, tensor=2))],
-    ids=["Pjit", "DataParallel"],
+    [
+        pytest.param(dict(type="Pjit", devices=2), id="Pjit"),
+        pytest.param(
+            dict(type="DataParallel", mesh=dict(data=2, fsdp=2, tensor=2)),
+            id="DataParallel",
+            marks=pytest.mark.many_processes,
+        ),
+    ],
 )
 def test_the_loss_of_the_small_size_falls_from_a_guess_to_two_nats_in_thirty_steps(tmp_path, parallel):
     cfg = resolve(load_config(f"{CONFIG}:toy"))

@@ -113,9 +113,9 @@ def test_every_mesh_has_the_parameters_of_one_device(finished, strategy, loss):
     ("saved", "resumed", "loss"),
     [
         ("1 device", "4 replicas, pmap", "masked"),
-        ("4 replicas, pmap", "2 replicas of 4 devices", "masked"),
+        pytest.param("4 replicas, pmap", "2 replicas of 4 devices", "masked", marks=pytest.mark.many_processes),
         ("2 replicas of 4 devices", "1 device", "masked"),
-        ("Pjit, data 2, fsdp 2, tensor 2", "8 replicas", "weighted"),
+        pytest.param("Pjit, data 2, fsdp 2, tensor 2", "8 replicas", "weighted", marks=pytest.mark.many_processes),
         ("8 replicas", "Pjit, data 2, fsdp 2, tensor 2", "weighted"),
         ("8 replicas", "1 device", "mean"),
     ],

@@ -78,12 +78,12 @@ def on_one_device(tmp_path_factory):
 @pytest.mark.parametrize(
     ("optimizer", "mesh"),
     [
-        ("SGD", "data 1"),
+        pytest.param("SGD", "data 1", marks=pytest.mark.many_processes),
         ("SGD", "data 2, fsdp 2, tensor 2"),
-        ("AdamW", "data 8"),
+        pytest.param("AdamW", "data 8", marks=pytest.mark.many_processes),
         ("AdamW", "fsdp 8"),
-        ("LARS", "fsdp 8"),  # whose norms are over the shards
-        ("LARS", "data 2, fsdp 2, tensor 2"),
+        ("LARS", "data 2, fsdp 2, tensor 2"),  # whose norms are over the shards
+        pytest.param("LARS", "fsdp 8", marks=pytest.mark.many_processes),
     ],
 )
 def test_twenty_steps_have_the_results_of_one_device(tmp_path, on_one_device, assert_close, optimizer, mesh):
@@ -96,7 +96,7 @@ def test_twenty_steps_have_the_results_of_one_device(tmp_path, on_one_device, as
         assert {leaf.addressable_shards[0].data.shape for leaf in leaves} == SHARD_SHAPES[mesh]
 
 
-@pytest.mark.parametrize("mesh", ["data 8", "data 2, fsdp 2, tensor 2"])
+@pytest.mark.parametrize("mesh", [pytest.param("data 8", marks=pytest.mark.many_processes), "data 2, fsdp 2, tensor 2"])
 def test_half_precision_skips_the_same_updates_on_every_mesh(tmp_path, on_one_device, assert_close, mesh):
     changes = dict(dtype="float16", loss_scale="dynamic")
     expected = on_one_device("SGD", **changes)
@@ -111,7 +111,7 @@ def test_half_precision_skips_the_same_updates_on_every_mesh(tmp_path, on_one_de
 @pytest.mark.parametrize(
     ("optimizer", "parallel"),
     [
-        ("SGD", dict(type="DataParallel", devices=4)),
+        pytest.param("SGD", dict(type="DataParallel", devices=4), marks=pytest.mark.many_processes),
         ("AdamW", dict(type="DataParallel", impl="pmap")),
         ("LARS", dict(type="DataParallel", **MESHES["data 2, fsdp 2, tensor 2"])),
     ],

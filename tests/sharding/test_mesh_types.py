@@ -130,7 +130,7 @@ EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
     ("types", "shardings", "steps_per_call"),
     [
         ((EXPLICIT, EXPLICIT), Shardings("fsdp", "tensor", is_explicit=True), 3),
-        ((EXPLICIT, AUTO), Shardings("fsdp", None, is_explicit=True), 1),
+        pytest.param((EXPLICIT, AUTO), Shardings("fsdp", None, is_explicit=True), 1, marks=pytest.mark.many_processes),
         ((AUTO, EXPLICIT), Shardings(None, "tensor", is_explicit=True), 3),
     ],
     ids=["explicit, chunks", "mixed", "mixed, chunks"],
@@ -266,7 +266,10 @@ def test_linen_names_are_for_automatic_axes_within_the_context_too(make_run, typ
             assert runner.train().params["up"]["kernel"].sharding.spec == P(None, "tensor")
 
 
-def test_replicas_along_any_axis_are_those_along_data(make_run, assert_close):
+@pytest.mark.parametrize(
+    "names", [["names"], pytest.param(["explicit", "pmap"], marks=pytest.mark.many_processes)], ids="-".join
+)
+def test_replicas_along_any_axis_are_those_along_data(make_run, assert_close, names):
     meshes = dict(
         explicit=dict(mesh=jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])),
         names=dict(mesh=dict(rows=4, columns=1), batch_axes=("rows", "columns"), devices=4),
@@ -283,6 +286,6 @@ def test_replicas_along_any_axis_are_those_along_data(make_run, assert_close):
         custom_hooks=[dict(type="PreciseBNHook", num_samples=16, interval=2), dict(type="SyncBuffersHook")],
     )
     expected = make_run(dict(type="DataParallel", devices=4), work_dir="data", **changes).train()
-    for name, parallel in meshes.items():
-        state = make_run(dict(type="DataParallel", **parallel), work_dir=name, **changes).train()
+    for name in names:
+        state = make_run(dict(type="DataParallel", **meshes[name]), work_dir=name, **changes).train()
         assert_close((state.params, state.model_state), (expected.params, expected.model_state), atol=1e-7)
