@@ -21,8 +21,8 @@ _DISK_ADVICE = """\
   --config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':2}" keeps the newest two, and
   --work-dir DIR writes elsewhere."""
 _PLACE = "in the config at "
-# Errors whose traceback shows only a comparison, or a wait for another process
-_WITHOUT_CODE = ("CheckpointMismatchError", "PlanError", "ProcessError")
+# Errors whose traceback shows only a comparison, a wait for another process, or how samples are stacked
+_WITHOUT_CODE = ("CheckpointMismatchError", "PlanError", "ProcessError", "UnequalSamplesError")
 _FIRST_ADVICE = "  Free space, or write to another disk with --work-dir DIR, and start again: nothing is saved yet."
 
 

@@ -38,8 +38,8 @@ def default_collate(samples: Sequence[Sample]) -> Batch:
     """
     try:
         return jax.tree.map(_stack, *samples, is_leaf=_is_numbers_in(samples[0]))
-    except ValueError as error:
-        raise UnequalSamplesError(*_describe_difference(samples)) from error
+    except ValueError:
+        raise UnequalSamplesError(*_describe_difference(samples)) from None
 
 
 def _stack(*leaves: Any) -> np.ndarray:

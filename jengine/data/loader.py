@@ -99,8 +99,8 @@ class DataLoader:
         self.length = min(self._count_whole(samples), num_batch_per_epoch or samples)
         if self.length == 0:
             raise ValueError(
-                f"the dataset must have at least one batch: got {samples} samples on this process and batch_size "
-                f"{batch_size}; use a smaller batch_size, or drop_last=False to pad"
+                f"the dataset must have at least one batch: got {samples} samples and batch_size {batch_size}; use a "
+                "smaller batch_size, or drop_last=False, which repeats the last sample without weight"
             )
         self._collate = collate_fn or default_collate
         self._epoch = self._start = self._position = 0

@@ -61,7 +61,7 @@ def describe_loss(
         sizes = locate_sizes(cfg, [int(count[1])]) if count else {}
         if sizes:
             names = " or ".join(f"`{path}`, now {size}" for path, size in sizes.items())
-            labels = labels.replace(OUTPUT_SETTINGS, f"by {names}")
+            labels = labels.replace(f" {OUTPUT_SETTINGS}", f", by {names}")
         return f"{labels}. Therefore {loss}. {newest}"
     # With several groups, `base_lr` is the rate of none
     largest = max((rate for name, group in rates.items() if not name.endswith("base_lr") for rate in group), default=0)

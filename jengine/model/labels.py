@@ -17,7 +17,7 @@ from jengine import paths
 from jengine.data.masking import get_mask
 
 # What `describe_loss` replaces with the settings of a config.
-OUTPUT_SETTINGS = "for example by `features`, `num_classes` or `vocab_size` in `model.module`"
+OUTPUT_SETTINGS = "in `model.module`"
 
 
 class _WrongLabelsError(Exception):
@@ -106,7 +106,7 @@ def require_class_indices(labels: Any, num_classes: int, argument: str, ignore_i
     # Negative labels are markers, which more outputs would not make valid.
     if values.min() >= 0:
         needed = f"at least {values.max() + 1} outputs"
-        outputs = f"; correct the labels in the dataset, or give the model {needed}, {OUTPUT_SETTINGS}"
+        outputs = f"; correct the labels in the dataset, or give the model {needed} {OUTPUT_SETTINGS}"
     if ignore_index is None and len(wrong) == 1:
         advice = f"set ignore_index={wrong[0]} if this value marks what to leave out"
     raise _WrongLabelsError(

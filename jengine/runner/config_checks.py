@@ -68,7 +68,7 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
             given = [name for name in names if name not in missing]
             raise ConfigError(
                 f"the {mode} sections must be complete or absent, "
-                f"got {', '.join(given)} without {', '.join(missing)}; give all of {', '.join(names)}, or none"
+                f"got {', '.join(given)} without {', '.join(f'`{name}`' for name in missing)}"
             )
         if missing:
             continue
@@ -108,6 +108,11 @@ def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
         raise TypeError(f"`train_cfg.by_epoch` must be True or False, got {by_epoch!r}")
     other = "max_iters" if by_epoch else "max_epochs"
     if other in cfg:
+        if {"max_epochs", "max_iters"} <= cfg.keys():
+            raise ConfigError(
+                f"`train_cfg` must have max_epochs or max_iters, got max_epochs={cfg['max_epochs']} and max_iters="
+                f"{cfg['max_iters']}; if one is from a base config, replace that: train_cfg=dict(_delete_=True, ...)"
+            )
         raise ConfigError(f"`train_cfg.by_epoch` must be {not by_epoch} with {other}, got {by_epoch}")
     return {"type": "EpochBasedTrainLoop" if by_epoch else "IterBasedTrainLoop", **cfg}
 

@@ -28,8 +28,8 @@ def test_the_message_names_loss_range_entry_and_advice():
     assert find_wrong_labels(loss_of(), batch(0, 1, 3)) is None
     assert find_wrong_labels(loss_of(), batch(0, 1, 4)) == (
         "`CrossEntropy.label` must be class indices from 0 to 3, as the outputs have 4 classes, got 0 to 4 in the entry "
-        "'label' of a batch; correct the labels in the dataset, or give the model at least 5 outputs, for example by `features`, "
-        "`num_classes` or `vocab_size` in `model.module`; set ignore_index=4 if this value marks what to leave out"
+        "'label' of a batch; correct the labels in the dataset, or give the model at least 5 outputs "
+        "in `model.module`; set ignore_index=4 if this value marks what to leave out"
     )
     cfg = dict(model=dict(module=dict(type="flax.linen.Dense", features=4)))
     of_a_run = describe_loss(
