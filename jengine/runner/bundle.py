@@ -44,8 +44,6 @@ Bundle = dict[str, Any]
 
 _ACCUMULATED = "sum over replicas"  # what the accumulated gradients of all replicas are together
 
-# --- Saving ---
-
 
 def save(
     runner: RunnerInternals,
@@ -210,9 +208,6 @@ def _name_versions(path: str, meta: Mapping[str, Any]) -> Iterator[None]:
 def _put_like(tree: PyTree, like: PyTree) -> PyTree:
     """Return `tree` with NumPy arrays moved to the devices that hold `like`."""
     return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding) if isinstance(x, np.ndarray) else x, tree, like)
-
-
-# --- Hook states ---
 
 
 def init_hook_states(

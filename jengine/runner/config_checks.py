@@ -109,10 +109,9 @@ def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
     other = "max_iters" if by_epoch else "max_epochs"
     if other in cfg:
         if {"max_epochs", "max_iters"} <= cfg.keys():
-            raise ConfigError(
-                f"`train_cfg` must have max_epochs or max_iters, got max_epochs={cfg['max_epochs']} and max_iters="
-                f"{cfg['max_iters']}; if one is from a base config, replace that: train_cfg=dict(_delete_=True, ...)"
-            )
+            got = f"got max_epochs={cfg['max_epochs']} and max_iters={cfg['max_iters']}"
+            advice = "if one is from a base config, replace that: train_cfg=dict(_delete_=True, ...)"
+            raise ConfigError(f"`train_cfg` must have max_epochs or max_iters, {got}; {advice}")
         raise ConfigError(f"`train_cfg.by_epoch` must be {not by_epoch} with {other}, got {by_epoch}")
     return {"type": "EpochBasedTrainLoop" if by_epoch else "IterBasedTrainLoop", **cfg}
 
