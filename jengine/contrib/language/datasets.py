@@ -19,15 +19,15 @@ _SKIPPED = {"site-packages", "test", "tests", "idle_test", "encodings"}  # the l
 
 @DATASETS.register_module()
 class StandardLibrary(TokenWindows):
-    """Windows over the sources and documentation of Python's standard library.
+    """Windows over the sources and documentation in Python's standard library.
 
-    Samples are those of `TokenWindows` with `num_bytes`, int32[length], the bytes of each target. The windows of
-    another split come from other files.
+    Samples are `TokenWindows` samples with `num_bytes`, int32[length], the byte count per target. The splits read
+    different files.
 
     Args:
-      length: number of tokens in a window.
+      length: window length in tokens.
       split: 'train' or 'test'.
-      vocab_size: number of tokens in a byte-pair encoding that is trained on the files of 'train'; None for bytes.
+      vocab_size: vocabulary size for a byte-pair encoding trained on the 'train' files; None for bytes.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class StandardLibrary(TokenWindows):
 
 @DATASETS.register_module()
 class Additions:
-    """Records with sums of two numbers, as tiny data for fine-tuning and its evaluation.
+    """Records that add two numbers, as tiny data for fine-tuning and its evaluation.
 
     >>> Additions(limit=10)[13]
     {'prompt': '1 + 4 =', 'response': ' 5'}
@@ -69,7 +69,7 @@ class Additions:
 
 @functools.cache
 def read_standard_library(split: Literal["train", "test"]) -> tuple[str, ...]:
-    """Return the text of each file, in the order of their paths."""
+    """Return each file's text, in path order."""
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     files = sorted(path for path in root.rglob("*.py") if not _SKIPPED & set(path.relative_to(root).parts))
     is_test = [i % _TEST_EVERY == 0 for i in range(len(files))]
@@ -80,7 +80,7 @@ def read_standard_library(split: Literal["train", "test"]) -> tuple[str, ...]:
 
 @functools.cache
 def train_tokenizer(vocab_size: int | None) -> Tokenizer:
-    """Return the byte-pair encoding of the files of 'train', or bytes for None."""
+    """Return a byte-pair encoding trained on the 'train' files, or bytes for None."""
     if vocab_size is None:
         return ByteTokenizer()
     return FileTokenizer.train(read_standard_library("train"), vocab_size)

@@ -1,4 +1,4 @@
-"""Documents packed into rows of one length, by grain."""
+"""Documents packed by grain into rows with one length."""
 
 import functools
 import logging
@@ -32,29 +32,29 @@ def pack(
     style: TextFormat | None = None,
     repeat: bool = True,
 ) -> "grain.IterDataset":
-    """Return an endless dataset of rows that several documents share.
+    """Return an endless dataset with rows that several documents share.
 
     >>> rows = pack([[1, 2, 3], [4, 5], [6, 7, 8, 9]], length=4, shuffle=False)
     >>> {name: x.tolist() for name, x in next(iter(rows)).items() if name != "num_bytes"}
     {'tokens': [1, 2, 4, 6], 'targets': [2, 3, 5, 7], 'segment_ids': [1, 1, 2, 3], 'positions': [0, 1, 0, 0]}
 
-    A row has the entries `tokens`, `targets` (the next tokens of the same document), `segment_ids` (1, 2, ..., and 0
-    for padding), `positions` within the document, and `num_bytes` of each target, all int32[length]; in a model with
+    A row has the entries `tokens`, `targets` (the next tokens in the same document), `segment_ids` (1, 2, ..., and 0
+    for padding), `positions` within the document, and `num_bytes` per target, all int32[length]; in a model with
     `inputs=["tokens", "segment_ids", "positions"]`, documents do not see each other. A run resumes at the row. Mix
     several sources with `grain.MapDataset.mix([...], weights=[...])`, repeated ones with `.repeat()`.
 
     Args:
-      documents: int[N] arrays of two or more tokens, or texts or records (see `TextFormat`) for the tokenizer; empty
-        texts are left out. The target of what is not learned, such as a prompt, is -1.
-      length: number of tokens in a row.
-      packing: 'concat' fills every row and divides documents; 'first_fit' keeps those of at most `length` whole, each
-        in the first of `open_rows` rows with enough room, cuts longer ones off, and pads, with the target -1
+      documents: int[N] arrays with two or more tokens, or texts or records (see `TextFormat`) for the tokenizer; empty
+        texts are left out. Tokens that are not learned, such as a prompt, have the target -1.
+      length: row length in tokens.
+      packing: 'concat' fills every row and divides documents; 'first_fit' keeps those up to `length` whole, each
+        in the first open row with enough room, cuts longer ones off, and pads, with the target -1
         (`ignore_index=-1`).
-      tokenizer: for texts, and for the number of bytes; it ends each document. None for tokens, one byte each.
+      tokenizer: for texts, and for byte counts; it ends each document. None for tokens, one byte each.
       shuffle: whether each pass has another random order.
-      seed: of the order.
-      open_rows: number of rows that are filled at a time, with 'first_fit'.
-      style: the format of records; None for prompts as they are.
+      seed: seed for the order.
+      open_rows: how many rows are filled at a time, with 'first_fit'.
+      style: the record format; None for prompts as they are.
       repeat: False for one pass over the documents, for an evaluation.
 
     Raises:
@@ -92,7 +92,7 @@ def pack(
 
 
 def _to_pairs(tokenizer: Tokenizer | None, style: TextFormat, document: Any) -> dict[str, np.ndarray] | None:
-    """Return the tokens of a document and their targets, int32[N - 1] each; None, which grain skips, for no text."""
+    """Return a document's tokens and their targets, int32[N - 1] each; None, which grain skips, for no text."""
     is_learned: np.ndarray | None = None
     if isinstance(document, str | Mapping):
         if tokenizer is None:
@@ -138,7 +138,7 @@ def _to_row(sizes: np.ndarray | None, row: Mapping[str, np.ndarray]) -> dict[str
 
 
 def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
-    """Return the tokens of all texts one after another, each with the end of a document: int32[N], for `TokenWindows`.
+    """Concatenate the tokens for all texts, each with an end-of-document token: int32[N], for `TokenWindows`.
 
     >>> from jengine.contrib.language import ByteTokenizer
     >>> encode_all(["a", "bc"], ByteTokenizer()).tolist()

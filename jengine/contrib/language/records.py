@@ -1,4 +1,4 @@
-"""Records of text: documents, prompts with responses, and conversations; which parts of them a model learns."""
+"""Text records: documents, prompts with responses, and conversations; which parts a model learns."""
 
 import dataclasses
 import reprlib
@@ -31,10 +31,10 @@ Source: TypeAlias = str | Mapping[str, Any] | Sequence[Any] | Records
 
 @dataclasses.dataclass(frozen=True)
 class TextFormat:
-    r"""The text of a record, in parts that are learned (documents and responses) or only read (prompts).
+    r"""Text format for records, in parts that are learned (documents and responses) or only read (prompts).
 
     A record is a document (a string, or a dict with `text`); a prompt, with a response in training; or a conversation,
-    `messages` with `role` and `content`, of which the assistant's are learned.
+    `messages` with `role` and `content`, where the assistant's messages are learned.
 
     >>> style = TextFormat("Q: {prompt}\nA: ")
     >>> style.split(dict(prompt="2 + 2?", response="4"))
@@ -43,7 +43,7 @@ class TextFormat:
     [('a document', True)]
 
     Attributes:
-      template: text of a prompt, with entries of the record in braces.
+      template: prompt text, with record entries in braces.
       response: the entry with the response.
       chat_template: the template for messages; None if there are none.
     """
@@ -53,7 +53,7 @@ class TextFormat:
     chat_template: ChatTemplate | None = None
 
     def split(self, record: Record) -> list[Part]:
-        """Return the parts of a record, in order.
+        """Return a record's parts, in order.
 
         Raises:
           ValueError: an entry is missing, or what `ChatTemplate.split` raises.
@@ -77,7 +77,7 @@ class TextFormat:
         return [(prompt, False), *([(record[self.response], True)] if self.response in record else [])]
 
     def find_response(self, record: Record) -> str | None:
-        """Return the text of the last response of a record; None if it has none."""
+        """Return the text in a record's last response; None if it has none."""
         if isinstance(record, str):
             return None
         last = record["messages"][-1] if "messages" in record else None
@@ -96,14 +96,14 @@ class TextFormat:
 def make_format(
     tokenizer: Tokenizer, template: str, response: str, chat_template: ChatTemplate | str | None
 ) -> TextFormat:
-    """Return the format of records; a chat template may be a text, or None for that of the tokenizer."""
+    """Return the record format; a chat template may be a text, or None for the tokenizer's template."""
     if isinstance(chat_template, str):
         chat_template = ChatTemplate(chat_template)
     return TextFormat(template, response, chat_template or tokenizer.chat_template)
 
 
 def split_record(record: Record, style: TextFormat) -> list[Part]:
-    """Return the parts of a record, of which at least one is learned.
+    """Return a record's parts, at least one to be learned.
 
     Raises:
       ValueError: a record with nothing to learn or other entries than texts, or what `TextFormat.split` raises.
@@ -121,7 +121,7 @@ def split_record(record: Record, style: TextFormat) -> list[Part]:
 
 
 def encode_record(record: Record, tokenizer: Tokenizer, style: TextFormat) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of a record with its end, int32[N], and which of them are learned, bool[N].
+    """Return a record's tokens with its end, int32[N], and which tokens are learned, bool[N].
 
     >>> from jengine.contrib.language.tokenizers import ByteTokenizer
     >>> tokens, is_learned = encode_record(dict(prompt="a", response="bc"), ByteTokenizer(), TextFormat())
@@ -138,12 +138,12 @@ def encode_record(record: Record, tokenizer: Tokenizer, style: TextFormat) -> tu
 
 
 def read_records(source: Source, *, lines: bool = False) -> Records:
-    """Return the records in a file, of a dataset, or those that are given.
+    """Return the records in a file or dataset, or the given ones.
 
     Args:
       source: a `.jsonl` file with one in each line; a `.txt` file, which is one document; a dataset with records or its
         config; or records.
-      lines: whether each line of a `.txt` file is one.
+      lines: whether each line in a `.txt` file is one.
 
     Raises:
       ConfigError: another ending or encoding, or a line that is no record in JSON.

@@ -24,8 +24,8 @@ from jengine.registry import MODELS
 class TextGenerator(ModelWrapper):
     """Language model whose predictions for prompts are generated tokens; for other batches they are its logits.
 
-    Prompts are batches with the entries `prompt` and `prompt_length`, as those of the dataset `Prompts`. Losses and
-    checkpoints are those of the inner model.
+    Prompts are batches with the entries `prompt` and `prompt_length`, as in the dataset `Prompts`. Losses and
+    checkpoints are the inner model's.
 
     >>> inner = dict(type="LinenModel", module=dict(type="TransformerLM", vocab_size=257), inputs="tokens",
     ...              loss=dict(type="CrossEntropy", label="targets"))
@@ -37,11 +37,11 @@ class TextGenerator(ModelWrapper):
     Args:
       model: a `LinenModel` with a `TransformerLM`, an `NnxModel` with an `nnx_transformer`, or a config; its inputs are
         `tokens`, also with `segment_ids` and `positions`.
-      tokenizer: 'bytes', the path of a tokenizer file or of a directory of the Hub, or a tokenizer.
-      max_new_tokens: number of tokens to add to a prompt, fewer if the text ends.
-      temperature, top_k, top_p: see `generate`. With a temperature above 0, each batch of an evaluation has its own
+      tokenizer: 'bytes', the path to a tokenizer file or Hub directory, or a tokenizer.
+      max_new_tokens: how many tokens to add to a prompt, fewer if the text ends.
+      temperature, top_k, top_p: see `generate`. With a temperature above 0, each evaluation batch has its own
         key, which does not depend on the training.
-      template, response, chat_template: see `TextFormat`; None for the chat template of the tokenizer.
+      template, response, chat_template: see `TextFormat`; None for the tokenizer's chat template.
 
     Raises:
       ConfigError: another module, or a tokenizer with more tokens than the model.
@@ -88,7 +88,7 @@ class TextGenerator(ModelWrapper):
         return self._is_random or self.model.predicts_with_rng
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
-        """Initialize the inner model, also for a batch of prompts."""
+        """Initialize the inner model, also for a prompt batch."""
         return self.model.init(rng, _as_rows(batch) if _is_prompts(batch) else batch)
 
     def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
@@ -114,10 +114,10 @@ class TextGenerator(ModelWrapper):
         return self.model.merge(params, model_state, train=train)
 
     def make_prompts(self, source: Source, length: int | None = None) -> Prompts:
-        """Return the prompts of a file or of records; see `Prompts`.
+        """Return the prompts in a file or records; see `Prompts`.
 
         Raises:
-          ValueError: prompts and new tokens do not fit into the learned positions of the model.
+          ValueError: prompts and new tokens do not fit into the model's learned positions.
         """
         prompts: Prompts = self._make_prompts(source, length=length)
         if self._module is not None:
@@ -125,7 +125,7 @@ class TextGenerator(ModelWrapper):
         return prompts
 
     def decode(self, tokens: Iterable[Any]) -> list[str]:
-        """Return the texts of predictions, int[B, N], each up to its end."""
+        """Decode predictions, int[B, N], each up to its end."""
         return [decode_text(self.tokenizer, row) for row in tokens]
 
 
@@ -153,6 +153,6 @@ def _is_prompts(batch: Batch) -> bool:
 
 
 def _as_rows(batch: Batch) -> dict[str, Any]:
-    """Return a batch of prompts as one of text, with the same shape of tokens."""
+    """Return a prompt batch as a text batch with the same token shape."""
     tokens = batch["prompt"]
     return {"tokens": tokens, "segment_ids": tokens * 0 + 1, "positions": tokens * 0 + np.arange(tokens.shape[1])}

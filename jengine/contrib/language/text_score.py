@@ -1,4 +1,4 @@
-"""Evaluation of generated text by a function of the text and a reference."""
+"""Metric for generated text from a function that compares it with a reference."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def exact_match(text: str, reference: str) -> float:
 
 @METRICS.register_module()
 class TextScore(HostMetric):
-    """Mean score of generated texts, from a function of each text and its reference.
+    """Mean score over generated texts, from a function that compares each with its reference.
 
     >>> metric = TextScore()
     >>> metric.process({"response": np.array(["4", "42"])}, np.array([[52, 256], [52, 256]]))
@@ -31,9 +31,9 @@ class TextScore(HostMetric):
     {'exact_match': 0.5}
 
     Args:
-      tokenizer: 'bytes', the path of a tokenizer file or of a directory of the Hub, or a tokenizer.
-      score: function of the generated text and the reference that returns a number, or its import path. Its name is
-        that of the result.
+      tokenizer: 'bytes', the path to a tokenizer file or Hub directory, or a tokenizer.
+      score: function that takes the generated text and the reference and returns a number, or its import path. Its
+        name is the result's name.
       reference: the batch entry with the reference texts.
       prefix: prefix for the result name, none by default.
     """
@@ -51,11 +51,11 @@ class TextScore(HostMetric):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of the function."""
+        """The function's name."""
         return (getattr(self.score, "__name__", type(self.score).__name__),)
 
     def process(self, data_batch: Batch, data_samples: Predictions) -> None:
-        """Keep the scores of a batch."""
+        """Keep a batch's scores."""
         references = select_array(data_batch, self.reference, "TextScore.reference", "batch")
         for tokens, reference in zip(np.asarray(data_samples), references, strict=True):
             self.results.append(float(self.score(decode_text(self.tokenizer, tokens), str(reference))))

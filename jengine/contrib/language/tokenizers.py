@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, and byte-pair encodings of the `tokenizers` library."""
+"""Tokenizers: bytes, and byte-pair encodings from the `tokenizers` library."""
 
 import functools
 import os
@@ -22,24 +22,24 @@ _FILE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"  # in a directory o
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What packing and generation need of a tokenizer."""
+    """Tokenizer methods that packing and generation need."""
 
     vocab_size: int
     end_token: int  # ends a document
     chat_template: ChatTemplate | None  # of messages
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text, int32[N]."""
+        """Return the tokens for a text, int32[N]."""
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """Return the text of tokens."""
+        """Return the text for tokens."""
 
     def token_bytes(self) -> np.ndarray:
-        """Return the number of bytes that each token stands for, int32[vocab_size]."""
+        """Return how many bytes each token stands for, int32[vocab_size]."""
 
 
 class ByteTokenizer:
-    """The bytes of a text as tokens, and 256 for the end of a document.
+    """Byte tokenizer, with 256 as the end-of-document token.
 
     >>> tokenizer = ByteTokenizer()
     >>> tokenizer.decode(tokenizer.encode("naïve"))
@@ -51,7 +51,7 @@ class ByteTokenizer:
     chat_template: ChatTemplate | None = None
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the bytes of a text, int32[N]."""
+        """Return the text's bytes, int32[N]."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
@@ -67,12 +67,12 @@ class FileTokenizer:
     """A tokenizer from a `tokenizer.json` file, as on the Hugging Face Hub, or one that was trained here.
 
     Args:
-      path: the file, or a directory of the Hub with `tokenizer.json`.
-      end_token: text of the token that ends a document; None for the `eos_token` in the directory's
+      path: the file, or a Hub directory with `tokenizer.json`.
+      end_token: text for the token that ends a document; None for the `eos_token` in the directory's
         `tokenizer_config.json`, or else `<|endoftext|>`.
 
     Attributes:
-      chat_template: that of the directory; None if it has none.
+      chat_template: the chat template in the directory; None if it has none.
 
     Raises:
       FileNotFoundError: the directory has no `tokenizer.json`.
@@ -106,7 +106,7 @@ class FileTokenizer:
 
         Args:
           texts: the training texts.
-          vocab_size: number of tokens, at least 257: the bytes, the end of a document, and merged pairs.
+          vocab_size: vocabulary size, at least 257: the bytes, the end-of-document token, and merged pairs.
 
         Source: Sennrich et al. 2016.
         """
@@ -146,7 +146,7 @@ class FileTokenizer:
         self.model.save(os.fspath(path))
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text, int32[N], without those that a model's template adds."""
+        """Return the tokens for a text, int32[N], without those that a model's template adds."""
         return np.array(self.model.encode(text, add_special_tokens=False).ids, np.int32)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
@@ -154,9 +154,9 @@ class FileTokenizer:
         return self.model.decode([int(token) for token in tokens])
 
     def token_bytes(self) -> np.ndarray:
-        """Return the number of bytes that each token stands for; 0 for special tokens.
+        """Return how many bytes each token stands for; 0 for special tokens.
 
-        Of a vocabulary of words without their spaces (WordPiece), spaces do not count.
+        In a word vocabulary without spaces (WordPiece), spaces do not count.
         """
         added = self.model.get_added_tokens_decoder()
         settings = decode(self.model.to_str())
@@ -175,7 +175,7 @@ class FileTokenizer:
 
 
 def _content(token: Any) -> str:
-    """Return the text of a special token, which older files have with its settings."""
+    """Return a special token's text, which older files store along with settings."""
     return str(token["content"] if isinstance(token, Mapping) else token or "")
 
 
@@ -198,7 +198,7 @@ def build_tokenizer(tokenizer: TokenizerLike) -> Tokenizer:
     257
 
     Args:
-      tokenizer: 'bytes', the path of a `tokenizer.json` or of a directory of the Hub, or a tokenizer.
+      tokenizer: 'bytes', the path to a `tokenizer.json` or Hub directory, or a tokenizer.
     """
     return _load(tokenizer) if isinstance(tokenizer, str) else tokenizer
 
@@ -209,7 +209,7 @@ def _load(name: str) -> Tokenizer:
 
 
 def decode_text(tokenizer: Tokenizer, tokens: Sequence[int] | np.ndarray) -> str:
-    """Return the text of generated tokens, up to the end of the document.
+    """Return the text for generated tokens, up to the end-of-document token.
 
     >>> decode_text(ByteTokenizer(), [104, 105, 256, 256])
     'hi'

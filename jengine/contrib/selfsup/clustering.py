@@ -1,4 +1,4 @@
-"""Clustering of features on the host, with class weights and log lines from the clusters."""
+"""Feature clustering on the host, with class weights and log lines from the clusters."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ class Kmeans:
     Source: Caron et al., Deep Clustering for Unsupervised Learning of Visual Features, 2018, arXiv:1807.05520.
 
     Args:
-      k: number of clusters.
-      pca_dim: number of whitened principal components that features are first reduced to; -1 skips the reduction.
-      max_iter: maximum number of iterations.
+      k: cluster count.
+      pca_dim: how many whitened principal components features are first reduced to; -1 skips the reduction.
+      max_iter: maximum iteration count.
     """
 
     extra = "examples"
@@ -36,7 +36,7 @@ class Kmeans:
     max_iter: int = 20
 
     def __call__(self, features: np.ndarray, seed: int) -> np.ndarray:
-        """Return the cluster of each sample, int64[N] from 0 to k - 1, for features float[N, D]."""
+        """Return the cluster per sample, int64[N] from 0 to k - 1, for features float[N, D]."""
         with require_extra("examples", "Kmeans requires scikit-learn"):
             from sklearn.cluster import KMeans
         if len(features) < self.k:
@@ -50,23 +50,23 @@ class Kmeans:
 @CLUSTERINGS.register_module()
 @dataclasses.dataclass(frozen=True)
 class PIC:
-    """Power iteration clustering on the nearest neighbor graph of whitened, L2-normalized features.
+    """Power iteration clustering on the nearest neighbor graph over whitened, L2-normalized features.
 
     Power iterations on the affinities give each sample a centrality. Each sample points to the neighbor to which the
     centrality, weighted by the affinity, increases most; samples whose pointers end at the same sample are a cluster.
-    The number of clusters is a result. Clusters are numbered by size, the largest is 0; samples in clusters beyond `k`
+    The cluster count is a result. Clusters are numbered by size, the largest is 0; samples in clusters beyond `k`
     join the closest of the `k`, by the means.
 
     Source: Lin and Cohen, Power Iteration Clustering, 2010; with a neighbor graph, in Caron et al., Deep Clustering for
     Unsupervised Learning of Visual Features, 2018, arXiv:1807.05520.
 
     Args:
-      k: largest number of clusters, the head's number of classes.
+      k: largest cluster count, the head's class count.
       pca_dim: as in Kmeans.
-      sigma: bandwidth of the affinities, `exp(-squared_distance / sigma**2)`.
-      nnn: number of nearest neighbors per sample.
-      alpha: share of the affinities in a power iteration; the rest is uniform.
-      distribute_singletons: a cluster of one sample joins the cluster of its closest neighbor that is in a larger one.
+      sigma: affinity bandwidth, `exp(-squared_distance / sigma**2)`.
+      nnn: nearest neighbors per sample.
+      alpha: affinity share in a power iteration; the rest is uniform.
+      distribute_singletons: a singleton joins its closest neighbor that is in a larger cluster.
     """
 
     extra = "examples"
@@ -79,7 +79,7 @@ class PIC:
     distribute_singletons: bool = True
 
     def __call__(self, features: np.ndarray, seed: int) -> np.ndarray:
-        """Return the cluster of each sample, int64[N] from 0 to at most k - 1, for features float[N, D]."""
+        """Return the cluster per sample, int64[N] from 0 to at most k - 1, for features float[N, D]."""
         with require_extra("examples", "PIC requires scikit-learn"):
             from sklearn.neighbors import NearestNeighbors
         if len(features) <= self.nnn:
@@ -135,7 +135,7 @@ def class_weights(counts: ArrayLike, power: float) -> jax.Array:
     [0.75, 0.25]
 
     Args:
-      counts: int[K], number of samples in each class. An empty class gets nearly all the weight.
+      counts: int[K], samples per class. An empty class gets nearly all the weight.
       power: 0 gives equal weights; 1 gives each class the same total weight.
 
     Returns:
@@ -155,7 +155,7 @@ def describe_clusters(counts: np.ndarray) -> str:
 
 
 def _whiten(features: np.ndarray, pca_dim: int, seed: int, owner: str) -> np.ndarray:
-    """Return whitened principal components, or with `pca_dim` of -1 the features, with an L2 norm of 1."""
+    """Return whitened principal components, or with `pca_dim=-1` the features, with an L2 norm of 1."""
     from sklearn.decomposition import PCA
 
     num_samples, num_features = features.shape
