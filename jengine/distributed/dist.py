@@ -1,7 +1,7 @@
-"""Functions with the names and arguments of `mmengine.dist`, over the processes of JAX.
+"""Functions with the names and arguments from `mmengine.dist`, over the JAX processes.
 
-Values are pickled and exchanged through the devices, so every process has to call a function, in the same order. In the
-compiled step none of them is needed: arrays are global there.
+Values are pickled and exchanged through the devices, so every process must call a function, in the same order. The
+compiled step needs none: arrays are global there.
 """
 
 import functools
@@ -21,17 +21,17 @@ _OPS: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "min": np.min, "max": np
 
 
 def get_rank() -> int:
-    """Return the index of this process."""
+    """Return this process's index."""
     return get_processes().index
 
 
 def get_world_size() -> int:
-    """Return the number of processes; each may have several devices."""
+    """Return the process count; each may have several devices."""
     return get_processes().count
 
 
 def get_dist_info() -> tuple[int, int]:
-    """Return the index of this process, and the number of processes.
+    """Return this process's index, and the process count.
 
     >>> get_dist_info()
     (0, 1)
@@ -65,7 +65,7 @@ def barrier() -> None:
 
 
 def all_gather_object(data: Any) -> list[Any]:
-    """Return the objects of all processes, in order.
+    """Return the objects from all processes, in order.
 
     >>> all_gather_object({"score": 1})
     [{'score': 1}]
@@ -74,26 +74,26 @@ def all_gather_object(data: Any) -> list[Any]:
 
 
 def gather_object(data: Any, dst: int = 0) -> list[Any] | None:
-    """Return the objects of all processes on the process `dst`, and None on the others."""
+    """Return the objects from all processes on the process `dst`, and None on the others."""
     gathered = all_gather_object(data)
     return gathered if get_rank() == dst else None
 
 
 def broadcast_object_list(data: list[Any], src: int = 0) -> None:
-    """Replace the items of the list `data` by those of the process `src`."""
+    """Replace the items in the list `data` by those from the process `src`."""
     data[:] = get_processes().broadcast("dist.broadcast_object_list", to_host(data), src)
 
 
 def collect_results(results: list[Any], size: int, device: str = "cpu", tmpdir: str | None = None) -> list[Any] | None:
-    """Return the results of all processes in the order of the data set on process 0, and None on the others.
+    """Return the results from all processes in data set order on process 0, and None on the others.
 
     >>> collect_results(["a", "b", "padding"], size=2)
     ['a', 'b']
 
     Args:
-      results: of this process, which has the examples `rank`, `rank + world_size` and so on.
-      size: number of examples; what the last processes have beyond it is padding.
-      device, tmpdir: MMEngine's choice of a transport, without a meaning here.
+      results: results from this process, which has the examples `rank`, `rank + world_size` and so on.
+      size: how many examples there are; what the last processes have beyond it is padding.
+      device, tmpdir: MMEngine's transport settings, without a meaning here.
     """
     parts = all_gather_object(results)
     if not is_main_process():
@@ -108,12 +108,12 @@ def sync_random_seed() -> int:
 
 
 def all_gather(data: jax.typing.ArrayLike) -> list[np.ndarray]:
-    """Return the arrays of all processes, in order."""
+    """Return the arrays from all processes, in order."""
     return [np.asarray(each) for each in all_gather_object(np.asarray(data))]
 
 
 def all_reduce(data: jax.typing.ArrayLike, op: Op = "sum") -> np.ndarray:
-    """Return the arrays of all processes combined; unlike MMEngine's, `data` does not change.
+    """Return the arrays from all processes combined; unlike MMEngine's, `data` does not change.
 
     >>> all_reduce(np.array([1.0, 2.0]), "mean").tolist()
     [1.0, 2.0]
@@ -129,5 +129,5 @@ def all_reduce_dict(data: Mapping[str, jax.typing.ArrayLike], op: Op = "sum") ->
 
 
 def broadcast(data: jax.typing.ArrayLike, src: int = 0) -> np.ndarray:
-    """Return the array of the process `src`; unlike MMEngine's, `data` does not change."""
+    """Return the array from the process `src`; unlike MMEngine's, `data` does not change."""
     return np.asarray(get_processes().broadcast("dist.broadcast", np.asarray(data), src))

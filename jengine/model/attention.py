@@ -1,4 +1,4 @@
-"""Attention with the implementation that suits the device: splash attention, cuDNN, or blocks of queries."""
+"""Attention with the implementation that suits the device: splash attention, cuDNN, or query blocks."""
 
 import functools
 import logging
@@ -41,10 +41,9 @@ def attend(
     scale: float | None = None,
     implementation: Implementation = "auto",
 ) -> jax.Array:
-    """Return the attention of tokens to tokens in the same sequence.
+    """Attend from each token to tokens in the same sequence.
 
-    On a mesh with the axis `context`, each device has the queries of some tokens, and gathers the keys and values of
-    all.
+    On a mesh with the axis `context`, each device has the queries for some tokens, and gathers all keys and values.
 
     >>> x = jax.random.normal(jax.random.key(0), (2, 6, 4, 8))
     >>> attend(x, x[:, :, :2], x[:, :, :2]).shape
@@ -52,23 +51,23 @@ def attend(
 
     Args:
       query: f[B, T, H, K].
-      key, value: f[B, T, G, K]; each head is for H / G heads of queries.
+      key, value: f[B, T, G, K]; each head serves H / G query heads.
       causal: whether a token attends to itself and earlier tokens only.
       segment_ids: int[B, T]; a token attends to tokens with its own number only, as in packed sequences.
-      window: number of tokens that a token attends to, itself included; None for all. Only with `causal`.
-      scale: factor of the scores; None for `K**-0.5`.
-      implementation: 'splash' for the Pallas kernel for TPUs, 'cudnn' for that for NVIDIA GPUs, 'blocks' for parts of
-        the queries, each with the keys that it attends to; 'plain' for all scores at once. 'auto' chooses 'splash' and
+      window: how many tokens a token attends to, itself included; None for all. Only with `causal`.
+      scale: factor for the scores; None for `K**-0.5`.
+      implementation: 'splash' for the Pallas kernel for TPUs, 'cudnn' for the NVIDIA GPU kernel, 'blocks' for query
+        blocks, each with the keys that it attends to; 'plain' for all scores at once. 'auto' chooses 'splash' and
         'cudnn' where these accept the arguments, and 'blocks' otherwise.
 
     Returns:
-      f[B, T, H, K], with the dtype of `query`.
+      f[B, T, H, K], with `query`'s dtype.
 
     Raises:
-      ValueError: shapes that do not fit, such as keys of another sequence, or an implementation that does not accept
+      ValueError: shapes that do not fit, such as keys from another sequence, or an implementation that does not accept
         the arguments.
 
-    Sources: Dao et al. 2022 (blocks of queries and keys); Ainslie et al. 2023 (shared keys and values).
+    Sources: Dao et al. 2022 (query and key blocks); Ainslie et al. 2023 (shared keys and values).
     """
     _check_arguments(query, key, value, causal, segment_ids, window, implementation)
     options: dict[str, Any] = dict(causal=causal, segment_ids=segment_ids, window=window, scale=scale)
@@ -124,7 +123,7 @@ def _check_arguments(
 def choose_implementation(query: jax.Array, segment_ids: jax.Array | None = None) -> Implementation:
     """Return the implementation for a query f[B, T, H, K] on the devices that the step is compiled for.
 
-    Those are the devices of the mesh, which may be of another kind than this machine's, as in `jengine plan`.
+    Those are the mesh devices, which may differ in kind from this machine's, as in `jengine plan`.
     """
     platform, shards = get_platform(), _count_shards(CONTEXT, query.shape[1])
     if platform == "tpu" and query.shape[1] % (shards * _LANES) == 0:
@@ -175,10 +174,10 @@ def _attend_blocks(
     scale: float | None,
     offset: jax.Array | None = None,
 ) -> jax.Array:
-    """Compute the scores for a block of queries at a time, and again in the backward pass.
+    """Compute the scores for one query block at a time, and again in the backward pass.
 
-    The slices of keys are static, so later keys cost nothing: half of the scores without a window. A loop with one
-    size of slices for all blocks would compute them all, as does an `offset` of the queries that is not known here.
+    The key slices are static, so later keys cost nothing: half the scores without a window. A loop with one slice
+    size for all blocks would compute them all, as does a query `offset` that is not known here.
     """
     length, count = query.shape[1], key.shape[1]
     size = max(_MIN_QUERIES, -(-length // _BLOCKS))
@@ -228,7 +227,7 @@ def _attend_blocks_of_shard(
     window: int | None,
     scale: float | None,
 ) -> jax.Array:
-    """Attend from the queries of this device to the keys of all along `context`."""
+    """Attend from this device's queries to the keys on all devices along `context`."""
     offset = jax.lax.axis_index(CONTEXT) * query.shape[1]
     key, value, segments = _gather((key, value, segment_ids))
     return _attend_blocks(query, key, value, segment_ids, segments, window, scale, offset)
@@ -246,7 +245,7 @@ def _on_each_device(
     segment_ids: jax.Array | None,
     kernel: "SplashAttentionKernel | None" = None,
 ) -> jax.Array:
-    """Map over the batch, the heads and `context`; a kernel of splash attention is divided along `context` too."""
+    """Map over the batch, the heads and `context`; a splash attention kernel is divided along `context` too."""
     arguments = (query, key, value, segment_ids) if kernel is None else (query, key, value, segment_ids, kernel)
     mesh = jax.sharding.get_abstract_mesh()
     mapped_axes = axes_of_type(mesh, AxisType.Auto)
@@ -272,13 +271,13 @@ def _on_each_device(
 
 
 def _count_shards(axis: str, size: int) -> int:
-    """Return the number of parts into which an axis of the mesh divides `size`."""
+    """Return how many parts a mesh axis divides `size` into."""
     mesh = jax.sharding.get_abstract_mesh()
     return math.prod(mesh.shape[name] for name in axes_that_divide(mesh, (axis,), size))
 
 
 def _gather(tree: _Tree) -> _Tree:
-    """Gather the tokens, axis 1, of all devices along `context`; in the backward pass their gradients are scattered."""
+    """Gather the tokens, axis 1, from all devices along `context`; the backward pass scatters their gradients."""
     return jax.tree.map(lambda x: jax.lax.all_gather(x, CONTEXT, axis=1, tiled=True), tree)
 
 
@@ -370,7 +369,7 @@ def _make_splash(
 
 
 def _exchange_halves(x: jax.Array, shards: int, back: bool = False) -> jax.Array:
-    """Give device i along `context` the i-th of all half shards and the i-th from the end, so that work is equal.
+    """Give device i along `context` the i-th half shard and the i-th from the end, so that work is equal.
 
     Late tokens attend to many keys and early ones to few; without this the last device has almost twice the average.
     """
@@ -382,5 +381,5 @@ def _exchange_halves(x: jax.Array, shards: int, back: bool = False) -> jax.Array
 
 
 def _owners(k: int, shards: int) -> list[int]:
-    """Return the device that gets half `k`, 0 or 1, of each shard."""
+    """Return the device that gets half `k`, 0 or 1, for each shard."""
     return [min(2 * i + k, 2 * (shards - i) - 1 - k) for i in range(shards)]

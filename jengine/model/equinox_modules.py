@@ -1,8 +1,8 @@
-"""Modules of Equinox as parameters: split into arrays by path and static parts, and put together again.
+"""Equinox modules as parameters: split into arrays by path and static parts, and put together again.
 
 An `eqx.Module` is a pytree with arrays, and with functions and numbers that are no parameters, such as the activation
-of an `eqx.nn.MLP`. The engine trains and stores nested dicts of arrays, so that paths, checkpoints and rules are as for
-other networks; the functions of the user get the module itself.
+in an `eqx.nn.MLP`. The engine trains and stores nested dicts with arrays, so that paths, checkpoints and rules are as
+for other networks; user functions get the module itself.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def set_inference_mode(tree: PyTree) -> PyTree:
 
 
 def list_module_types(tree: PyTree) -> dict[str, str]:
-    """Return the class names of the modules in a tree by dotted path, in definition order."""
+    """Return the module class names in a tree by dotted path, in definition order."""
     return {".".join(path): type(module).__name__ for path, module in _iterate_modules(tree, ())}
 
 
@@ -46,19 +46,19 @@ class Partition(NamedTuple):
     has_frozen: bool  # whether there are arrays of integers or keys, which are not trained
 
     def combine(self, params: Params, model_state: ModelState) -> tuple[PyTree, PyTree]:
-        """Return the module and the state, an `eqx.nn.State` or {}, with the arrays of `split_module`."""
+        """Return the module and the state, an `eqx.nn.State` or {}, with the arrays from `split_module`."""
         frozen, state = (model_state[FROZEN], model_state["state"]) if self.has_frozen else ({}, model_state)
         module = self.module.build({**paths.flatten(params), **paths.flatten(frozen)})
         return module, self.state.build(paths.flatten(state))
 
     def update(self, model_state: ModelState, state: PyTree) -> PyTree:
-        """Return the model state with the arrays of a new `eqx.nn.State`."""
+        """Return the model state with the arrays in a new `eqx.nn.State`."""
         arrays = paths.nest(_state_leaves(state))
         return {**model_state, "state": arrays} if self.has_frozen else arrays
 
 
 class _Static(NamedTuple):
-    """Structure of a tree, and what in it is no array."""
+    """Tree structure, and the leaves that are not arrays."""
 
     treedef: Any
     names: tuple[str, ...]  # dotted paths of all leaves
@@ -72,11 +72,11 @@ def split_module(module: PyTree, state: PyTree) -> tuple[Partition, PyTree, PyTr
     """Split modules and an `eqx.nn.State` into static parts, parameters and model state.
 
     Args:
-      module: an `eqx.Module`, or a tree of several.
-      state: the state of `eqx.nn.make_with_state`; {} for none.
+      module: an `eqx.Module`, or a tree with several.
+      state: the state from `eqx.nn.make_with_state`; {} for none.
 
     Returns:
-      The partition, the floating-point arrays as nested dicts, and the model state: the arrays of `state` as nested
+      The partition, the floating-point arrays as nested dicts, and the model state: the arrays in `state` as nested
       dicts, in an item `state` if the module has other arrays, which are in `frozen`.
     """
     if any(_is_state(node) for node in jax.tree.leaves(module, is_leaf=_is_state)):
@@ -125,7 +125,7 @@ def _iterate_modules(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[s
 
 
 def _state_leaves(state: PyTree) -> dict[str, Any]:
-    """Return the arrays of an `eqx.nn.State`, or of another tree, by path: `norm.batch_state_index.0`."""
+    """Return the arrays in an `eqx.nn.State`, or in another tree, by path: `norm.batch_state_index.0`."""
     leaves = paths.flatten(state)
     if not _is_state(state):
         return leaves

@@ -1,4 +1,4 @@
-"""Mixture of experts: a gated MLP of which each token uses a few of many."""
+"""Mixture of experts: many gated MLPs, where each token uses a few."""
 
 import functools
 
@@ -16,20 +16,20 @@ HIDDEN = "tensor"  # axis of the mesh over which their hidden channels are shard
 
 
 class MixtureOfExperts(nn.Module):
-    """Gated MLPs, `down(silu(gate(x)) * up(x))`, of which each token uses the `top_k` with the largest router weights.
+    """Gated MLPs, `down(silu(gate(x)) * up(x))`, where each token uses the `top_k` with the largest router weights.
 
     No token is dropped: tokens are sorted by expert, and each expert multiplies its own part (`jax.lax.ragged_dot`). On
-    a mesh, each device sorts its own tokens, and gathers the parameters of all experts. With the axis `expert`, devices
-    hold and gather the parameters of some experts only: they gather the tokens along it, and exchange the sums. The
+    a mesh, each device sorts its own tokens, and gathers all experts' parameters. With the axis `expert`, devices
+    hold and gather the parameters for some experts only: they gather the tokens along it, and exchange the sums. The
     axis `tensor` divides hidden channels.
 
     The balance loss, 1 if all experts get equally many tokens and `experts` if one gets all, is sown as `balance` into
     the collection `losses`: `LinenModel(..., sown_losses={"balance": 0.01})`.
 
     Attributes:
-      experts: number of MLPs.
-      top_k: number of MLPs that a token uses, with weights that add up to 1.
-      width: hidden width of each.
+      experts: MLP count.
+      top_k: how many MLPs a token uses, with weights that add up to 1.
+      width: hidden width per MLP.
 
     Sources: Shazeer et al. 2017 (top-k routing); Fedus et al. 2022 (balance loss); Gale et al. 2023 (without dropping).
     """
@@ -56,7 +56,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def _on_each_device(x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernels: jax.Array) -> jax.Array:
-    """Apply the experts to the tokens of each device: a sort over all devices would exchange every token."""
+    """Apply the experts to the tokens on each device: a sort over all devices would exchange every token."""
     mesh = jax.sharding.get_abstract_mesh()
     mapped_axes = axes_of_type(mesh, AxisType.Auto)
     if not mapped_axes:
@@ -101,10 +101,10 @@ def _apply_experts(
     *kernels: jax.Array,
     parts: int = 1,
 ) -> jax.Array:
-    """Return the weighted sums over these experts; numbers in `chosen` below 0 or too large are of other experts.
+    """Return the weighted sums over these experts; numbers in `chosen` below 0 or too large belong to other experts.
 
-    Rows are computed in `parts`, as many as the devices whose tokens these are: most of the rows are of other experts,
-    and parts without a row of these are left out.
+    Rows are computed in `parts`, as many as the devices whose tokens these are: most rows belong to other
+    experts, and parts without a row for these are left out.
     """
     top_k, count = chosen.shape[-1], kernels[0].shape[0]
     # Rows of other experts come last.
@@ -132,7 +132,7 @@ def _compute_part(
     up: jax.Array,
     down: jax.Array,
 ) -> jax.Array:
-    """Return f[R, D], the results for part `i` of `rows` i32[parts, R], of which experts have those up to `ends`."""
+    """Return f[R, D], the results for part `i` in `rows` i32[parts, R], whose rows up to `ends` belong to experts."""
     size = rows.shape[1]
     # Rows are sorted by expert: the group sizes in this part, for `ragged_dot`, follow from where each expert ends.
     counts = jnp.diff(jnp.clip(ends - i * size, 0, size), prepend=0)
@@ -144,7 +144,7 @@ def _compute_part(
 
 
 def _multiply(tokens: jax.Array, kernels: jax.Array, counts: jax.Array) -> jax.Array:
-    """Return the products of each expert's rows, and zeros for rows of none."""
+    """Multiply each expert's rows; rows without an expert give zeros."""
     if kernels.shape[0] > 1:
         return jax.lax.ragged_dot(tokens, kernels, counts)
     # With one group, the kernel of TPUs does not compile in a loop.
@@ -153,10 +153,10 @@ def _multiply(tokens: jax.Array, kernels: jax.Array, counts: jax.Array) -> jax.A
 
 @jax.custom_vjp
 def _compute_parts(rows: jax.Array, ends: jax.Array, *arrays: jax.Array) -> jax.Array:
-    """Return f[parts, R, D], the results for all parts with rows of the experts, and zeros for the others.
+    """Return f[parts, R, D], the results for all parts with rows for the experts, and zeros for the others.
 
-    The number of these parts is known in the step only, and JAX cannot differentiate such a loop. The gradients compute
-    the results again, so that the memory is that of one part.
+    How many parts these are is known in the step only, and JAX cannot differentiate such a loop. The gradients
+    recompute the results, so that one part's memory suffices.
     """
     x = arrays[0]
     zeros = jnp.zeros_like(x, shape=(*rows.shape, x.shape[-1]))

@@ -1,4 +1,4 @@
-"""Rotary position embedding, and its scaling to contexts longer than those of the pretraining."""
+"""Rotary position embedding, and its scaling to contexts longer than in pretraining."""
 
 import dataclasses
 import math
@@ -17,11 +17,11 @@ ROTARY_BASE = 10_000.0  # ratio of the longest to the shortest wavelength of the
 
 
 class RotaryScaling(Protocol):
-    """Change of the frequencies for a longer context."""
+    """Frequency scaling for a longer context."""
 
     @property
     def amplitude(self) -> float:
-        """The factor of queries and of keys."""
+        """The factor for queries and keys."""
 
     def scale(self, frequencies: jax.Array, base: float) -> jax.Array:
         """Return the new frequencies, f32[K / 2], in radians per position."""
@@ -29,7 +29,7 @@ class RotaryScaling(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling:
-    """Positions divided by `factor`, the ratio of the new context to the original one (Chen et al. 2023)."""
+    """Positions divided by `factor`, the new context length over the original one (Chen et al. 2023)."""
 
     factor: Positive
     amplitude = 1.0
@@ -47,8 +47,8 @@ class Llama3Scaling:
     pass more than `high_freq_factor` times are kept, and the ones between are interpolated.
 
     Attributes:
-      factor: the ratio of the new context to the original one.
-      low_freq_factor, high_freq_factor: the numbers of periods.
+      factor: the new context length over the original one.
+      low_freq_factor, high_freq_factor: the period counts.
       original_length: the context in tokens for which the model was trained first.
     """
 
@@ -71,10 +71,10 @@ class YarnScaling:
     """YaRN (Peng et al. 2023): waves between the two limits are interpolated by channel, and logits grow.
 
     Attributes:
-      factor: the ratio of the new context to the original one.
+      factor: the new context length over the original one.
       original_length: the context in tokens for which the model was trained first.
       beta_fast, beta_slow: waves with more periods over the original context are kept, those with fewer slowed down.
-      attention_factor: factor of queries and of keys; None for `0.1 * log(factor) + 1`.
+      attention_factor: factor for queries and keys; None for `0.1 * log(factor) + 1`.
       truncate: whether the limits are rounded to whole channels.
     """
 
@@ -87,7 +87,7 @@ class YarnScaling:
 
     @property
     def amplitude(self) -> float:
-        """The factor of queries and of keys."""
+        """The factor for queries and keys."""
         if self.attention_factor is not None:
             return self.attention_factor
         return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
@@ -142,8 +142,8 @@ def rotate(
 ) -> jax.Array:
     """Return queries or keys, f[B, T, H, K], rotated by angles proportional to the positions, int[B, T] or 0, 1, ...
 
-    Channel i in the first half and channel i in the second half are the two coordinates of a plane. The result is
-    multiplied by `scale` and has the dtype of `x`; angles and products are computed in float32.
+    Channel i in the first half and channel i in the second half are two coordinates in a plane. The result is
+    multiplied by `scale` and has `x`'s dtype; angles and products are computed in float32.
     """
     half = x.shape[-1] // 2
     frequencies = base ** (-jnp.arange(half, dtype=jnp.float32) / half)

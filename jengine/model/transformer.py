@@ -33,7 +33,7 @@ _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class BlockSettings:
-    """Sizes and variants of a block: see `TransformerLM`. Without `rotary_base`, nothing is rotated."""
+    """Block sizes and variants: see `TransformerLM`. Without `rotary_base`, nothing is rotated."""
 
     heads: int
     kv_heads: int
@@ -166,37 +166,37 @@ class TransformerLM(nn.Module):
     (1, 4, 32)
 
     Attributes:
-      vocab_size: number of different tokens.
+      vocab_size: vocabulary size in tokens.
       width: token width.
-      depth: number of blocks.
+      depth: block count.
       heads: attention heads per block, each with an even width.
       mlp_width: hidden MLP width.
       remat: whether the backward pass computes each block again instead of keeping intermediate results, which takes
         about a third more computation; only block inputs are kept. Or a name in `jax.checkpoint_policies` for what is
         kept too, such as 'dots_with_no_batch_dims_saveable' for products with parameters; or 'offload', which keeps the
-        block inputs in the memory of the host.
-      scan: whether the blocks are one `nn.scan`; False for parameters `layers_0`, `layers_1`, ... of their own.
-      kv_heads: heads of keys and values, each for several queries; None for as many as `heads`.
-      head_size: width of a head; None for `width / heads`.
-      window: number of tokens that a token attends to, itself included; None for all earlier ones.
-      positions: 'rotary', or 'learned': an embedding of `max_length` positions is added to that of the tokens.
+        block inputs in host memory.
+      scan: whether the blocks are one `nn.scan`; False for parameters `layers_0`, `layers_1`, ... per block.
+      kv_heads: key and value heads, each for several query heads; None for as many as `heads`.
+      head_size: head width; None for `width / heads`.
+      window: how many tokens a token attends to, itself included; None for all earlier ones.
+      positions: 'rotary', or 'learned': an embedding for `max_length` positions is added to the token embedding.
       max_length: the most tokens with learned positions.
       rotary_base: ratio of the longest to the shortest wavelength.
-      rotary_scaling: change of the wavelengths for a longer context: `dict(kind='linear', factor=4)`, or the attributes
-        of `Llama3Scaling` or `YarnScaling` in `jengine.model.rotary` with the `kind` 'llama3' or 'yarn'.
+      rotary_scaling: wavelength scaling for a longer context: `dict(kind='linear', factor=4)`, or the attributes
+        from `Llama3Scaling` or `YarnScaling` in `jengine.model.rotary` with the `kind` 'llama3' or 'yarn'.
       norm: 'rms' for RMSNorm, 'layer' for LayerNorm.
       norm_epsilon: number added to the variance in norms.
       mlp: 'gated' for `down(act(gate(x)) * up(x))`, 'plain' for `down(act(up(x)))`.
       activation: nonlinearity in the MLP; 'gelu_tanh' is the approximate GELU.
       bias: whether projections have a bias.
       tied: whether the embedding is also the output layer.
-      experts: number of MLPs in each block, of which a token uses `experts_per_token`; None for one that all use. They
+      experts: MLPs in each block, where a token uses `experts_per_token`; None for one that all use. They
         sow a balance loss: see `jengine.model.mixture.MixtureOfExperts`.
-      experts_per_token: number of MLPs that a token uses.
-      cache_length: number of tokens in the caches of keys and values, the collection `cache`, which each call writes at
+      experts_per_token: how many MLPs a token uses.
+      cache_length: capacity in tokens for the key and value caches, the collection `cache`, which each call writes at
         its positions and attends to; None for no caches. See `jengine.contrib.language.generate`.
-      logits_chunk: number of tokens of each example for which the loss computes logits at a time, in training: less
-        memory if the vocabulary is large, for a second computation of the logits. None for all. The loss must know
+      logits_chunk: tokens per example for which the loss computes logits at a time, in training: less
+        memory if the vocabulary is large, for computing the logits twice. None for all. The loss must know
         `jengine.model.logits.ChunkedLogits`, as `CrossEntropy` does.
 
     Sources: Vaswani et al. 2017 (transformer); Zhang and Sennrich 2019 (RMSNorm); Shazeer 2020 (gated MLP); Su et al.
@@ -241,7 +241,7 @@ class TransformerLM(nn.Module):
 
         Args:
           tokens: int[B, T]; others than 0 to vocab_size - 1 make the logits NaN, which ends a run with a message.
-          segment_ids: int[B, T], the number of the packed sequence that a token is of; None for one in each row.
+          segment_ids: int[B, T], the number for the packed sequence that a token belongs to; None for one in each row.
           positions: int[B, T], positions in the sequences; None for 0, 1, ... in each row.
           train: whether the logits are for the loss, which computes them itself with `logits_chunk`.
 
@@ -288,7 +288,7 @@ class TransformerLM(nn.Module):
         return constrain(logits, BATCH, CONTEXT, "tensor")
 
     def make_settings(self) -> BlockSettings:
-        """Return the sizes and variants of the blocks.
+        """Return the block sizes and variants.
 
         Raises:
           ValueError: sizes that do not divide each other.
@@ -326,9 +326,9 @@ class TransformerLM(nn.Module):
 
 
 def _look_up(table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Return f[B, T, D], the entries of `table` f[V, D] for `tokens` int[B, T].
+    """Return f[B, T, D], the entries in `table` f[V, D] for `tokens` int[B, T].
 
-    On a mesh each device looks up a part of the width for the tokens of all, and then the parts are exchanged: as many
+    On a mesh each device looks up some columns for the tokens on all devices, and then the parts are exchanged: as many
     bytes as its own tokens have, where gathering the table would take as many as the table, on any number of devices.
     """
     table = jnp.asarray(table)  # an export has NumPy arrays, which traced tokens cannot index

@@ -1,4 +1,4 @@
-"""Device mesh over one slice or several, and the rows of each batch that belong to a process."""
+"""Device mesh over one slice or several, and the batch rows that belong to a process."""
 
 import collections
 import dataclasses
@@ -24,7 +24,7 @@ MeshSizes = Mapping[str, int | Mapping[str, int]]  # the total size of each axis
 
 @dataclasses.dataclass(frozen=True)
 class DataShard:
-    """Rows of each global batch that a process supplies: those that its devices hold.
+    """Rows in each global batch that a process supplies: those that its devices hold.
 
     Processes whose devices hold the same rows, for instance along `tensor`, read the same examples.
     """
@@ -34,7 +34,7 @@ class DataShard:
     readers: tuple[int, ...] = (0,)  # the processes that read this shard, in order
 
     def for_axis(self, batch_axis: int | None) -> "DataShard":
-        """Return the part of batches with this axis of examples; without one (None) each process reads all of it."""
+        """Return the part of batches with this example axis; without one (None) each process reads all of it."""
         return self if batch_axis is not None else dataclasses.replace(self, index=0, count=1)
 
 
@@ -46,16 +46,16 @@ def build_mesh(
     """Return the mesh for a strategy.
 
     Args:
-      mesh: a Mesh, which is used as it is; or the number of devices along each axis, where one may be -1 for all
-        remaining devices; `slices` may have the number of slices along some axes, such as `dict(data=2)`, see
+      mesh: a Mesh, which is used as it is; or the device count along each axis, where one may be -1 for all
+        remaining devices; `slices` may have the slice count along some axes, such as `dict(data=2)`, see
         `arrange_devices`. None for the mesh set with `jax.set_mesh`, or all devices along one axis.
       devices: the devices, or how many; None for all. They replace those in a Mesh, one by one.
       batch_axes: the axes over which the batch is sharded, with any names. With None, a new mesh has the axes `data`,
         `fsdp` and `tensor`; `data` is -1 by default and the others 1. It may have `expert` too, which divides the
-        batch and `MixtureOfExperts`, and `context`, which divides the tokens of an example in `attend`.
+        batch and `MixtureOfExperts`, and `context`, which divides an example's tokens in `attend`.
 
     Raises:
-      ConfigError: an unknown axis, a product of the sizes that is not the number of devices, slices that do not fit, or
+      ConfigError: an unknown axis, sizes whose product is not the device count, slices that do not fit, or
         a Mesh whose axes are Manual.
 
     >>> dict(build_mesh({"fsdp": 1}, devices=1).shape)
@@ -97,7 +97,7 @@ def _replace_devices(mesh: Mesh, devices: int | Sequence[Any] | None) -> Mesh:
 
 
 def _complete_sizes(sizes: Mapping[str, Any], count: int, any_names: bool) -> dict[str, int]:
-    """Return the sizes with the number of devices instead of -1."""
+    """Return the sizes with the device count instead of -1."""
     for name, size in sizes.items():
         if not any_names and name not in AXES:
             raise ConfigError(
@@ -129,13 +129,13 @@ def _complete_sizes(sizes: Mapping[str, Any], count: int, any_names: bool) -> di
 def arrange_devices(
     sizes: Mapping[str, int], slices: Mapping[str, int] | None, devices: Sequence[jax.Device]
 ) -> np.ndarray:
-    """Return a device array in the shape of a mesh, in which neighbours are close.
+    """Return a device array in mesh shape, in which neighbours are close.
 
-    Physical axes of a TPU slice are split where necessary, for instance 4 x 4 x 4 chips for an 8 x 8 mesh.
+    Physical axes in a TPU slice are split where necessary, for instance 4 x 4 x 4 chips for an 8 x 8 mesh.
 
     Args:
-      sizes: total number of devices along each axis.
-      slices: number of slices along some axes, which divides the axis size. None divides the slices over the first
+      sizes: total device count along each axis.
+      slices: slice count along some axes, which divides the axis size. None divides the slices over the first
         axes that allow it. Only TPUs have slices; elsewhere each process counts as one.
       devices: as many as the product of the sizes.
 
@@ -164,7 +164,7 @@ def arrange_devices(
 
 
 def _group(devices: Sequence[jax.Device], name: str) -> collections.Counter[int]:
-    """Return the number of devices by slice or process; devices in a single slice may have no index."""
+    """Return the device count by slice or process; devices in a single slice may have no index."""
     return collections.Counter(getattr(device, name, 0) for device in devices)
 
 
@@ -182,7 +182,7 @@ def _choose_slices(sizes: Mapping[str, int], count: int) -> dict[str, int]:
 def _check_slices(
     slices: object, sizes: Mapping[str, int], groups: Mapping[int, int], by_process: bool
 ) -> Mapping[str, int]:
-    """Return the given number of slices along each axis, if they fit the axes and the devices."""
+    """Return the given slice count along each axis, if they fit the axes and the devices."""
     if not isinstance(slices, Mapping):
         raise ConfigError(f"mesh.slices must be a number of slices along each axis, as in dict(data=2), got {slices!r}")
     for name, number in slices.items():
@@ -214,7 +214,7 @@ def context_mesh() -> Mesh:
 
 
 def check_context(devices: Sequence[jax.Device]) -> None:
-    """Raise ConfigError unless these are the devices of `jax.set_mesh`, on which JAX runs programs in that context."""
+    """Raise ConfigError unless these are the `jax.set_mesh` devices, on which JAX runs programs in that context."""
     # JAX takes the devices of a jitted call from its context, and fails if the arguments are elsewhere.
     context = context_mesh()
     if not context.empty and set(context.devices.flat) != set(devices):
