@@ -1,6 +1,6 @@
-"""Augmentations of image batches inside the compiled step: soft labels, MixUp, CutMix and random erasing.
+"""Image batch augmentations inside the compiled step: soft labels, MixUp, CutMix and random erasing.
 
-Each is a function `(batch, rng) -> batch` for a `BatchAugmentHook`, or for `batch_augments` of a `SwitchRecipeHook`.
+Each is a function `(batch, rng) -> batch` for a `BatchAugmentHook`, or for `batch_augments` in a `SwitchRecipeHook`.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _ATTEMPTS = 10  # rectangles that `RandomErasing` draws until one fits
 @TRANSFORMS.register_module()
 @dataclasses.dataclass(frozen=True, eq=False)
 class SoftLabels:
-    """Probabilities in the place of class indices, as `MixUp` and `CutMix` require, optionally smoothed.
+    """Probabilities instead of class indices, as `MixUp` and `CutMix` require, optionally smoothed.
 
     The true class gets 1 - smoothing + smoothing / num_classes, every other class smoothing / num_classes.
 
@@ -34,9 +34,9 @@ class SoftLabels:
     Array([[0.125, 0.625, 0.125, 0.125]], dtype=float32)
 
     Args:
-      num_classes: number of classes C.
-      smoothing: fraction of the probability that is distributed over all classes, in [0, 1).
-      label: name or index of the batch entry, int[B], which becomes f32[B, C].
+      num_classes: class count C.
+      smoothing: probability mass that is distributed over all classes, in [0, 1).
+      label: batch entry by name or index, int[B], which becomes f32[B, C].
     """
 
     num_classes: Count
@@ -57,7 +57,7 @@ class SoftLabels:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Mix:
-    """Mixture of each example with its mirror image in the batch: the first with the last, and so on."""
+    """Mixture between each example and its mirror image in the batch: the first with the last, and so on."""
 
     alpha: Positive = 1.0
     prob: Fraction = 1.0
@@ -102,10 +102,10 @@ class MixUp(_Mix):
 
     Args:
       alpha: the weight is drawn from Beta(alpha, alpha): small values mix little, 1 is uniform.
-      prob: probability of mixing.
+      prob: mixing probability.
       mode: one weight for the 'batch', or one for each example, 'elem'.
       image: name or index of the entry with the images, f[B, H, W, C].
-      label: that of the soft labels, f[B, C]: see `SoftLabels`.
+      label: the soft label entry, f[B, C]: see `SoftLabels`.
 
     Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, arXiv:1710.09412. Pairs and modes are timm's.
     """
@@ -129,12 +129,12 @@ class CutMix(_Mix):
     True
 
     Args:
-      alpha: the share of the image that is kept is drawn from Beta(alpha, alpha); a rectangle that the border cuts off
-        is smaller, and the labels count what is left of it.
+      alpha: the image share that is kept is drawn from Beta(alpha, alpha); a rectangle that the border cuts off
+        is smaller, and the labels count the remaining part.
       mode: one rectangle for the 'batch', or one for each example, 'elem'.
       prob, image, label: see `MixUp`.
 
-    Source: Yun et al., CutMix, arXiv:1905.04899. Pairs, modes and the correction of the share are timm's.
+    Source: Yun et al., CutMix, arXiv:1905.04899. Pairs, modes and the share correction are timm's.
     """
 
     def mix(self, images: jax.Array, share: jax.Array, rng: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -148,7 +148,7 @@ class CutMix(_Mix):
 @TRANSFORMS.register_module()
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomErasing:
-    """Rectangle of zeros or noise in some of the images.
+    """Rectangle with zeros or noise in some images.
 
     Area and aspect ratio are drawn, up to ten times, until the rectangle is smaller than the image.
 
@@ -159,8 +159,8 @@ class RandomErasing:
     Args:
       prob: probability that an image gets a rectangle.
       area: least and greatest area, as a fraction of the image.
-      aspect_ratio: least and greatest ratio of height to width.
-      fill: what replaces the pixels: zeros, one normal number for each channel of the rectangle, or one for each pixel
+      aspect_ratio: least and greatest ratio, height over width.
+      fill: what replaces the pixels: zeros, one normal number for each channel in the rectangle, or one for each pixel
         and channel. All suit normalized images.
       image: name or index of the entry with the images, f[B, H, W, C].
 
@@ -197,7 +197,7 @@ class RandomErasing:
         return replace_entries(batch, {self.image: jnp.where(is_erased[..., None], fill, images)})
 
     def _draw_sizes(self, rng: jax.Array, count: int, height: int, width: int) -> tuple[jax.Array, jax.Array]:
-        """Return heights and widths f32[2, B] of rectangles, and whether they fit, bool[B]."""
+        """Return rectangle heights and widths, f32[2, B], and whether they fit, bool[B]."""
         area_rng, ratio_rng = jax.random.split(rng)
         # All attempts at once and the first that fits: a loop until one fits has no fixed length, which a compiled step
         # needs.
@@ -215,9 +215,9 @@ def cut_mask(share: jax.Array, center: jax.Array, height: int, width: int) -> ja
     """Return where rectangles are, bool[N, height, width]; parts beyond the border are cut off.
 
     Args:
-      share: f32[N], the fraction of the image outside the rectangle if the border cut nothing off.
-      center: int32[2, N], row and column of its center.
-      height, width: size of the image.
+      share: f32[N], the image fraction outside the rectangle if the border cut nothing off.
+      center: int32[2, N], center row and column.
+      height, width: image size.
     """
     size = jnp.array([[height], [width]])
     # 1e-4: a square root that float32 rounds below the exact integer

@@ -1,4 +1,4 @@
-"""Datasets as MMEngine's users write them: an annotation file, records, and a pipeline of transforms."""
+"""Datasets as MMEngine's users write them: an annotation file, records, and a transform pipeline."""
 
 import copy
 import functools
@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def force_full_init(method: F) -> F:
-    """Decorate a method so that it reads the annotations of a dataset with `lazy_init` first."""
+    """Decorate a method so that it reads the annotations first if the dataset has `lazy_init`."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -37,7 +37,7 @@ def force_full_init(method: F) -> F:
 
 @DATASETS.register_module()
 class BaseDataset:
-    """Dataset of records from an annotation file, each of which a pipeline turns into a sample.
+    """Dataset with records from an annotation file, which a pipeline turns into samples.
 
     The file is JSON or a pickle of `dict(metainfo=dict(...), data_list=[record, ...])`; a subclass overrides
     `load_data_list` for any other source, and `parse_data_info` for paths and labels. Indexing returns
@@ -56,22 +56,22 @@ class BaseDataset:
     Args:
       ann_file: annotation file, below `data_root` unless it is an absolute path; '' for none.
       metainfo: facts about the dataset, such as the class names; they replace those in `METAINFO`, which replace those
-        in the file. The name of a file stands for the list of its lines.
-      data_root: directory or URL of the files. Of files at URLs the annotations are copied, see `local_copy`, which a
+        in the file. A file name stands for the list with its lines.
+      data_root: directory or URL with the files. For URLs the annotations are copied, see `local_copy`, which a
         transform that reads other files should call too.
       data_prefix: directories by name, each below `data_root`: `dict(img_path='train')`. A record's entry of this name
         is completed with it.
       filter_cfg: passed on to `filter_data`, which a subclass overrides.
-      indices: the records to keep: the first n, the last n for -n, or a list of indices.
+      indices: the records to keep: the first n, the last n for -n, or a list with indices.
       serialize_data: keep the records pickled in one array, which worker processes share instead of copying it.
       pipeline: the transforms; see `Pipeline`.
       test_mode: whether a dropped sample is an error instead of replaced.
-      lazy_init: read the annotations at the first use; `metainfo` of the file is known only then.
-      max_refetch: how many other samples are tried in the place of one that was dropped.
+      lazy_init: read the annotations at the first use; `metainfo` in the file is known only then.
+      max_refetch: how many other samples are tried instead of a dropped one.
       seed: seed for random transforms.
 
     Attributes:
-      METAINFO: default metainfo of a class.
+      METAINFO: class default for the metainfo.
       pipeline: the `Pipeline`.
 
     Raises:
@@ -134,7 +134,7 @@ class BaseDataset:
         self._fully_initialized = True
 
     def load_data_list(self) -> list[Record]:
-        """Return the records of `ann_file`, in order."""
+        """Return the records in `ann_file`, in order."""
         annotations = _load_file(self.ann_file)
         if not is_mapping(annotations) or not {"metainfo", "data_list"} <= set(annotations):
             raise ConfigError(
@@ -153,7 +153,7 @@ class BaseDataset:
         return records
 
     def parse_data_info(self, raw_data_info: Record) -> Record | list[Record]:
-        """Return a record, or several, for an entry of the file; here with `data_prefix` before its paths."""
+        """Return a record, or several, for an entry in the file; here with `data_prefix` before its paths."""
         for name, prefix in self.data_prefix.items():
             if name in raw_data_info:
                 raw_data_info[name] = os.path.join(prefix, raw_data_info[name])
@@ -172,7 +172,7 @@ class BaseDataset:
 
     @force_full_init
     def get_data_info(self, idx: int) -> Record:
-        """Return a copy of a record, with its index as `sample_idx`."""
+        """Copy a record, with its index as `sample_idx`."""
         count = len(self)
         if not -count <= idx < count:
             raise IndexError(f"the dataset has {count} samples, got the index {idx}")
@@ -186,7 +186,7 @@ class BaseDataset:
         return {**info, "sample_idx": int(idx % count)}
 
     def get_cat_ids(self, idx: int) -> list[int]:
-        """Return the classes of a sample, for `ClassBalancedDataset`."""
+        """Return a sample's classes, for `ClassBalancedDataset`."""
         raise NotImplementedError(f"{type(self).__name__} must define `get_cat_ids(idx)`, the classes of a sample")
 
     def prepare_data(self, idx: int) -> Sample:
@@ -225,7 +225,7 @@ class BaseDataset:
 
     @force_full_init
     def get_subset_(self, indices: Indices) -> None:
-        """Keep some records of this dataset: the first n, the last n for -n, or those in a list."""
+        """Keep some records in this dataset: the first n, the last n for -n, or those in a list."""
         selected = _select(indices, len(self))
         # Read before anything is replaced: `selected` refers to the present positions.
         records = [self.get_data_info(i) for i in selected]
@@ -238,7 +238,7 @@ class BaseDataset:
 
     @force_full_init
     def get_subset(self, indices: Indices) -> Self:
-        """Return a dataset with some of the records; see `get_subset_`."""
+        """Return a dataset with some records; see `get_subset_`."""
         subset = copy.copy(self)
         subset._metainfo = self.metainfo
         subset.get_subset_(indices)

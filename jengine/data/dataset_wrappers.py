@@ -1,4 +1,4 @@
-"""Datasets made of others: one after the other, repeated, balanced over classes, or mixed with weights."""
+"""Datasets made from others: one after the other, repeated, balanced over classes, or mixed with weights."""
 
 import collections
 import copy
@@ -53,12 +53,12 @@ class _Wrapper:
         return at_epoch(self.datasets[number], epoch)[index]
 
     def get_data_info(self, idx: int) -> dict[str, Any]:
-        """Return the record of a sample, from the `get_data_info` of the inner dataset."""
+        """Return a sample's record, from the inner dataset's `get_data_info`."""
         number, index, _ = self._locate(self._check(idx))
         return {**self.datasets[number].get_data_info(index), "sample_idx": idx % len(self)}
 
     def get_cat_ids(self, idx: int) -> list[int]:
-        """Return the classes of a sample, from the `get_cat_ids` of the inner dataset."""
+        """Return a sample's classes, from the inner dataset's `get_cat_ids`."""
         number, index, _ = self._locate(self._check(idx))
         return self.datasets[number].get_cat_ids(index)
 
@@ -91,9 +91,9 @@ class ConcatDataset(_Wrapper):
 
     Args:
       datasets: the datasets, or configs for them.
-      lazy_init: as in MMEngine: leave the annotations of the inner datasets for later. The metainfo is then compared as
+      lazy_init: as in MMEngine: leave the inner annotations for later. The metainfo is then compared as
         far as it is known.
-      ignore_keys: keys of the metainfo that may differ; the others must be equal.
+      ignore_keys: metainfo keys that may differ; the others must be equal.
 
     Raises:
       ConfigError: no dataset, or one with another metainfo than the first.
@@ -121,7 +121,7 @@ class ConcatDataset(_Wrapper):
 
     @functools.cached_property
     def cumulative_sizes(self) -> list[int]:
-        """The number of samples up to and including each dataset."""
+        """Sample count up to and including each dataset."""
         return list(itertools.accumulate(map(len, self.datasets)))
 
     def __len__(self) -> int:
@@ -165,7 +165,7 @@ class ClassBalancedDataset(_Wrapper):
     """Dataset in which samples with rare classes are repeated.
 
     A class in a fraction f of the samples has the factor max(1, sqrt(oversample_thr / f)); a sample is repeated by the
-    greatest factor of its classes, rounded up. The dataset must have `get_cat_ids(index)`, the classes of a sample.
+    greatest factor among its classes, rounded up. The dataset must have `get_cat_ids(index)`, a sample's classes.
 
     >>> class Pets:
     ...     def __len__(self):
@@ -181,7 +181,7 @@ class ClassBalancedDataset(_Wrapper):
 
     Args:
       dataset: the dataset, or a config for it.
-      oversample_thr: fraction of the samples below which a class is repeated.
+      oversample_thr: sample fraction below which a class is repeated.
       lazy_init: as in MMEngine: leave the annotations of the dataset for later.
 
     Raises:
@@ -232,10 +232,10 @@ class ClassBalancedDataset(_Wrapper):
 
 @DATASETS.register_module()
 class MixedDataset(_Wrapper):
-    """Weighted mixture of datasets: each epoch has them in fixed proportions, by grain's `MapDataset.mix`.
+    """Weighted dataset mixture: each epoch has them in fixed proportions, by grain's `MapDataset.mix`.
 
-    Each dataset is shuffled and repeated on its own, and an epoch continues where the last one ended, so that all of a
-    large dataset is read over several epochs.
+    Each dataset is shuffled and repeated on its own, and an epoch continues where the last one ended, so that a large
+    dataset is read whole over several epochs.
 
     >>> from jengine.data import ArrayDataset
     >>> few, many = ArrayDataset({"x": np.zeros(10)}), ArrayDataset({"x": np.ones(90)})
@@ -245,9 +245,9 @@ class MixedDataset(_Wrapper):
 
     Args:
       datasets: the datasets, or configs for them.
-      weights: the share of each, up to a common factor.
+      weights: the share per dataset, up to a common factor.
       length: samples in an epoch; None until the first dataset has been read.
-      seed: seed of the order within each dataset.
+      seed: seed for the order within each dataset.
 
     Raises:
       ConfigError: another number of weights than datasets, or weights without a positive sum.

@@ -1,4 +1,4 @@
-"""Images in files, on a disk or at URLs: a transform that reads one, and a dataset of directories named by class."""
+"""Images in files, on a disk or at URLs: a transform that reads one, and a dataset with one directory per class."""
 
 import dataclasses
 import io
@@ -23,7 +23,7 @@ Mode = Literal["RGB", "L"]
 def read_image(
     path: str | os.PathLike[str], mode: Mode | None = "RGB", size: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """Read an image file, on a disk or at a URL of any fsspec scheme.
+    """Read an image file, on a disk or at a URL with any fsspec scheme.
 
     >>> import fsspec, PIL.Image
     >>> with fsspec.open("memory://images/red.png", "wb") as file:
@@ -62,15 +62,15 @@ def read_image(
 @TRANSFORMS.register_module()
 @dataclasses.dataclass(frozen=True, eq=False)
 class LoadImage:
-    """Image file of a sample, read in the place of its path; see `read_image`.
+    """Image file that is read and replaces its path in the sample; see `read_image`.
 
     >>> LoadImage(path="seg_map_path", image="label", mode=None)  # class of each pixel, next to `LoadImage()`
     LoadImage(path='seg_map_path', image='label', mode=None, size=None, backend_args=None)
 
     Args:
-      path: name of the entry with the path or URL, which is removed.
-      image: name of the entry with the image.
-      mode: 'RGB', 'L' for gray values, or None for the values in the file, such as the classes of a segmentation.
+      path: name for the entry with the path or URL, which is removed.
+      image: name for the image entry.
+      mode: 'RGB', 'L' for gray values, or None for the values in the file, such as segmentation classes.
       size: (height, width) of the result.
       backend_args: as in MMEngine, see `jengine.downloads.apply_backend_args`.
     """
@@ -98,9 +98,9 @@ class LoadImage:
 class ImageFolder(BaseDataset):
     """Images in directories named by their class: `root/cat/1.jpg`, `root/dog/a/2.png`.
 
-    Samples are `image`: uint8[H, W, 3], `label`: int32[], the index of the class in alphabetical order, and
-    `sample_idx`. The files are listed once. `metainfo["classes"]` has the names of the classes, and
-    `get_data_info(i)["img_path"]` is the path of an image.
+    Samples are `image`: uint8[H, W, 3], `label`: int32[], the class index in alphabetical order, and
+    `sample_idx`. The files are listed once. `metainfo["classes"]` has the class names, and
+    `get_data_info(i)["img_path"]` is the image path.
 
     >>> import fsspec, PIL.Image
     >>> for name in ("dog/1.png", "cat/2.png", "cat/a/3.png"):
@@ -111,9 +111,9 @@ class ImageFolder(BaseDataset):
     (['cat', 'dog'], [0, 0, 1], (2, 2, 3))
 
     Args:
-      root: directory, or URL of any scheme that fsspec knows.
-      size: (height, width) of all images; None for those of the files.
-      extensions: of images, in any case; other files are ignored.
+      root: directory, or URL with any fsspec scheme.
+      size: (height, width) for all images; None for the sizes in the files.
+      extensions: image extensions, in any case; other files are ignored.
       pipeline: further transforms, see `Pipeline`.
       indices, seed, metainfo, lazy_init: see `BaseDataset`.
 
@@ -141,7 +141,7 @@ class ImageFolder(BaseDataset):
         super().__init__(indices=indices, seed=seed, metainfo=metainfo, lazy_init=lazy_init, pipeline=steps)
 
     def load_data_list(self) -> list[Record]:
-        """Return a record for each image, in the order of the classes and names."""
+        """Return a record for each image, ordered by class and name."""
         names = list_files(self.root)
         if not names:
             raise FileNotFoundError(f"ImageFolder: `root` must be a directory with files, got {self.root}")
@@ -174,5 +174,5 @@ class ImageFolder(BaseDataset):
         ]
 
     def get_cat_ids(self, idx: int) -> list[int]:
-        """Return the class of an image, for `ClassBalancedDataset`."""
+        """Return an image's class, for `ClassBalancedDataset`."""
         return [int(self.get_data_info(idx)["label"])]

@@ -1,4 +1,4 @@
-"""Normalization and padding of images: of samples on the host, and of batches on the device."""
+"""Image normalization and padding: for samples on the host, and for batches on the device."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ from jengine.selection import Selector, select_array
 @TRANSFORMS.register_module()
 @dataclasses.dataclass(frozen=True, eq=False)
 class Normalize:
-    """Image of a sample as `(image - mean) / std` in float32, maybe with the channels in the opposite order.
+    """Sample image as `(image - mean) / std` in float32, maybe with the channels in the opposite order.
 
     >>> Normalize(mean=[1, 0], std=[2, 1], bgr_to_rgb=True)({"image": np.array([[[4, 5]]], np.uint8)})["image"]
     array([[[2., 4.]]], dtype=float32)
 
     Args:
-      mean, std: one number for each channel, or one for all; for images of 0 to 255, in the order of the result.
+      mean, std: one number for each channel, or one for all; for images from 0 to 255, in the output order.
       bgr_to_rgb: reverse the channels first, as images that OpenCV has read need it; the same turns RGB to BGR.
-      image: name or index of the entry with the image, [H, W, C].
+      image: image entry by name or index, [H, W, C].
     """
 
     mean: Sequence[float] | float
@@ -44,16 +44,16 @@ class Normalize:
 @TRANSFORMS.register_module()
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pad:
-    """Image of a sample padded at the bottom and on the right.
+    """Sample image padded at the bottom and on the right.
 
     >>> Pad(size_divisor=4)({"image": np.ones((3, 5, 1))})["image"].shape
     (4, 8, 1)
 
     Args:
-      size: (height, width) of the result; larger images are an error.
-      size_divisor: a number that divides height and width of the result; one of the two must be given.
-      pad_val: the value of the added pixels.
-      image: name or index of the entry with the image, [H, W, C] or [H, W].
+      size: (height, width) after padding; larger images are an error.
+      size_divisor: a number that divides the resulting height and width; one of the two must be given.
+      pad_val: value for added pixels.
+      image: image entry by name or index, [H, W, C] or [H, W].
 
     Raises:
       ConfigError: both `size` and `size_divisor`, or none. ValueError: an image larger than `size`.
@@ -86,7 +86,7 @@ class Pad:
 @TRANSFORMS.register_module()
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchNormalize(Normalize):
-    """Images of a batch as `(images - mean) / std` in float32, in the compiled step.
+    """Batch images as `(images - mean) / std` in float32, in the compiled step.
 
     The host then sends bytes, a quarter of the floats. As a step of a `PreprocessedModel` it holds in training,
     evaluation and prediction; in a `BatchAugmentHook` in training alone.
@@ -96,7 +96,7 @@ class BatchNormalize(Normalize):
 
     Args:
       mean, std, bgr_to_rgb: see `Normalize`.
-      image: name or index of the entry with the images, [B, H, W, C].
+      image: image entry by name or index, [B, H, W, C].
     """
 
     def __call__(self, batch: Batch, rng: jax.Array | None = None) -> Batch:
@@ -106,7 +106,7 @@ class BatchNormalize(Normalize):
 
 
 def normalize(image: Any, mean: Sequence[float] | float, std: Sequence[float] | float, bgr_to_rgb: bool) -> Any:
-    """Return a normalized array [..., C] in float32; of NumPy or JAX as the argument."""
+    """Return a normalized array [..., C] in float32; NumPy or JAX like the argument."""
     numbers = [np.atleast_1d(np.asarray(value, np.float32)) for value in (mean, std)]
     if any(number.shape not in ((1,), image.shape[-1:]) for number in numbers):
         raise ConfigError(

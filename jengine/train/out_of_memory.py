@@ -1,4 +1,4 @@
-"""Explain the error of a device that ran out of memory: in which program, what that needs, and how to need less."""
+"""Explain out-of-memory errors: in which program, what that needs, and how to need less."""
 
 import contextlib
 import os
@@ -29,12 +29,12 @@ def explain_out_of_memory(
     noticed: bool = False,
     cfg: Any = None,
 ) -> None:
-    """Add a note to the error of a device that ran out of memory, unless it has one.
+    """Add a note to an out-of-memory error, unless it has one.
 
     Args:
       error: any error; also one that was caused by the device's.
       name: the program that failed: 'the training step'.
-      program: the result of `jax.jit`, for the memory that it needs.
+      program: what `jax.jit` returned, for the memory that it needs.
       args: the arguments, arrays or `jax.ShapeDtypeStruct`s; None if it was not called.
       noticed: whether the program failed on the device, so that a hook named in the error only waited for it.
       cfg: the config, for the settings that make the largest array as large as it is.
@@ -75,7 +75,7 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any, needed: int) -> list[str]:
-    """Return what to change if the state, or the batch among `others`, do not fit into a memory of `limit` bytes.
+    """Return what to change if the state, or the batch among `others`, do not fit into `limit` bytes.
 
     The program needs `needed` bytes, which a mesh divides over its devices; for `cfg` see `explain_out_of_memory`.
     """
@@ -97,14 +97,14 @@ def _count_bytes(tree: Any) -> int:
 
 
 def _host_memory(device: jax.Device) -> int | None:
-    """Return the memory of the machine for its CPU; None for another device, or if it is unknown."""
+    """Return the machine's memory for its CPU; None for another device, or if it is unknown."""
     with contextlib.suppress(ValueError, OSError, AttributeError):  # not a POSIX system
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if device.platform == "cpu" else None
     return None
 
 
 def _plan_memory(program: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return a program's memory on each device, as compiled, and the shapes of the results; None if unknown."""
+    """Return a program's memory on each device, as compiled, and the result shapes; None if unknown."""
     with contextlib.suppress(Exception):  # the first error matters more; a pmap has no plan
         lowered = program.lower(*args)
         return lowered.compile().memory_analysis(), lowered.out_info

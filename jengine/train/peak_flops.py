@@ -42,7 +42,7 @@ def get_peak_flops(device_kind: str) -> dict[str, float]:
     """Return the peak operations per second of one device, by operand dtype; {} for an unknown device.
 
     Args:
-      device_kind: JAX's name of the device, `jax.Device.device_kind`.
+      device_kind: JAX's device name, `jax.Device.device_kind`.
     """
     for pattern, half, single in _PEAKS:
         if re.search(pattern, device_kind):
@@ -63,10 +63,10 @@ def compute_utilisation(flops: Mapping[str, float], seconds: float, device_kind:
     counted in the step itself. Each dtype is compared with its own peak.
 
     Args:
-      flops: operations of a step over all devices by operand dtype, as returned by `count_flops`.
-      seconds: time of a step.
-      device_kind: JAX's name of the devices.
-      devices: number of devices.
+      flops: step operations over all devices by operand dtype, as returned by `count_flops`.
+      seconds: step time.
+      device_kind: JAX's device name.
+      devices: device count.
 
     Returns:
       A fraction of 1; None without operations to count or a known peak.

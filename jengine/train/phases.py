@@ -1,4 +1,4 @@
-"""Phases of a training step: one optimizer each, with the loss that it minimizes."""
+"""Training step phases: one optimizer each, with the loss that it minimizes."""
 
 import functools
 from collections import OrderedDict
@@ -27,14 +27,14 @@ PhaseConfig: TypeAlias = tuple[str, int] | Mapping[str, Any]  # ('critic', 5), o
 
 
 class PhaseSettings(NamedTuple):
-    """An entry of `train_cfg.phases`.
+    """Entry in `train_cfg.phases`.
 
     Attributes:
       optimizer: the optimizer's name.
-      steps: updates in an iteration.
-      every: the phase acts in the iterations `every`, 2 * `every`, ... of the run.
-      batches: 'each' takes a batch from the loader for each of its updates; 'shared' uses the newest one that an
-        earlier phase of the iteration has taken, or the iteration's first.
+      steps: updates per iteration.
+      every: the phase acts in the iterations `every`, 2 * `every`, ... in the run.
+      batches: 'each' takes a batch from the loader for each update; 'shared' uses the newest one that an
+        earlier phase in the iteration has taken, or the iteration's first.
     """
 
     optimizer: str
@@ -44,7 +44,7 @@ class PhaseSettings(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """One update of one optimizer in the training step."""
+    """One optimizer update in the training step."""
 
     name: str  # '' for a single optimizer
     optim_wrapper: OptimWrapper
@@ -55,7 +55,7 @@ class Phase(NamedTuple):
 
 
 def parse_phases(phases: Sequence[PhaseConfig] | None) -> list[PhaseSettings] | None:
-    """Parse the `phases` of a training loop.
+    """Parse the training loop `phases`.
 
     >>> parse_phases([("disc", 2), dict(optimizer="gen", every=3)])[1]
     PhaseSettings(optimizer='gen', steps=1, every=3, batches='shared')
@@ -131,10 +131,10 @@ def build_phases(
     phases: Sequence[PhaseConfig] | None,
     micro_batches: int = 1,
 ) -> list[Phase]:
-    """Return the updates of a step in order; a phase with several updates is repeated.
+    """Return a step's updates in order; a phase with several updates is repeated.
 
     Raises:
-      ValueError: a phase that is not the name of an optimizer, phases for a single optimizer, or accumulation.
+      ValueError: a phase that is not an optimizer name, phases for a single optimizer, or accumulation.
     """
     if not isinstance(optim_wrapper, Mapping):
         if phases is not None:
@@ -206,9 +206,9 @@ def differentiate(
 
 
 def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bool = True) -> StepContext:
-    """Apply the optimizer of the phase to the parameters.
+    """Apply the phase's optimizer to the parameters.
 
-    `has_loss` is False for gradients of unknown origin: line searches of optax receive no loss then.
+    `has_loss` is False for gradients with unknown origin: optax line searches receive no loss then.
     """
     name, wrapper = phase.name, phase.optim_wrapper
     opt_state, hyperparams = ctx.opt_state, ctx.hyperparams
@@ -266,7 +266,7 @@ def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bo
 def accumulate(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepContext:
     """Add the gradients to the accumulator.
 
-    An update does this too before it begins: in a chunk the sum is then outside of the branch, within which XLA would
+    An update does this too before it begins: in a chunk the sum is then outside the branch, within which XLA would
     round it differently than in a single step.
     """
     opt_state = phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state, ctx.loss_weight)
@@ -280,7 +280,7 @@ def accumulate(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepC
 
 
 def is_updated(optim_wrapper: OptimWrapper | OptimWrapperDict, opt_state: OptState) -> jax.Array | None:
-    """Return whether the last update of some optimizer was applied, bool[]; None where none is ever skipped."""
+    """Return whether some optimizer's last update was applied, bool[]; None where none is ever skipped."""
     if isinstance(optim_wrapper, OptimWrapper):
         return optim_wrapper.is_finite(opt_state)
     pairs = [(wrapper, opt_state[name]) for name, wrapper in optim_wrapper.items()]

@@ -1,4 +1,4 @@
-"""The optimizers of optax: by name and arguments in a config, or as a built transformation.
+"""Optimizers from optax: by name and arguments in a config, or as a built transformation.
 
 An optax factory closes over hyperparameters. To pass them as data, the factory is called while tracing, with
 traced scalars instead of float arguments. Each group has a separate chain.
@@ -102,7 +102,7 @@ def _ranges(
     eps: NonNegative,
     eps_root: NonNegative,
 ) -> None:
-    """Annotate the arguments that mean the same in all of optax's optimizers, which take any number."""
+    """Annotate the arguments that mean the same in all optax optimizers, which take any number."""
 
 
 def _drop_unknown_arguments(tx: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
@@ -120,7 +120,7 @@ def _drop_unknown_arguments(tx: optax.GradientTransformationExtraArgs) -> optax.
 def _set_hyperparams(
     tx: optax.GradientTransformationExtraArgs, hyperparams: Mapping[str, Any]
 ) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation of `optax.inject_hyperparams` with these hyperparameters, not kept in the state."""
+    """Return an `optax.inject_hyperparams` transformation with these hyperparameters, not kept in the state."""
 
     def remove(state: OptState) -> Any:
         # Out of the state: a checkpoint would restore an old rate over that of a schedule.
@@ -161,8 +161,8 @@ def DAdaptAdam(
     """Build optax's `dadapt_adamw`, which estimates the learning rate, with MMEngine's arguments.
 
     Args:
-      lr: factor of the estimate; schedules change it. Each parameter group has an estimate of its own.
-      betas: decay rates for the averages of gradients and of squares.
+      lr: factor for the estimate; schedules change it. Each parameter group has a separate estimate.
+      betas: decay rates for the gradient and square averages.
       eps: added to the denominator.
       weight_decay: weight decay coefficient.
       decouple: must be True for a weight decay: optax's is decoupled.
@@ -197,9 +197,9 @@ def Prodigy(
 
     Args:
       lr, betas, eps, weight_decay, decouple, d0: see `DAdaptAdam`.
-      beta3: decay rate of the estimate; None for the square root of the second beta.
+      beta3: decay rate for the estimate; None for the square root of the second beta.
       safeguard_warmup: estimate without the warm-up of `lr`.
-      d_coef: factor of the estimate, which stays in it.
+      d_coef: factor for the estimate, which stays in it.
 
     Raises:
       ConfigError: a weight decay without `decouple`.

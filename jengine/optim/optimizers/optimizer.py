@@ -1,6 +1,6 @@
 """Optimizers before the parameters are known: group settings, and a function that builds the chain.
 
-No part of a chain closes over a hyperparameter. The chain is built while tracing, from traced hyperparameters, as in
+No chain part closes over a hyperparameter. The chain is built while tracing, from traced hyperparameters, as in
 `optax.inject_hyperparams`, so that schedules change them without recompilation.
 """
 
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """An optimizer: a chain, and the settings of the parameter groups.
+    """Optimizer: a chain, and parameter group settings.
 
     It is also a gradient transformation: `init` and `update` are those of `OptimWrapper(optimizer).tx`.
 
@@ -39,12 +39,12 @@ class Optimizer:
     Attributes:
       name: name in a config.
       defaults: default group settings: lr, weight_decay, momentum or betas, eps, flags.
-      parts: `parts(**settings)` returns the named parts of the chain. It is called while tracing, with traced scalars
-        for `hyperparams`, and trees of scalars like the parameters for the `per_parameter` ones that differ.
-      hyperparams: names of the traced settings: floats, and tuples of floats.
+      parts: `parts(**settings)` returns the named chain parts. It is called while tracing, with traced scalars
+        for `hyperparams`, and scalar trees like the parameters for the `per_parameter` ones that differ.
+      hyperparams: names for the traced settings: floats, and float tuples.
       per_parameter: the `hyperparams` that may differ between parameters in one chain. Groups that differ in other
         settings have separate chains.
-      absent_at_zero: the `hyperparams` that are constants if they start at 0 in all groups of a chain, which then has
+      absent_at_zero: the `hyperparams` that are constants if they start at 0 in all groups in a chain, which then has
         no part or no state for them (weight decay, momentum).
       whole_tensor: whether an update depends on the whole tensor (norms, matrix factors), so that the layers of a
         stacked parameter cannot be in several groups.
@@ -68,10 +68,10 @@ class Optimizer:
                     raise ConfigError(f"`{self.name}.{name}` must be finite, got {value}")
 
     def with_groups(self, groups: Sequence[Mapping[str, Any]]) -> "Optimizer":
-        """Return a copy of this optimizer with parameter groups.
+        """Copy this optimizer with parameter groups.
 
         Args:
-          groups: dicts of settings with `params`: a dotted path, or a list of them; a path includes all parameters
+          groups: setting dicts with `params`: a dotted path, or a list of them; a path includes all parameters
             below it. Parameters in no group are frozen.
 
         Raises:
@@ -112,10 +112,10 @@ class Optimizer:
 def define_optimizer(
     *hyperparams: str, check: Callable[[str, Mapping[str, Any]], None] | None = None, **flags: Any
 ) -> Callable[[Callable[P, Parts]], Callable[P, Optimizer]]:
-    """Turn a function from settings to the parts of a chain into a registered optimizer with these settings.
+    """Turn a function from settings to chain parts into a registered optimizer with these settings.
 
-    The annotations and defaults of the function are those of the config. When a step is traced, the function is called
-    as `Optimizer.parts`, with traced values in the place of the `hyperparams`.
+    The function's annotations and defaults hold for the config. When a step is traced, the function is called
+    as `Optimizer.parts`, with traced `hyperparams`.
 
     Args:
       *hyperparams: see `Optimizer`.
@@ -161,7 +161,7 @@ def rename_optimizer(old: str, factory: Callable[P, Optimizer]) -> Callable[P, O
 
 
 def _plain(value: Any) -> Any:
-    """Return a list of numbers from a config as a tuple of floats."""
+    """Convert a number list from a config to a float tuple."""
     if not isinstance(value, list | tuple):
         return value
     return tuple(float(item) if isinstance(item, Real) else item for item in value)
