@@ -142,7 +142,7 @@ def _pack_array(value: Any, path: str, blobs: bytearray | None) -> Json:
         remedy = "; leave it out, and make it again in `load_state_dict`" if ".state_dict()" in path else ""
         raise TypeError(
             f"`{path}` must be made of numbers, strings, bytes, arrays, lists, tuples and dicts, got "
-            f"{type(value).__name__} {value!r:.100}{remedy}"
+            f"{type(value).__name__} {getattr(value, '__qualname__', repr(value)):.100}{remedy}"
         )
     dtype = array.dtype.name if array.dtype.kind == "V" else array.dtype.str
     return {

@@ -221,7 +221,7 @@ def _locate(
             return str(replacement)
         names = _checkpoint_names(root.parent)
         close = did_you_mean(root.name, names)
-        hint = f", which has {', '.join(names)}{close}" if close else f"; {_list_contents(root.parent)}"
+        hint = f", which has {', '.join(names)}{close}" if names else f"; {_list_contents(root.parent, root.name)}"
         raise FileNotFoundError(f"there is no checkpoint {root.name!r} in {root.parent}{hint}")
     if _is_checkpoint(entries):
         if (problem := verify(root)) is not None:
@@ -296,8 +296,8 @@ def _checkpoint_names(directory: epath.Path) -> list[str]:
     return [name for name in names if _is_checkpoint(list_directory(directory / name))]
 
 
-def _list_contents(directory: epath.Path) -> str:
-    """Return what is in `directory` for the end of an error message: what is there instead often shows the mistake."""
+def _list_contents(directory: epath.Path, name: str = "") -> str:
+    """Return what is in `directory`, and what may be meant by `name`, for the end of an error message."""
     entries = list_directory(directory)
     if not entries and not directory.is_dir():
         return f"the directory {directory} does not exist either"
@@ -305,4 +305,4 @@ def _list_contents(directory: epath.Path) -> str:
         return f"{directory} has the checkpoints {', '.join(checkpoints)}"
     names = sorted(name + "/" * is_directory for name, is_directory in entries.items())
     shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    return f"{directory} contains {shown}" if names else f"{directory} is empty"
+    return f"{directory} contains {shown}{did_you_mean(name, entries)}" if names else f"{directory} is empty"

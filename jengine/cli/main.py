@@ -17,9 +17,8 @@ from jengine.errors import ConfigError, closest
 _OVERRIDE = re.compile(r"(?:--(?=\w+[.\[]))?(\w+(?:\.\w+|\[\d+\])*=.*)", re.DOTALL)
 
 _DISK_ADVICE = """\
-  The checkpoints from before are whole: free space, then continue with --resume.
-  --config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':2}" keeps the newest two, and
-  --work-dir DIR writes elsewhere."""
+  Free space, then continue from the last checkpoint with --resume; or write elsewhere with --work-dir DIR.
+  To keep only the newest two: --config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':2}"."""
 _PLACE = "in the config at "
 # Errors whose traceback shows only a comparison, a wait for another process, or how samples are stacked
 _WITHOUT_CODE = ("CheckpointMismatchError", "PlanError", "ProcessError", "UnequalSamplesError")

@@ -1,8 +1,11 @@
 """Commands and options of `jengine`; what they import when they run is not imported here."""
 
 import argparse
+import re
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
+
+from jengine.errors import closest
 
 _EPILOG = """Set any value of the config with --config.PATH=VALUE:
   jengine train configs/digits_cnn.py --config.optim_wrapper.optimizer.lr=0.01 --config.custom_hooks[0].interval=5
@@ -14,7 +17,17 @@ _COMPLETION_EPILOG = """To complete `jengine` in new shells:
 """
 _CHECKPOINT = "a checkpoint, or a work dir for its newest one"
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parser that suggests a name for a misspelled one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit."""
+        if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            message = message.partition(" (choose from")[0] + closest(match[1], re.findall(r"[\w-]+", match[2]))
+        super().error(message)
 
 
 class _VersionAction(argparse.Action):
@@ -41,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False, parents=[traceback])
     common.add_argument("config", metavar="CONFIG", help="a Python file with get_config()")
 
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="jengine", description="Train JAX models from config files.", epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip

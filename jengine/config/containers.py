@@ -171,14 +171,15 @@ def assign(mapping: ConfigLike, key: Key, value: Any) -> None:
 def check_keys(cfg: Iterable[str], known: Iterable[str], hint: str = "") -> None:
     """Raise ConfigError for keys in `cfg` that are not `known`; the message names the closest legal one for each.
 
-    `hint` adds a few words to the message, such as where the user's values belong.
+    `hint` adds a few words to the message if no legal key is close, such as where the user's values belong.
     """
     names = set(known)
     unknown = [key for key in cfg if key not in names]
     if not unknown:
         return
     level = f"`{current_config_path()}`" if current_config_path() else "the top level of the config"
-    end = f" ({hint})" if hint else ""
     if len(unknown) == 1:
-        raise ConfigError(f"unknown key {unknown[0]!r} at {level}{closest(str(unknown[0]), names)}{end}")
-    raise ConfigError(f"unknown keys at {level}: {list_unknown(map(str, unknown), names)}{end}")
+        message = f"unknown key {unknown[0]!r} at {level}{closest(str(unknown[0]), names)}"
+    else:
+        message = f"unknown keys at {level}: {list_unknown(map(str, unknown), names)}"
+    raise ConfigError(f"{message} ({hint})" if hint and "did you mean" not in message else message)

@@ -100,7 +100,7 @@ class DataLoader:
         if self.length == 0:
             raise ValueError(
                 f"the dataset must have at least one batch: got {samples} samples and batch_size {batch_size}; use a "
-                "smaller batch_size, or drop_last=False, which repeats the last sample without weight"
+                "smaller batch_size, or drop_last=False, which fills it with repeated samples without weight"
             )
         self._collate = collate_fn or default_collate
         self._epoch = self._start = self._position = 0

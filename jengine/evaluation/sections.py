@@ -213,9 +213,7 @@ def suggest_metrics(evaluators: Mapping[str, Any] | None) -> Iterator[None]:
         if not known or error.metric in known:
             raise
         hint = closest(error.metric, known)
-        clear = ConfigError(
-            f"the metric must be one of val_evaluator, got {error.metric!r}{hint}{'' if hint.endswith('?') else '.'} "
-            "For one that a hook adds, pass rule='greater' or rule='less'"
-        )
+        other = "" if hint.endswith("?") else ". For one that a hook adds, pass rule='greater' or rule='less'"
+        clear = ConfigError(f"the metric must be one of val_evaluator, got {error.metric!r}{hint}{other}")
         clear.__notes__ = getattr(error, "__notes__", [])
         raise clear from None

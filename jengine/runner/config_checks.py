@@ -199,9 +199,7 @@ def _check_evaluations(mode: str, dataloader: object, cfg: LoopSection, evaluato
         loops = (*_VAL_LOOPS, *EVAL_LOOPS.values(), "MultiTestLoop")
         is_built_in_loop = hasattr(common, "items") and common.get("type", "ValLoop") in loops
         if is_built_in_loop and any(did_you_mean(key, ["interval"]) for key in common):
-            raise ConfigError(
-                f"`{mode}_cfg` has no `interval`: write `train_cfg.val_interval`, in epochs or iterations"
-            )
+            raise ConfigError(f"`{mode}_cfg` has no `interval`: write `train_cfg.val_interval`")
         _check_loop(common, lambda cfg: {"type": EVAL_LOOPS[mode], **as_config(cfg)}, evaluator=None)
     evaluators = build_evaluators(f"{mode}_evaluator", evaluator, list(loaders))
     return {f"{mode}_dataloader": loaders, f"{mode}_evaluator": evaluators}

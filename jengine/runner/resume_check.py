@@ -105,7 +105,7 @@ def _compare_others(
     if not differences:
         return []
     return [
-        "Other settings of the run and of the checkpoint differ. If its arrays fit, those of the config are used:"
+        "Other settings of the run and of the checkpoint differ; those of the config are used if the arrays fit:"
         f"{_list(list(differences.values()))}"
     ]
 

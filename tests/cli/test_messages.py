@@ -154,7 +154,7 @@ MISTAKES = {
     ),
     "a metric with an unknown direction": (
         ["default_hooks.checkpoint={'type': 'CheckpointHook', 'save_best': 'acuracy'}"],
-        r"must be one of val_evaluator, got 'acuracy'; did you mean 'accuracy/top1'\? For one that a hook adds, pass rule=.*\n"
+        r"must be one of val_evaluator, got 'acuracy'; did you mean 'accuracy/top1'\?\n"
         r"  in the config at `default_hooks.checkpoint.save_best`, from the command line: ",
     ),
     "a state that cannot be saved": (
@@ -164,7 +164,7 @@ MISTAKES = {
     ),
     "a full disk": (
         ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook'}]"],
-        r"^jengine: the disk is full: \[Errno 28\] .*\n.* are whole: free space, then continue with --resume\.\n.*keep_ckpts",
+        r"^jengine: the disk is full: \[Errno 28\] .*\n  Free space, then continue from the last checkpoint with --resume; .*\n.*keep_ckpts",
     ),
 }  # fmt: skip
 
@@ -199,7 +199,7 @@ def test_a_checkpoint_that_does_not_exist_is_compared_with_those_that_do(config,
     )
     assert main(["train", str(config), "--work-dir", str(work_dir), "--resume", f"{work_dir}/best"]) == 2
     shown = capsys.readouterr().err
-    assert f"'best' in {work_dir}; {work_dir} has the checkpoints epoch_1" in shown
+    assert f"'best' in {work_dir}, which has epoch_1\n" in shown
     assert shown.endswith("  in the argument --resume of the command line\n")
 
 
@@ -216,6 +216,15 @@ def test_a_resume_with_another_model_names_the_config_and_the_way_to_start_from_
     assert f"load_from=dict(path='{work_dir}/epoch_1', strict=False) in place of resume" in shown
     new = ["train", str(config), "--work-dir", str(work_dir.parent / "new"), wider[1], f"--config.load_from={start}"]
     assert main(new) == 0
+
+
+def test_misspelled_commands_and_work_dirs_are_compared_with_those_that_exist(config, capsys):
+    with pytest.raises(SystemExit):
+        main(["trian", str(config)])
+    assert capsys.readouterr().err.endswith("argument COMMAND: invalid choice: 'trian'; did you mean 'train'?\n")
+    assert main(["ckpt", "ls", f"{config.parent}/bse"]) == 2
+    assert main(["test", str(config), f"{config.parent}/bse"]) == 2
+    assert "; did you mean 'base'?\n" in capsys.readouterr().err
 
 
 def test_initials_are_suggested():

@@ -81,7 +81,7 @@ def read_log(runner):
 def differences(log):
     """Return the other settings that the log lists, without a change of the computation."""
     assert "The computation of the training step" not in log
-    _, _, listed = log.partition("If its arrays fit, those of the config are used:\n")
+    _, _, listed = log.partition("differ; those of the config are used if the arrays fit:\n")
     return [line.strip() for line in itertools.takewhile(lambda line: line.startswith("  "), listed.splitlines())]
 
 
