@@ -84,7 +84,7 @@ def attend(
     if implementation == "cudnn":
         return _attend_dense(query, key, value, implementation="cudnn", **options)
     if implementation == "blocks" and causal and query.shape[1] > _MIN_QUERIES:
-        if axes_that_divide(jax.sharding.get_abstract_mesh(), (CONTEXT,), query.shape[1]):
+        if _count_shards(CONTEXT, query.shape[1]) > 1:
             attend_local = functools.partial(_attend_blocks_of_shard, window=window, scale=scale)
             return _on_each_device(attend_local, query, key, value, segment_ids)
         return _attend_blocks(query, key, value, segment_ids, segment_ids, window, scale)

@@ -120,6 +120,17 @@ def test_without_cudnn_a_gpu_gets_blocks_and_the_reason_once(arrays, caplog):
     assert caplog.messages[0].startswith("attention is computed in blocks, slower than by cuDNN: ")
 
 
+def test_blocks_skip_later_keys_on_a_mesh_whose_context_is_whole():
+    def count_flops(*shape):
+        with jax.set_mesh(
+            jax.make_mesh(shape, ("data", "context")[: len(shape)], axis_types=(AxisType.Auto,) * len(shape))
+        ):
+            attend_blocks = jax.jit(lambda x: attend(x, x, x, implementation="blocks"))
+            return attend_blocks.lower(jax.ShapeDtypeStruct((1, 1024, 2, 8), jnp.float32)).cost_analysis()["flops"]
+
+    assert count_flops(1, 1) == count_flops(1)
+
+
 def test_arguments_that_do_not_fit_are_refused(arrays):
     query, key, value = arrays
     with pytest.raises(ValueError, match="heads must be a multiple of those of `key`, got 4 and 3"):
