@@ -305,4 +305,5 @@ def _list_contents(directory: epath.Path, name: str = "") -> str:
         return f"{directory} has the checkpoints {', '.join(checkpoints)}"
     names = sorted(name + "/" * is_directory for name, is_directory in entries.items())
     shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    return f"{directory} contains {shown}{did_you_mean(name, entries)}" if names else f"{directory} is empty"
+    close = did_you_mean(name, entries) if name else ""
+    return f"{directory} contains {shown}{close}" if names else f"{directory} is empty"
