@@ -32,7 +32,7 @@ from jengine.runner.runner_protocol import RunnerInternals, TrainLoopInternals
 from jengine.sharding.local_batch import process_local_batch
 from jengine.sharding.strategy import is_pending
 from jengine.storage import storage_path
-from jengine.train.out_of_memory import explain_out_of_memory
+from jengine.train.out_of_memory import explain_out_of_memory, is_out_of_memory
 
 _LIMIT_VARIABLE = "JENGINE_FAILURE_TIMEOUT"
 _LIMIT = read_seconds(_LIMIT_VARIABLE, 300)  # for each wait in a failed run
@@ -189,15 +189,20 @@ def _find_pending(runner: RunnerInternals) -> list[jax.Array]:
     return [*pending, *runner.dispatch_limiter.find_unfinished()]
 
 
-def step_failed(runner: RunnerInternals) -> bool:
-    """Return whether the device failed in a training step or when it created the state."""
-    try:
-        for array in jax.tree.leaves(runner.state):
-            if isinstance(array, jax.Array) and not array.is_deleted() and not is_pending(array):
-                array.block_until_ready()
-    except jax.errors.JaxRuntimeError:
-        return True
-    return False
+def step_failed(runner: RunnerInternals, limit: float = 0) -> bool:
+    """Return whether the device failed in a training step or at the creation of the state, after `limit` s at most."""
+    deadline = time.monotonic() + limit
+    while True:
+        pending = _find_pending(runner)
+        try:
+            for array in jax.tree.leaves(runner.state):
+                if isinstance(array, jax.Array) and not array.is_deleted() and not is_pending(array):
+                    array.block_until_ready()
+        except jax.errors.JaxRuntimeError:
+            return True
+        if not pending or time.monotonic() >= deadline:
+            return False
+        time.sleep(0.01)
 
 
 # --- The end of a failed run ---
@@ -205,8 +210,10 @@ def step_failed(runner: RunnerInternals) -> bool:
 
 def handle_failure(runner: RunnerInternals, error: BaseException) -> None:
     """Name the iteration in the error, show it, save the completed iterations, and call the stage `on_failure`."""
-    runner.programs.explain_out_of_memory(error, noticed=step_failed(runner), cfg=runner.cfg)
-    explain_out_of_memory(error, "a program other than the training step")
+    if is_out_of_memory(error):
+        # Steps after the one that failed fail at once, so a wait that reaches its limit is for a device that works
+        runner.programs.explain_out_of_memory(error, noticed=step_failed(runner, limit=5), cfg=runner.cfg)
+        explain_out_of_memory(error, "a program other than the training step")
     is_loss = isinstance(error, NonFiniteLossError)  # whose message names the iteration
     is_guard = isinstance(error, FloatingPointError) and not is_loss
     if is_guard and (labels := _find_wrong_labels(runner, runner.iter)) is not None:

@@ -41,7 +41,7 @@ def explain_out_of_memory(
     """
     # The same error passes several layers, each of which may explain it; once is enough.
     notes = getattr(error, "__notes__", ())
-    if not _is_out_of_memory(error) or any(_EXPLANATION in note for note in notes):
+    if not is_out_of_memory(error) or any(_EXPLANATION in note for note in notes):
         return
     device = jax.local_devices()[0]
     # CPUs have no statistics: there the memory of the machine is the limit.
@@ -67,8 +67,8 @@ def _mark_as_waiting(note: str) -> str:
     return f"noticed at iteration {iteration}" if place.startswith("in ") and iteration else note
 
 
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    # The device's error may be the cause of a hook's
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or the device's error that caused it, tells of too little memory."""
     while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
         error = error.__cause__
     return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
