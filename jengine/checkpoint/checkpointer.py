@@ -16,7 +16,9 @@ from jengine.storage import is_url, storage_path
 
 
 class CheckpointSaveError(OSError):
-    """Error of a save that failed. Earlier checkpoints are intact."""
+    """Error of a save that failed. Earlier checkpoints are intact; `earlier` is their number, None if unknown."""
+
+    earlier: int | None = None
 
 
 class Checkpointer:
@@ -213,15 +215,20 @@ class Checkpointer:
             commit.abandon(path)
         reason = str(error) or type(error).__name__
         full = "No space left on device"  # TensorStore adds a chain of its own files
-        earlier = "earlier checkpoints are intact" if _has_others(path) else "there is no earlier one"
-        return CheckpointSaveError(
+        count = _count_others(path)
+        earlier = "there is no earlier one" if count == 0 else "earlier checkpoints are intact"
+        save_error = CheckpointSaveError(
             f"could not save checkpoint {path} ({earlier}): {full if full in reason else reason}"
         )
+        save_error.earlier = count
+        return save_error
 
 
-def _has_others(path: PurePath) -> bool:
-    """Return whether the directory has another checkpoint, or cannot be read."""
+def _count_others(path: PurePath) -> int | None:
+    """Return the number of other checkpoints in the directory; None if it cannot be read."""
     try:
-        return any(manifest and found.name != path.name for found, manifest in find_manifests(path.parent).items())
+        return sum(
+            bool(manifest) and found.name != path.name for found, manifest in find_manifests(path.parent).items()
+        )
     except Exception:  # such as a disk that is gone: the error of the save matters more
-        return True
+        return None

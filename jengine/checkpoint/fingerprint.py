@@ -113,7 +113,7 @@ def compare_settings(
         if path.startswith("optim_wrapper.") and _is_compared_by_group(path, own):
             continue
         if not path.endswith(_CODE) or path not in own or path not in other:
-            new, old = (repr(side[path]) if path in side else "nothing" for side in (own, other))
+            new, old = (repr(side[path]) if path in side else "not set" for side in (own, other))
             yield path, f"{path}: {new} in the config, {old} in the checkpoint"
         elif saved["python"] == PYTHON:  # another version compiles the same function to other code
             path = path.removesuffix(_CODE)

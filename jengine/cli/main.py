@@ -17,9 +17,11 @@ from jengine.errors import ConfigError, closest
 _OVERRIDE = re.compile(r"(?:--(?=\w+[.\[]))?(\w+(?:\.\w+|\[\d+\])*=.*)", re.DOTALL)
 
 _DISK_ADVICE = """\
-  Free space, then continue from the last checkpoint with --resume; or write elsewhere with --work-dir DIR.
-  To keep only the newest two: --config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':2}"."""
+  Free space, then continue from the last checkpoint with --resume; or write elsewhere with --work-dir DIR."""
+_KEEP_FEWER = """
+  To keep fewer checkpoints: --config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':%d}"."""
 _PLACE = "in the config at "
+_LOADER = re.compile(r"in (\w+_dataloader[\w.]*) \(")
 # Errors whose traceback shows only a comparison, a wait for another process, or how samples are stacked
 _WITHOUT_CODE = ("CheckpointMismatchError", "PlanError", "ProcessError", "UnequalSamplesError")
 _FIRST_ADVICE = "  Free space, or write to another disk with --work-dir DIR, and start again: nothing is saved yet."
@@ -61,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.traceback:
             raise
         if _is_disk_full(error):
-            advice = _FIRST_ADVICE if "there is no earlier one" in str(error) else _DISK_ADVICE
-            print(f"jengine: the disk is full: {error}\n{advice}", file=sys.stderr)
+            print(f"jengine: the disk is full: {error}\n{_advise_on_disk(error)}", file=sys.stderr)
             return 1
         is_mistake = _is_user_error(error, args.command)
         if not is_mistake and not _says_enough(error):
@@ -116,7 +117,9 @@ def _find_override(error: Exception, note: str, overrides: Sequence[str]) -> str
     quoted = set(re.findall(r"['`.]([\w-]+)['`]", str(error)))
     found = [path for path in by_path if not quoted.isdisjoint(re.split(r"[.\[\]]+", path))]
     if note:
-        place = note.removeprefix(_PLACE).strip("`") if note.startswith(_PLACE) else "\n"  # no path has a line end
+        loader = _LOADER.match(note)
+        place = loader[1] if loader else "\n"  # no path has a line end
+        place = note.removeprefix(_PLACE).strip("`") if note.startswith(_PLACE) else place
         inside = [path for path in by_path if f"{path}.".startswith((f"{place}.", f"{place}["))]
         around = [path for path in by_path if f"{place}.".startswith((f"{path}.", f"{path}["))]
         found = [path for path in inside if path in found] or inside or around
@@ -149,6 +152,14 @@ def _is_disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _advise_on_disk(error: Exception) -> str:
+    earlier = getattr(error, "earlier", None)  # of a checkpoint that could not be saved
+    if earlier == 0:
+        return _FIRST_ADVICE
+    # The new checkpoint is written before an old one is removed, so only fewer than now make room
+    return _DISK_ADVICE + (_KEEP_FEWER % (earlier - 1) if earlier is not None and earlier > 1 else "")
 
 
 def _suggest(unknown: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:

@@ -91,8 +91,9 @@ class BatchSource:
         try:
             return self.collate(samples)
         except UnequalSamplesError as error:
-            other = error.args[1]
-            error.add_note(f"sample {other} of the batch is sample {indices[other]} of the dataset")
+            error.source = f" (sample {indices[error.index]} of {type(dataset).__name__})"
+            if (code := getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)) is not None:
+                error.add_note(f"returned by __getitem__ at {code.co_filename}:{code.co_firstlineno}")
             raise
 
 

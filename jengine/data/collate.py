@@ -16,10 +16,25 @@ _TEXT = (str, bytes, datetime.date, datetime.timedelta, np.datetime64, np.timede
 
 
 class UnequalSamplesError(ValueError):
-    """Samples that cannot be stacked; the second argument is the index, in the batch, of one unlike others."""
+    """Samples that cannot be stacked.
+
+    Args:
+      problem, advice: parts of the message before and after the sample.
+      index: the index, in the batch, of a sample unlike others.
+
+    Attributes:
+      source: text after that index in the message, such as ' (sample 7 of Digits)'.
+    """
+
+    source = ""
+
+    def __init__(self, problem: str, index: int, advice: str = "") -> None:
+        super().__init__(problem, index, advice)
+        self.index = index
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        problem, index, advice = self.args
+        return f"{problem} in sample {index} of the batch{self.source}{advice}"
 
 
 @FUNCTIONS.register_module(["default_collate", "pseudo_collate"])
@@ -133,8 +148,8 @@ def pad_examples(batch: Batch, size: int) -> Batch:
     return jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)]), batch)
 
 
-def _describe_difference(samples: Sequence[Sample]) -> tuple[str, int]:
-    """Return why the samples cannot be stacked, and which differs from others."""
+def _describe_difference(samples: Sequence[Sample]) -> tuple[str, int, str]:
+    """Return the arguments of `UnequalSamplesError`."""
     to_array = lambda leaf: np.asarray(leaf, object) if type(leaf) is list else leaf  # noqa: E731  # of any lengths
     samples = [jax.tree.map(to_array, sample, is_leaf=_is_numbers_in(sample)) for sample in samples]
     first = paths.flatten(samples[0])
@@ -142,17 +157,16 @@ def _describe_difference(samples: Sequence[Sample]) -> tuple[str, int]:
     for index, sample in enumerate(samples):
         if jax.tree.structure(sample) != structure:
             other = jax.tree.structure(sample)
-            return f"samples of a batch must have the same structure, got {structure} and {other}", index
+            return f"samples of a batch must have the same structure, got {structure}, and {other}", index, ""
         for path, leaf in paths.flatten(sample).items():
             if np.shape(leaf) != np.shape(first[path]):
                 shapes = [np.shape(flat[path]) for flat in map(paths.flatten, samples) if path in flat]
                 # The rarer shape is more likely to be wrong.
                 odd = min((index, 0), key=lambda i: shapes.count(np.shape(paths.flatten(samples[i])[path])))
                 wrong, usual = (np.shape(paths.flatten(samples[i])[path]) for i in (odd, index - odd))
-                text = (
+                problem = (
                     f"samples of a batch must have the same shapes, got {path!r} of {usual} in {shapes.count(usual)} "
-                    f"of {len(samples)} samples, and of {wrong} in sample {odd} of the batch; pad or crop it in the "
-                    "dataset, or set `collate_fn` in the dataloader"
+                    f"of {len(samples)} samples, and of {wrong}"
                 )
-                return text, odd
-    return "the samples of a batch cannot be stacked", 0
+                return problem, odd, "; pad or crop it in the dataset, or set `collate_fn` in the dataloader"
+    return "samples of a batch must be arrays of equal shapes, got others", 0, ""

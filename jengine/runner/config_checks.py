@@ -65,10 +65,13 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
     for mode, names in _SECTIONS.items():
         missing = [name for name in names if sections[name] is None]
         if missing and len(missing) < len(names):
-            given = [name for name in names if name not in missing]
+            given, absent = (
+                " and ".join(f"`{name}`" for name in names if (name in missing) is is_missing)
+                for is_missing in (False, True)
+            )
             raise ConfigError(
-                f"the {mode} sections must be complete or absent, "
-                f"got {', '.join(given)} without {', '.join(f'`{name}`' for name in missing)}"
+                f"the {mode} sections must be complete or absent, got {given} without {absent}; set {absent}, or "
+                f"{given} to None as well"
             )
         if missing:
             continue
@@ -88,13 +91,15 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
 
 
 def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
-    """Return the training loop config with a `type`, which `by_epoch` (default True) may replace.
+    """Return the training loop config with a `type`, which `max_epochs` or `max_iters` and `by_epoch` may replace.
 
-    >>> train_loop_config(dict(by_epoch=False, max_iters=100))
+    >>> train_loop_config(dict(max_iters=100))
     {'type': 'IterBasedTrainLoop', 'max_iters': 100}
     """
-    cfg = dict(as_config(cfg))
-    for name in ("max_iters", "max_epochs"):
+    lengths = ("max_epochs", "max_iters")
+    # None takes back what a base config has set
+    cfg = {key: value for key, value in as_config(cfg).items() if key not in lengths or value is not None}
+    for name in lengths:
         if isinstance(cfg.get(name), int) and cfg[name] >= 2**31:
             raise ConfigError(
                 f"`train_cfg.{name}` must be below 2**31, as the device counts iterations in 32 bits, got {cfg[name]}"
@@ -103,15 +108,16 @@ def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
         raise ConfigError("train_cfg must have a type or by_epoch, got both; remove one of them")
     if "type" in cfg:
         return cfg
-    by_epoch = cfg.pop("by_epoch", True)
+    if cfg.keys() >= set(lengths):
+        raise ConfigError(
+            f"`train_cfg` must have either max_epochs or max_iters, got max_epochs={cfg['max_epochs']} and "
+            f"max_iters={cfg['max_iters']}; remove one of them, or set it to None"
+        )
+    by_epoch = cfg.pop("by_epoch", "max_iters" not in cfg)
     if not isinstance(by_epoch, bool):
         raise TypeError(f"`train_cfg.by_epoch` must be True or False, got {by_epoch!r}")
-    other = "max_iters" if by_epoch else "max_epochs"
+    other = lengths[by_epoch]
     if other in cfg:
-        if {"max_epochs", "max_iters"} <= cfg.keys():
-            got = f"got max_epochs={cfg['max_epochs']} and max_iters={cfg['max_iters']}"
-            advice = "if one is from a base config, replace that: train_cfg=dict(_delete_=True, ...)"
-            raise ConfigError(f"`train_cfg` must have max_epochs or max_iters, {got}; {advice}")
         raise ConfigError(f"`train_cfg.by_epoch` must be {not by_epoch} with {other}, got {by_epoch}")
     return {"type": "EpochBasedTrainLoop" if by_epoch else "IterBasedTrainLoop", **cfg}
 

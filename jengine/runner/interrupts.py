@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import itertools
 import logging
 import os
 import signal
@@ -160,12 +161,15 @@ class Interrupts:
 def iterate(batches: Iterable[Any], data: WaitedLoader, interrupts: Interrupts) -> Iterator[Any]:
     """Yield the batches of a loader; meanwhile the run waits for it."""
     iterator = iter(batches)
-    while True:
+    for number in itertools.count(1):
         try:
             interrupts.start_waiting(data)
             batch = next(iterator)
         except StopIteration:
             return
+        except Exception as error:
+            error.add_note(f"in {data.name} ({data.loader.kind}), batch {number}")
+            raise
         finally:
             interrupts.wait = None
         yield batch

@@ -57,8 +57,11 @@ def test_a_failed_replacement_leaves_the_old_checkpoint(checkpointer, tmp_path):
 def test_a_failure_in_the_background_is_raised_once_by_the_next_save(checkpointer, tmp_path):
     (tmp_path / "last_checkpoint").mkdir()  # cannot be replaced by a file
     checkpointer.save(tmp_path / "epoch_1", make_state(), make_meta(1))
-    with pytest.raises(CheckpointSaveError, match=r"could not save checkpoint .*epoch_1 \(there is no earlier one\)"):
+    with pytest.raises(
+        CheckpointSaveError, match=r"could not save checkpoint .*epoch_1 \(there is no earlier one\)"
+    ) as error:
         checkpointer.save(tmp_path / "epoch_2", make_state(), make_meta(2))
+    assert error.value.earlier == 0
     checkpointer.wait()
     assert not (tmp_path / "epoch_2").exists()
 

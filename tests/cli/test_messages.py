@@ -77,8 +77,18 @@ class StateHook(Hook):
 
 
 class FullDiskHook(Hook):
+    def __init__(self, earlier):
+        self.earlier = earlier
+
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        raise OSError(28, "No space left on device")
+        error = OSError(28, "No space left on device")
+        error.earlier = self.earlier
+        raise error
+
+
+class OddRows(Rows):
+    def __getitem__(self, i):
+        return {"x": np.full(5 + (i == 6), i, np.float32), "y": np.int32(i % 2)}
 """
 CONFIG = """
 def get_config():
@@ -163,8 +173,25 @@ MISTAKES = {
         r"  in training, at iteration 0",
     ),
     "a full disk": (
-        ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook'}]"],
-        r"^jengine: the disk is full: \[Errno 28\] .*\n  Free space, then continue from the last checkpoint with --resume; .*\n.*keep_ckpts",
+        ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook', 'earlier': 3}]"],
+        r"^jengine: the disk is full: \[Errno 28\] .*\n  Free space, then continue from the last checkpoint with --resume; .*\n.*max_keep_ckpts':2",
+    ),
+    "a full disk with one checkpoint": (
+        ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook', 'earlier': 1}]"], r"^jengine: the disk is full: .*\n  Free space.* --work-dir DIR\.$",
+    ),
+    "a validation with samples of other shapes": (
+        ["val_dataloader.dataset.type=mistaken_nets.OddRows"],
+        r"got 'x' of \(5,\) in 3 of 4 samples, and of \(6,\) in sample 2 of the batch \(sample 6 of OddRows\); pad or crop it in the "
+        r"dataset, or set `collate_fn` in the dataloader\n  returned by __getitem__ at .*/mistaken_nets.py:81\n"
+        r"  in val_dataloader \(DataLoader\(OddRows\)\), batch 2, from the command line: --config.val_dataloader.dataset.type=\S+\n",
+    ),
+    "one section of a validation": (
+        ["val_evaluator=None"],
+        r"the val sections must be complete or absent, got `val_dataloader` and `val_cfg` without `val_evaluator`; set `val_evaluator`, or "
+        r"`val_dataloader` and `val_cfg` to None as well\n  from the command line: --config.val_evaluator=None\n",
+    ),
+    "two lengths": (
+        ["train_cfg.max_iters=5"], r"must have either max_epochs or max_iters, got max_epochs=1 and max_iters=5; remove one of them, or set it to None\n",
     ),
 }  # fmt: skip
 
@@ -187,7 +214,8 @@ def test_a_message_says_what_to_write(config, tmp_path, capsys, mistake):
     shown = capsys.readouterr().err
     assert re.search(message, shown), shown
     assert "Traceback" not in shown
-    assert "full disk" in mistake or not list(tmp_path.iterdir())  # nothing was trained
+    trains = ("a full disk", "a validation with samples")
+    assert mistake.startswith(trains) or not list(tmp_path.iterdir())  # nothing was trained
 
 
 def test_a_checkpoint_that_does_not_exist_is_compared_with_those_that_do(config, capsys):
@@ -209,7 +237,7 @@ def test_a_resume_with_another_model_names_the_config_and_the_way_to_start_from_
     assert main(["train", str(config), "--work-dir", str(work_dir), *wider]) == 2
     shown = capsys.readouterr().err
     assert "mismatch    params.Dense_1.kernel  stored float32[5,3], expected float32[5,4]" in shown
-    cause = "the model has other settings, model.module.width: 4 in the config, nothing in the checkpoint"
+    cause = "the model has other settings, model.module.width: 4 in the config, not set in the checkpoint"
     assert f"epoch_1 does not fit: {cause}; to resume, remove model.module.width\n" in shown
     assert "in the config at `model.module.width`, from the command line: --config.model.module.width=4\n" in shown
     start = f"{{'path': '{work_dir}/epoch_1', 'strict': False}}"

@@ -261,8 +261,8 @@ def test_a_config_that_is_passed_with_objects_is_compared_too(run):
     _, runner = run(1, cfg=cfg, resume=True)
     assert differences(read_log(runner)) == [
         "cfg.model.depth: 4 in the config, 2 in the checkpoint",
-        "extra: 1.5 in the config, nothing in the checkpoint",
-        "note: nothing in the config, 'x' in the checkpoint",
+        "extra: 1.5 in the config, not set in the checkpoint",
+        "note: not set in the config, 'x' in the checkpoint",
     ]
 
 
@@ -346,7 +346,7 @@ SGD = dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=2, clip_grad=
         (objects, dict(custom_hooks=[EMAHook("StochasticWeightAverage")]), "custom_hooks[0].ema_type: 'StochasticWeight"),
         (objects, wrapper(CLIP, accumulative_counts=1), "optim_wrapper.accumulative_counts: 1 in the config, 2 in the"),
         (objects, wrapper(optax.clip(2.0), accumulative_counts=2), "max_delta: 2.0 in the config, 1.0 in the checkpoint"),
-        (objects, dict(precision="bfloat16"), "precision: 'bfloat16' in the config, nothing in the checkpoint"),
+        (objects, dict(precision="bfloat16"), "precision: 'bfloat16' in the config, not set in the checkpoint"),
         (objects, dict(model=line_model(scaled_loss(2.0))), "model.loss.scale: 2.0 in the config, 1.0 in the checkpoint"),
         (objects, dict(model=line_model(absolute_loss)), "absolute_loss' in the config"),
         (
