@@ -16,9 +16,9 @@ from jengine.storage import is_url, storage_path
 
 
 class CheckpointSaveError(OSError):
-    """Error of a save that failed. Earlier checkpoints are intact; `earlier` is their number, None if unknown."""
+    """Error of a save that failed. Earlier checkpoints are intact: `earlier`, oldest first, or None if unknown."""
 
-    earlier: int | None = None
+    earlier: list[str] | None = None
 
 
 class Checkpointer:
@@ -215,20 +215,20 @@ class Checkpointer:
             commit.abandon(path)
         reason = str(error) or type(error).__name__
         full = "No space left on device"  # TensorStore adds a chain of its own files
-        count = _count_others(path)
-        earlier = "there is no earlier one" if count == 0 else "earlier checkpoints are intact"
+        others = _find_others(path)
+        earlier = "there is no earlier one" if others == [] else "earlier checkpoints are intact"
         save_error = CheckpointSaveError(
             f"could not save checkpoint {path} ({earlier}): {full if full in reason else reason}"
         )
-        save_error.earlier = count
+        save_error.earlier = others
         return save_error
 
 
-def _count_others(path: PurePath) -> int | None:
-    """Return the number of other checkpoints in the directory; None if it cannot be read."""
+def _find_others(path: PurePath) -> list[str] | None:
+    """Return the other checkpoints in the directory, oldest first; None if it cannot be read."""
     try:
-        return sum(
-            bool(manifest) and found.name != path.name for found, manifest in find_manifests(path.parent).items()
-        )
+        manifests = {found: manifest for found, manifest in find_manifests(path.parent).items() if manifest}
     except Exception:  # such as a disk that is gone: the error of the save matters more
         return None
+    others = [found for found, manifest in manifests.items() if manifest.is_complete and found.name != path.name]
+    return [str(found) for found in sorted(others, key=lambda found: manifests[found].iteration or 0)]

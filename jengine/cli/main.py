@@ -8,16 +8,16 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jengine.cli.parser import build_parser
-from jengine.errors import ConfigError, closest
+from jengine.errors import ConfigError, closest, did_you_mean
 
 # `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`; not `--resumee=x`, a misspelled option
 _OVERRIDE = re.compile(r"(?:--(?=\w+[.\[]))?(\w+(?:\.\w+|\[\d+\])*=.*)", re.DOTALL)
 
 _DISK_ADVICE = """\
-  Free space, then continue from the last checkpoint with --resume; or write elsewhere with --work-dir DIR."""
+  Free space, then continue from the last checkpoint with --resume; or elsewhere with --resume {} --work-dir DIR."""
 _KEEP_FEWER = """
   To keep fewer checkpoints: --config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':%d}"."""
 _PLACE = "in the config at "
@@ -103,17 +103,20 @@ def _print_error(error: Exception, overrides: Sequence[str]) -> None:
 
     print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(JAX_NOTES)]
-    for note in notes or [""]:
-        if shown := ", ".join(filter(None, (note, _find_override(error, note, overrides)))):
-            print(f"  {shown}", file=sys.stderr)
+    by_path = {override.removeprefix("--config.").partition("=")[0]: override for override in overrides}
+    lines = [", ".join(filter(None, (note, _find_override(error, note, by_path)))) for note in notes or [""]]
+    named = [override for path, override in by_path.items() if any(f"`{path}`" in note for note in notes)]
+    if named and lines == notes:
+        lines.append(f"from the command line: {' '.join(named)}")
+    for line in filter(None, lines):
+        print(f"  {line}", file=sys.stderr)
 
 
-def _find_override(error: Exception, note: str, overrides: Sequence[str]) -> str:
-    """Return which arguments of the command line set what an error is about, or "".
+def _find_override(error: Exception, note: str, by_path: Mapping[str, str]) -> str:
+    """Return which arguments of the command line, by path, set what an error is about, or "".
 
     It is at the place in the config that a note names, or, without notes, at a key that the message quotes.
     """
-    by_path = {override.removeprefix("--config.").partition("=")[0]: override for override in overrides}
     quoted = set(re.findall(r"['`.]([\w-]+)['`]", str(error)))
     found = [path for path in by_path if not quoted.isdisjoint(re.split(r"[.\[\]]+", path))]
     if note:
@@ -156,10 +159,11 @@ def _is_disk_full(error: BaseException | None) -> bool:
 
 def _advise_on_disk(error: Exception) -> str:
     earlier = getattr(error, "earlier", None)  # of a checkpoint that could not be saved
-    if earlier == 0:
+    if earlier == []:
         return _FIRST_ADVICE
+    earlier = earlier or ["CHECKPOINT"]
     # The new checkpoint is written before an old one is removed, so only fewer than now make room
-    return _DISK_ADVICE + (_KEEP_FEWER % (earlier - 1) if earlier is not None and earlier > 1 else "")
+    return _DISK_ADVICE.format(earlier[-1]) + (_KEEP_FEWER % (len(earlier) - 1) if len(earlier) > 1 else "")
 
 
 def _suggest(unknown: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
@@ -167,7 +171,22 @@ def _suggest(unknown: Sequence[str], parser: argparse.ArgumentParser, args: argp
     matches = [_OVERRIDE.fullmatch(arg) for arg in unknown if arg != "--cfg-options"]  # MMEngine's option
     if matches and all(matches) and "config" in args:
         return f"; did you mean {' '.join(f'--config.{match[1]}' for match in matches if match)}?"
-    return closest(unknown[0].split("=")[0], _list_options(parser, args))
+    name, _, value = unknown[0].partition("=")
+    options = _list_options(parser, args)
+    paths = [] if did_you_mean(name, options) else _find_settings(args, name.lstrip("-"))
+    return f"; did you mean --config.{paths[0]}={value}?" if len(paths) == 1 else closest(name, options)
+
+
+def _find_settings(args: argparse.Namespace, key: str) -> list[str]:
+    """Return the paths in the config that end in `key`."""
+    if "config" not in args:
+        return []
+    with contextlib.suppress(Exception):  # of the config, which is not what the message is about
+        from jengine.config import load_config
+        from jengine.config.containers import iter_nodes
+
+        return [path for path, _ in iter_nodes(load_config(args.config)) if path.rpartition(".")[2] == key]
+    return []
 
 
 def _list_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:

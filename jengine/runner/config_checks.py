@@ -109,9 +109,13 @@ def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
     if "type" in cfg:
         return cfg
     if cfg.keys() >= set(lengths):
+        epochs, iters = (cfg[name] for name in lengths)
+        remedy, result = (
+            ("max_iters", f"{epochs} epochs") if cfg.get("by_epoch") else ("max_epochs", f"{iters} iterations")
+        )
         raise ConfigError(
-            f"`train_cfg` must have either max_epochs or max_iters, got max_epochs={cfg['max_epochs']} and "
-            f"max_iters={cfg['max_iters']}; remove one of them, or set it to None"
+            f"`train_cfg` must have either max_epochs or max_iters, got max_epochs={epochs} and max_iters={iters}; "
+            f"remove one of them, or set it to None (--config.train_cfg.{remedy}=None trains for {result})"
         )
     by_epoch = cfg.pop("by_epoch", "max_iters" not in cfg)
     if not isinstance(by_epoch, bool):

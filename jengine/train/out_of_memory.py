@@ -84,11 +84,12 @@ def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any, needed: int
     path, largest = max(paths.flatten(state).items(), key=lambda item: item[1].size)
     settings = locate_sizes(cfg, largest.shape)
     smaller = ", ".join(f"`{path}`, now {value}" for path, value in settings.items())
+    parts = -(-needed // limit)
     return [
         "The parameters and the state of the optimizer alone are larger than the memory, so smaller batches do not "
         f"help. The largest array is {path}, {describe_array(largest)}. What helps (docs/scale.md):",
-        f"  a smaller model{f': set a smaller {smaller}' if smaller else ', by its settings in `model.module`'}",
-        f"{_REMEDIES[-1]}; N must be at least {-(-needed // limit)} here",
+        f"  a model with 1/{parts} of the memory: set {f'a smaller {smaller}' if smaller else '`model.module` for it'}",
+        f"{_REMEDIES[-1]}; N must be at least {parts} here",
     ]
 
 

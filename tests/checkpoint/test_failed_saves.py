@@ -34,9 +34,10 @@ def test_a_full_disk_is_an_error_and_leaves_the_earlier_checkpoint(checkpointer,
     noise = {"params": np.random.default_rng(0).random(100_000)}  # 800 kB that do not compress
     with (
         limit_file_size(50_000),
-        pytest.raises(CheckpointSaveError, match="could not save checkpoint .*epoch_2 .earlier"),
+        pytest.raises(CheckpointSaveError, match="could not save checkpoint .*epoch_2 .earlier") as error,
     ):
         save_and_wait(checkpointer, tmp_path / "epoch_2", noise, make_meta(2), evict=[first])
+    assert error.value.earlier == [first]
     assert find_latest(tmp_path) == first
     assert load(first).params["head"][0][0] == 1.0
     assert sorted(os.listdir(tmp_path)) == ["epoch_1", "last_checkpoint"]
@@ -61,7 +62,7 @@ def test_a_failure_in_the_background_is_raised_once_by_the_next_save(checkpointe
         CheckpointSaveError, match=r"could not save checkpoint .*epoch_1 \(there is no earlier one\)"
     ) as error:
         checkpointer.save(tmp_path / "epoch_2", make_state(), make_meta(2))
-    assert error.value.earlier == 0
+    assert error.value.earlier == []
     checkpointer.wait()
     assert not (tmp_path / "epoch_2").exists()
 

@@ -82,7 +82,7 @@ class FullDiskHook(Hook):
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         error = OSError(28, "No space left on device")
-        error.earlier = self.earlier
+        error.earlier = [f"run/epoch_{i + 1}" for i in range(self.earlier)]
         raise error
 
 
@@ -177,7 +177,7 @@ MISTAKES = {
         r"^jengine: the disk is full: \[Errno 28\] .*\n  Free space, then continue from the last checkpoint with --resume; .*\n.*max_keep_ckpts':2",
     ),
     "a full disk with one checkpoint": (
-        ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook', 'earlier': 1}]"], r"^jengine: the disk is full: .*\n  Free space.* --work-dir DIR\.$",
+        ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook', 'earlier': 1}]"], r"^jengine: the disk is full: .*\n  Free space.* --resume run/epoch_1 --work-dir DIR\.$",
     ),
     "a validation with samples of other shapes": (
         ["val_dataloader.dataset.type=mistaken_nets.OddRows"],
@@ -191,7 +191,8 @@ MISTAKES = {
         r"`val_dataloader` and `val_cfg` to None as well\n  from the command line: --config.val_evaluator=None\n",
     ),
     "two lengths": (
-        ["train_cfg.max_iters=5"], r"must have either max_epochs or max_iters, got max_epochs=1 and max_iters=5; remove one of them, or set it to None\n",
+        ["train_cfg.max_iters=5"], r"must have either max_epochs or max_iters, got max_epochs=1 and max_iters=5; remove one of them, or set it to None "
+        r"\(--config.train_cfg.max_epochs=None trains for 5 iterations\)\n",
     ),
 }  # fmt: skip
 
@@ -250,6 +251,11 @@ def test_misspelled_commands_and_work_dirs_are_compared_with_those_that_exist(co
     with pytest.raises(SystemExit):
         main(["trian", str(config)])
     assert capsys.readouterr().err.endswith("argument COMMAND: invalid choice: 'trian'; did you mean 'train'?\n")
+    with pytest.raises(SystemExit):
+        main(["train", str(config), "--max_epochs=2"])
+    assert capsys.readouterr().err.endswith("--max_epochs=2; did you mean --config.train_cfg.max_epochs=2?\n")
+    assert main(["table", f"{config.parent}/bse"]) == 2
+    assert capsys.readouterr().err.endswith("bse, which does not exist; did you mean 'base'?\n")
     assert main(["ckpt", "ls", f"{config.parent}/bse"]) == 2
     assert main(["test", str(config), f"{config.parent}/bse"]) == 2
     assert "; did you mean 'base'?\n" in capsys.readouterr().err
