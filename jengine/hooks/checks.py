@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jengine.annotations import Count
-from jengine.config.locate import locate_sizes
+from jengine.config.locate import locate_sizes, locate_type
 from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
@@ -59,9 +59,11 @@ def describe_loss(
         labels = labels.replace("in the dataset", "in `train_dataloader.dataset`")
         count = re.search(r"the outputs have (\d+) classes", labels)
         sizes = locate_sizes(cfg, [int(count[1])]) if count else {}
-        if sizes:
-            names = " or ".join(f"`{path}`, now {size}" for path, size in sizes.items())
-            labels = labels.replace(f" {OUTPUT_SETTINGS}", f", by {names}")
+        setting = " or ".join(f"`{path}`, now {size}" for path, size in sizes.items())
+        if not setting and (module := locate_type(cfg, "model.module")) is not None:
+            setting = f"the code of {module}, or an argument of it that `model.module` leaves out"
+        if setting:
+            labels = labels.replace(f" {OUTPUT_SETTINGS}", f", by {setting}")
         return f"{labels}. Therefore {loss}. {newest}"
     # With several groups, `base_lr` is the rate of none
     largest = max((rate for name, group in rates.items() if not name.endswith("base_lr") for rate in group), default=0)

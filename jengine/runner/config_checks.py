@@ -70,8 +70,8 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
                 for is_missing in (False, True)
             )
             raise ConfigError(
-                f"the {mode} sections must be complete or absent, got {given} without {absent}; set {absent}, or "
-                f"{given} to None as well"
+                f"the {mode} sections must be complete or absent, got {given} without {absent}; either give "
+                f"{absent}, or set {given} to None as well"
             )
         if missing:
             continue

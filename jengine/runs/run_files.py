@@ -104,7 +104,7 @@ def find_runs(path: pathlib.Path, notes: list[str] | None = None) -> list[pathli
         raise NoRunError(f"WORK_DIR must be a directory, got the file {path}")
     if not path.is_dir():
         names = [directory.name for directory in path.parent.iterdir()] if path.parent.is_dir() else []
-        close = did_you_mean(path.name, names)
+        close = did_you_mean(path.name, names).replace("'", f"'{path.parent}/", 1)
         raise FileNotFoundError(f"WORK_DIR must be a directory, got {path}, which does not exist{close}")
     if _is_log_dir(path):
         return [path]

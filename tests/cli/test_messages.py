@@ -187,8 +187,8 @@ MISTAKES = {
     ),
     "one section of a validation": (
         ["val_evaluator=None"],
-        r"the val sections must be complete or absent, got `val_dataloader` and `val_cfg` without `val_evaluator`; set `val_evaluator`, or "
-        r"`val_dataloader` and `val_cfg` to None as well\n  from the command line: --config.val_evaluator=None\n",
+        r"the val sections must be complete or absent, got `val_dataloader` and `val_cfg` without `val_evaluator`; either give `val_evaluator`, or "
+        r"set `val_dataloader` and `val_cfg` to None as well\n  from the command line: --config.val_evaluator=None\n",
     ),
     "two lengths": (
         ["train_cfg.max_iters=5"], r"must have either max_epochs or max_iters, got max_epochs=1 and max_iters=5; remove one of them, or set it to None "
@@ -255,7 +255,7 @@ def test_misspelled_commands_and_work_dirs_are_compared_with_those_that_exist(co
         main(["train", str(config), "--max_epochs=2"])
     assert capsys.readouterr().err.endswith("--max_epochs=2; did you mean --config.train_cfg.max_epochs=2?\n")
     assert main(["table", f"{config.parent}/bse"]) == 2
-    assert capsys.readouterr().err.endswith("bse, which does not exist; did you mean 'base'?\n")
+    assert capsys.readouterr().err.endswith(f"bse, which does not exist; did you mean '{config.parent}/base'?\n")
     assert main(["ckpt", "ls", f"{config.parent}/bse"]) == 2
     assert main(["test", str(config), f"{config.parent}/bse"]) == 2
     assert "; did you mean 'base'?\n" in capsys.readouterr().err

@@ -194,7 +194,7 @@ def test_an_invalid_section_is_refused_with_its_path_before_any_compilation(
 def test_an_incomplete_section_is_refused(make_runner, tmp_path):
     with pytest.raises(
         ConfigError,
-        match="val sections must be complete or absent, got `val_dataloader` and `val_cfg` without `val_evaluator`; set ",
+        match="val sections must be complete or absent, got `val_dataloader` and `val_cfg` without `val_evaluator`; either give ",
     ):
         make_runner(val_evaluator=None)
     with pytest.raises(ConfigError, match="`optim_wrapper` must be given with param_scheduler"):
