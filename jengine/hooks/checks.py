@@ -16,7 +16,7 @@ from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Loader, RunnerProtocol
 from jengine.json_codec import pack
-from jengine.model.labels import OUTPUT_SETTINGS
+from jengine.model.labels import LABEL_SETTINGS, OUTPUT_SETTINGS
 from jengine.registry import HOOKS, is_built_in
 from jengine.train.traced_hooks import hook_names
 
@@ -32,6 +32,7 @@ class HookStateError(ConfigError):
 def describe_loss(
     iteration: int,
     value: float,
+    now: int,
     labels: str | None,
     rates: Mapping[str, Sequence[float]],
     paths: Sequence[str | None],
@@ -42,13 +43,14 @@ def describe_loss(
 
     Args:
       iteration, value: of the loss.
+      now: the iteration at which it was fetched.
       labels: what is wrong with the labels of its batch.
       rates: the learning rates of the groups, by name.
       paths: the newest checkpoints from before and after it.
       command: trains from there, or from scratch, with the numerics guard.
       cfg: the config, for the setting with the number of outputs.
     """
-    loss = f"the loss of iteration {iteration}, counted from 0, is {value}"
+    loss = f"the loss of iteration {iteration}, counted from 0, is {value} (noticed at iteration {now})"
     path, later = paths
     newest = f"The newest checkpoint from before it is {path}." if path else "No checkpoint is from before it."
     if later:
@@ -56,14 +58,14 @@ def describe_loss(
     elif not path:
         newest = "No checkpoint was saved, since its parameters could not be trusted."
     if labels is not None:
-        labels = labels.replace("in the dataset", "in `train_dataloader.dataset`")
+        labels = labels.replace(LABEL_SETTINGS, "by the data or the settings of `train_dataloader.dataset`")
         count = re.search(r"the outputs have (\d+) classes", labels)
         sizes = locate_sizes(cfg, [int(count[1])]) if count else {}
         setting = " or ".join(f"`{path}`, now {size}" for path, size in sizes.items())
         if not setting and (module := locate_type(cfg, "model.module")) is not None:
-            setting = f"the code of {module}, or an argument of it that `model.module` leaves out"
+            setting = f"the code of {module} or another of its arguments in `model.module`"
         if setting:
-            labels = labels.replace(f" {OUTPUT_SETTINGS}", f", by {setting}")
+            labels = labels.replace(f" {OUTPUT_SETTINGS}", f" by {setting}")
         return f"{labels}. Therefore {loss}. {newest}"
     # With several groups, `base_lr` is the rate of none
     largest = max((rate for name, group in rates.items() if not name.endswith("base_lr") for rate in group), default=0)

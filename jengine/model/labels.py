@@ -18,6 +18,7 @@ from jengine.data.masking import get_mask
 
 # What `describe_loss` replaces with the settings of a config.
 OUTPUT_SETTINGS = "in `model.module`"
+LABEL_SETTINGS = "in the dataset"
 
 
 class _WrongLabelsError(Exception):
@@ -101,18 +102,18 @@ def require_class_indices(labels: Any, num_classes: int, argument: str, ignore_i
     wrong = np.unique(values[(values < 0) | (values >= num_classes)])
     if not wrong.size:
         return
-    advice = "`ignore_index` sets a value that marks what to leave out"
+    advice = "; `ignore_index` of the loss sets a value that marks what to leave out" if values.min() < 0 else ""
     outputs = ""
     # Negative labels are markers, which more outputs would not make valid.
     if values.min() >= 0:
         needed = f"at least {values.max() + 1} outputs"
-        outputs = f"; correct the labels in the dataset, or give the model {needed} {OUTPUT_SETTINGS}"
+        outputs = f"; change the labels {LABEL_SETTINGS}, or give the model {needed} {OUTPUT_SETTINGS}"
     if ignore_index is None and len(wrong) == 1:
-        advice = f"set ignore_index={wrong[0]} if this value marks what to leave out"
+        advice = f"; set ignore_index={wrong[0]} in the loss if this value marks what to leave out"
     raise _WrongLabelsError(
         f"`{argument}` must be class indices from 0 to {num_classes - 1}"
         f"{'' if ignore_index is None else f' or ignore_index={ignore_index}'}, as the outputs have {num_classes} "
-        f"classes, got {values.min()} to {values.max()} in the entry {labels.path!r} of a batch{outputs}; {advice}"
+        f"classes, got {values.min()} to {values.max()} in the entry {labels.path!r} of a batch{outputs}{advice}"
     )
 
 

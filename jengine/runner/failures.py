@@ -76,7 +76,9 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
     labels = _find_wrong_labels(runner, iteration)
     paths = _find_checkpoints(runner, iteration)
     command = runner.resume_command(paths[0] or "", guard=True)
-    raise NonFiniteLossError(describe_loss(iteration, value, labels, wrapper.get_lr(), paths, command, runner.cfg))
+    raise NonFiniteLossError(
+        describe_loss(iteration, value, loop.iter, labels, wrapper.get_lr(), paths, command, runner.cfg)
+    )
 
 
 def _find_wrong_labels(runner: RunnerInternals, iteration: int) -> str | None:

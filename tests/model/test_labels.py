@@ -28,23 +28,23 @@ def test_the_message_names_loss_range_entry_and_advice():
     assert find_wrong_labels(loss_of(), batch(0, 1, 3)) is None
     assert find_wrong_labels(loss_of(), batch(0, 1, 4)) == (
         "`CrossEntropy.label` must be class indices from 0 to 3, as the outputs have 4 classes, got 0 to 4 in the entry "
-        "'label' of a batch; correct the labels in the dataset, or give the model at least 5 outputs "
-        "in `model.module`; set ignore_index=4 if this value marks what to leave out"
+        "'label' of a batch; change the labels in the dataset, or give the model at least 5 outputs "
+        "in `model.module`; set ignore_index=4 in the loss if this value marks what to leave out"
     )
 
     def describe(**module):
         labels, paths = find_wrong_labels(loss_of(), batch(0, 1, 4)), (None, "run/epoch_1")
-        return describe_loss(7, math.nan, labels, {}, paths, "", dict(model=dict(module=module)))
+        return describe_loss(7, math.nan, 8, labels, {}, paths, "", dict(model=dict(module=module)))
 
-    by_code = "by the code of MLP, or an argument of it that `model.module` leaves out; set ignore_index=4"
-    assert f"or give the model at least 5 outputs, {by_code}" in describe(type="nets.MLP", features=16)
+    by_code = "by the code of MLP or another of its arguments in `model.module`; set ignore_index=4"
+    assert f"or give the model at least 5 outputs {by_code}" in describe(type="nets.MLP", features=16)
     of_a_run = describe(type="flax.linen.Dense", features=4)
-    assert "or give the model at least 5 outputs, by `model.module.features`, now 4; set ignore_index=4" in of_a_run
+    assert "or give the model at least 5 outputs by `model.module.features`, now 4; set ignore_index=4" in of_a_run
     assert of_a_run.endswith(
         "No checkpoint is from before it. Do not resume from run/epoch_1, which was saved after it."
     )
     several = find_wrong_labels(loss_of(), batch(-1, 1, 4))
-    assert "got -1 to 4 in the entry 'label' of a batch; `ignore_index` sets a value" in several
+    assert "got -1 to 4 in the entry 'label' of a batch; `ignore_index` of the loss sets a value" in several
 
 
 def test_ignored_labels_and_padding_are_allowed():

@@ -288,8 +288,8 @@ def test_a_non_finite_loss_stops_the_run_and_names_the_checkpoint_before_it(make
     path = tmp_path / "run" / "iter_4"
     message = str(caught.value)
     assert (
-        "the loss of iteration 6, counted from 0, is nan. Often the learning rate, here 0.25, is too large: set"
-        in message
+        "the loss of iteration 6, counted from 0, is nan (noticed at iteration 7). Often the learning rate, here 0.25, is "
+        "too large: set" in message
     )
     assert f"The newest checkpoint from before it is {path}.\n" in message
     guard = "default_hooks=dict(guard=dict(type='NumericsGuardHook'))"
