@@ -10,7 +10,7 @@ from jengine.checkpoint import commit
 from jengine.checkpoint.layout import INCOMING, POINTER, find_latest, find_manifests, read_pointer, write_pointer
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.manifest import MANIFEST, META, validate_checkpoint, validate_objects
-from jengine.errors import closest
+from jengine.errors import closest, suggest_path
 from jengine.json_codec import decode
 from jengine.storage import FileInfo, is_url, list_files, read_many, remove_files, storage_path
 
@@ -44,7 +44,7 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
     """
     root = storage_path("work_dir", work_dir)
     if not root.is_dir():
-        raise FileNotFoundError(f"there is no work dir {root}")
+        raise FileNotFoundError(f"there is no work dir {root}{suggest_path(root)}")
     pointer = read_pointer(root)
     directory, manifests = root, find_manifests(root)
     if not manifests and pointer is not None:

@@ -104,7 +104,7 @@ def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, pro
         for name in HUB_FILES:
             if (absolute / name).is_file():
                 return str(absolute / name)
-        if "there is no checkpoint" in str(error):  # a wrong name among others needs no list of formats
+        if "did you mean" in str(error) or ", which has " in str(error):  # a wrong name needs no list of formats
             raise
         raise FileNotFoundError(f"{error}; weights must be {FORMATS}") from None
 

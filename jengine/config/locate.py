@@ -37,16 +37,6 @@ def locate_sizes(cfg: Any, sizes: Collection[int]) -> dict[str, int]:
     return {path: value for path, value in found if type(value) is int and value > 1 and value in sizes}
 
 
-def locate_type(cfg: Any, path: str) -> str | None:
-    """Return the class name of the section at a path of a config; None without one.
-
-    >>> locate_type(dict(model=dict(module=dict(type="flax.linen.Dense"))), "model.module")
-    'Dense'
-    """
-    found = [node.get("type") for place, node in _sections(cfg) if place == path]
-    return _class_name(found[0]) if found and found[0] is not None else None
-
-
 def add_place(error: Exception, cfg: Any) -> None:
     """Add the path in the config to an error that begins with the argument of a class, unless it has a path."""
     # The argument that names labels out of range is right: the message has the places of the remedies.

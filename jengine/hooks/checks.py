@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from jengine.annotations import Count
-from jengine.config.locate import locate_sizes, locate_type
+from jengine.config.locate import locate_sizes
 from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Loader, RunnerProtocol
 from jengine.json_codec import pack
+from jengine.model.adapters import describe_module
 from jengine.model.labels import LABEL_SETTINGS, OUTPUT_SETTINGS
 from jengine.registry import HOOKS, is_built_in
 from jengine.train.traced_hooks import hook_names
@@ -62,8 +63,8 @@ def describe_loss(
         count = re.search(r"the outputs have (\d+) classes", labels)
         sizes = locate_sizes(cfg, [int(count[1])]) if count else {}
         setting = " or ".join(f"`{path}`, now {size}" for path, size in sizes.items())
-        if not setting and (module := locate_type(cfg, "model.module")) is not None:
-            setting = f"the code of {module} or another of its arguments in `model.module`"
+        if not setting and (module := describe_module(cfg)) is not None:
+            setting = f"an argument of {module} in `model.module`, or in its code"
         if setting:
             labels = labels.replace(f" {OUTPUT_SETTINGS}", f" by {setting}")
         return f"{labels}. Therefore {loss}. {newest}"

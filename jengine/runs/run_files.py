@@ -11,7 +11,7 @@ from typing import Any
 
 from jengine.checkpoint.lock import is_locked
 from jengine.config import parse_config
-from jengine.errors import ConfigError, did_you_mean
+from jengine.errors import ConfigError, suggest_path
 from jengine.runs import RECORD, TRIAL
 from jengine.runs.foreign_files import ForeignFiles, conform, get_dict, is_number
 from jengine.runs.remote import TIMESTAMP, fetch_runs, origin
@@ -103,9 +103,7 @@ def find_runs(path: pathlib.Path, notes: list[str] | None = None) -> list[pathli
     if path.is_file():
         raise NoRunError(f"WORK_DIR must be a directory, got the file {path}")
     if not path.is_dir():
-        names = [directory.name for directory in path.parent.iterdir()] if path.parent.is_dir() else []
-        close = did_you_mean(path.name, names).replace("'", f"'{path.parent}/", 1)
-        raise FileNotFoundError(f"WORK_DIR must be a directory, got {path}, which does not exist{close}")
+        raise FileNotFoundError(f"WORK_DIR must be a directory, got {path}, which does not exist{suggest_path(path)}")
     if _is_log_dir(path):
         return [path]
     files = ForeignFiles(path)

@@ -257,6 +257,7 @@ def test_misspelled_commands_and_work_dirs_are_compared_with_those_that_exist(co
     assert main(["table", f"{config.parent}/bse"]) == 2
     assert capsys.readouterr().err.endswith(f"bse, which does not exist; did you mean '{config.parent}/base'?\n")
     assert main(["ckpt", "ls", f"{config.parent}/bse"]) == 2
+    assert capsys.readouterr().err.endswith(f"no work dir {config.parent}/bse; did you mean '{config.parent}/base'?\n")
     assert main(["test", str(config), f"{config.parent}/bse"]) == 2
     assert "; did you mean 'base'?\n" in capsys.readouterr().err
 

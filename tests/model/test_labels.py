@@ -2,6 +2,7 @@
 
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,10 @@ from jengine.model import CrossEntropy
 from jengine.model.labels import find_wrong_labels
 
 LOGITS = jnp.zeros((3, 4))
+
+
+class MLP(nn.Module):
+    features: int
 
 
 def loss_of(**kwargs):
@@ -36,8 +41,8 @@ def test_the_message_names_loss_range_entry_and_advice():
         labels, paths = find_wrong_labels(loss_of(), batch(0, 1, 4)), (None, "run/epoch_1")
         return describe_loss(7, math.nan, 8, labels, {}, paths, "", dict(model=dict(module=module)))
 
-    by_code = "by the code of MLP or another of its arguments in `model.module`; set ignore_index=4"
-    assert f"or give the model at least 5 outputs {by_code}" in describe(type="nets.MLP", features=16)
+    by_code = "by an argument of MLP(features) in `model.module`, or in its code; set ignore_index=4"
+    assert f"or give the model at least 5 outputs {by_code}" in describe(type=MLP, features=16)
     of_a_run = describe(type="flax.linen.Dense", features=4)
     assert "or give the model at least 5 outputs by `model.module.features`, now 4; set ignore_index=4" in of_a_run
     assert of_a_run.endswith(
