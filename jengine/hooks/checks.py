@@ -59,7 +59,7 @@ def describe_loss(
     elif not path:
         newest = "No checkpoint was saved, since its parameters could not be trusted."
     if labels is not None:
-        labels = labels.replace(LABEL_SETTINGS, "by the data or the settings of `train_dataloader.dataset`")
+        labels = labels.replace(LABEL_SETTINGS, "in the data or the settings of `train_dataloader.dataset`")
         count = re.search(r"the outputs have (\d+) classes", labels)
         sizes = locate_sizes(cfg, [int(count[1])]) if count else {}
         setting = " or ".join(f"`{path}`, now {size}" for path, size in sizes.items())
