@@ -32,7 +32,7 @@ _MAX_ITEMS = 64  # of a list; a longer one is described by as many of its items 
 _MAX_TEXT = 200  # characters
 _MAX_BYTES = 2**20  # of an array; a larger one is described by rows of at most this size together
 _MAX_ROWS = 256
-_HAS_DOCSTRING = 0x4000000  # in `co_flags`, since Python 3.13
+_HAS_DOCSTRING = 0x4000000  # in `co_flags`, since Python 3.14
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
 _WITH_REPR = (
     bytes, complex, range, slice, re.Pattern, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal,
@@ -262,7 +262,7 @@ def _is_of_library(module: str | None) -> bool:
 def _describe_code(code: types.CodeType) -> tuple[Any, ...]:
     """Return a function's code, without what comments, file names and line numbers change."""
     consts: Sequence[Any] = code.co_consts
-    has_docstring = code.co_flags & _HAS_DOCSTRING or sys.version_info < (3, 13)
+    has_docstring = code.co_flags & _HAS_DOCSTRING or sys.version_info < (3, 14)
     if has_docstring and consts and isinstance(consts[0], str) and code.co_name != "<lambda>":
         consts = consts[1:]
     return (code.co_code, code.co_names, code.co_varnames, code.co_freevars, *map(_describe_constant, consts))

@@ -102,14 +102,14 @@ def require_class_indices(labels: Any, num_classes: int, argument: str, ignore_i
     wrong = np.unique(values[(values < 0) | (values >= num_classes)])
     if not wrong.size:
         return
-    advice = "; `ignore_index` of the loss sets a value that marks what to leave out" if values.min() < 0 else ""
+    advice = "; `ignore_index` sets a value that marks what to leave out" if values.min() < 0 else ""
     outputs = ""
     # Negative labels are markers, which more outputs would not make valid.
     if values.min() >= 0:
         needed = f"at least {values.max() + 1} outputs"
         outputs = f"; change the labels {LABEL_SETTINGS}, or give the model {needed} {OUTPUT_SETTINGS}"
     if ignore_index is None and len(wrong) == 1:
-        advice = f"; set ignore_index={wrong[0]} in the loss if this value marks what to leave out"
+        advice = f"; set ignore_index={wrong[0]} if this value marks what to leave out"
     raise _WrongLabelsError(
         f"`{argument}` must be class indices from 0 to {num_classes - 1}"
         f"{'' if ignore_index is None else f' or ignore_index={ignore_index}'}, as the outputs have {num_classes} "

@@ -34,7 +34,7 @@ def test_the_message_names_loss_range_entry_and_advice():
     assert find_wrong_labels(loss_of(), batch(0, 1, 4)) == (
         "`CrossEntropy.label` must be class indices from 0 to 3, as the outputs have 4 classes, got 0 to 4 in the entry "
         "'label' of a batch; change the labels in the dataset, or give the model at least 5 outputs "
-        "in `model.module`; set ignore_index=4 in the loss if this value marks what to leave out"
+        "in `model.module`; set ignore_index=4 if this value marks what to leave out"
     )
 
     def describe(**module):
@@ -49,7 +49,7 @@ def test_the_message_names_loss_range_entry_and_advice():
         "No checkpoint is from before it. Do not resume from run/epoch_1, which was saved after it."
     )
     several = find_wrong_labels(loss_of(), batch(-1, 1, 4))
-    assert "got -1 to 4 in the entry 'label' of a batch; `ignore_index` of the loss sets a value" in several
+    assert "got -1 to 4 in the entry 'label' of a batch; `ignore_index` sets a value" in several
 
 
 def test_ignored_labels_and_padding_are_allowed():

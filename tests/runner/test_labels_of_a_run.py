@@ -46,7 +46,7 @@ def test_training_ends_with_the_range_of_the_labels_and_the_advice(make_runner, 
     assert (
         "`CrossEntropy.label` must be class indices from 0 to 2, as the outputs have 3 classes, got 1 to 3 in the entry "
         "'label' of a batch; change the labels in the data or the settings of `train_dataloader.dataset`, or give "
-        "the model at least 4 outputs in `model.module`; set ignore_index=3 in the loss if this value marks what to leave out. Therefore the loss "
+        "the model at least 4 outputs in `model.module`; set ignore_index=3 if this value marks what to leave out. Therefore the loss "
         in str(error.value)
     )
 

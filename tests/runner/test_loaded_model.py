@@ -209,7 +209,7 @@ def linen_model(module):
 FOREIGN = {
     "a function": lambda path: dict(type="os.system", command=f"touch {path}"),
     "a function of the user's": lambda path: dict(type=f"{__name__}.own_function", path=path),
-    "a function in a module": lambda path: dict(type=f"{__name__}.pathlib.os.system", command=f"touch {path}"),
+    "a function in a module": lambda path: dict(type=f"{__name__}.contextlib.os.system", command=f"touch {path}"),
     "a class of Python": lambda path: dict(type="subprocess.Popen", args=["touch", path]),
     "a class of a package": lambda path: dict(type="numpy.memmap", filename=path, mode="w+", shape=1),
     "a module": lambda path: linen_model(dict(type="subprocess.Popen", args=["touch", path])),

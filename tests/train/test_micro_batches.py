@@ -64,7 +64,8 @@ def test_parts_of_a_batch_have_the_losses_and_gradients_of_the_whole(tmp_path, l
     if optim and parallel == "replicas":  # an iteration that only accumulates has the loss of one replica
         losses, others = losses[1::2], others[1::2]
     np.testing.assert_allclose(others, losses, rtol=1e-6)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)  # Adam enlarges the rounding of small gradients
+    # Adam enlarges the rounding of small gradients, and the parameters come from 0.5, where rounding is 6e-8
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_the_parts_are_as_large_as_allowed_and_the_log_says_so(tmp_path, caplog):
