@@ -16,6 +16,7 @@ from jengine.data.masking import with_mask
 from jengine.data.pipeline import at_epoch
 from jengine.data.samplers import IteratedSampler, Sampler
 from jengine.errors import ConfigError
+from jengine.registry import is_built_in
 
 
 class Samples(Protocol):
@@ -92,7 +93,8 @@ class BatchSource:
             return self.collate(samples)
         except UnequalSamplesError as error:
             error.source = f" (sample {indices[error.index]} of {type(dataset).__name__})"
-            if (code := getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)) is not None:
+            code = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
+            if code is not None and not is_built_in(type(dataset)):
                 error.add_note(f"returned by __getitem__ at {code.co_filename}:{code.co_firstlineno}")
             raise
 
