@@ -16,7 +16,7 @@ RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
 def get_config() -> dict:
     """Return the config, which the sweep and `jengine train examples/experiment.py` run."""
-    val_data = dict(batch_size=359, dataset=dict(type="Digits", split="test"))
+    val_data = dict(batch_size=360, dataset=dict(type="Digits", split="test"))
     warmup, end = 60, 600
     return dict(
         model=dict(

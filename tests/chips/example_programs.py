@@ -103,8 +103,10 @@ class JaxOnChips:
 
 
 def get_config(name: str) -> dict[str, Any]:
-    """Return the arguments of the Runner that an example builds first; the second of finetune_timm is a config."""
+    """Return an example's config, or the arguments of the Runner that it builds first; the second of finetune_timm is a config."""
     example = load_example(name)
+    if hasattr(example, "get_config"):  # `main` trains it in processes of their own
+        return example.get_config()
     example.Runner = StoppingRunner  # type: ignore[attr-defined]
     (arguments,) = run_until_reached(example)
     return dict(arguments)
