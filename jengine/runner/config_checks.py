@@ -65,10 +65,8 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
     for mode, names in _SECTIONS.items():
         missing = [name for name in names if sections[name] is None]
         if missing and len(missing) < len(names):
-            given, absent = (
-                " and ".join(f"`{name}`" for name in names if (name in missing) is is_missing)
-                for is_missing in (False, True)
-            )
+            given = " and ".join(f"`{name}`" for name in names if name not in missing)
+            absent = " and ".join(f"`{name}`" for name in missing)
             raise ConfigError(
                 f"the {mode} sections must be complete or absent, got {given} without {absent}; either give "
                 f"{absent}, or set {given} to None as well"

@@ -192,7 +192,7 @@ def _find_pending(runner: RunnerInternals) -> list[jax.Array]:
 
 
 def step_failed(runner: RunnerInternals, limit: float = 0) -> bool:
-    """Return whether the device failed in a training step or at the creation of the state, after `limit` s at most."""
+    """Return whether a training step or the creation of the state failed on the device; wait `limit` s at most."""
     deadline = time.monotonic() + limit
     while True:
         pending = _find_pending(runner)

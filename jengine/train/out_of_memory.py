@@ -68,7 +68,7 @@ def _mark_as_waiting(note: str) -> str:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or the device's error that caused it, tells of too little memory."""
+    """Return whether an error, or the device's error that caused it, says that memory ran out."""
     while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
         error = error.__cause__
     return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
@@ -88,7 +88,7 @@ def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any, needed: int
     return [
         "The parameters and the state of the optimizer alone are larger than the memory, so smaller batches do not "
         f"help. The largest array is {path}, {describe_array(largest)}. What helps (docs/scale.md):",
-        f"  a model with 1/{parts} of the memory: set {f'a smaller {smaller}' if smaller else '`model.module` for it'}",
+        f"  a model with 1/{parts} of the memory: set {f'a smaller {smaller}' if smaller else 'less in `model.module`'}",
         f"{_REMEDIES[-1]}; N must be at least {parts} here",
     ]
 
