@@ -83,12 +83,12 @@ def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any, needed: int
         return ["The batch alone is larger than the memory: set a smaller `train_dataloader.batch_size`."]
     path, largest = max(paths.flatten(state).items(), key=lambda item: item[1].size)
     settings = locate_sizes(cfg, largest.shape)
-    smaller = ", ".join(f"`{path}`, now {value}" for path, value in settings.items())
+    smaller = ", ".join(f"`{path}`, now {value}" for path, value in settings.items()) or "`model.module`"
     parts = -(-needed // limit)
     return [
         "The parameters and the state of the optimizer alone are larger than the memory, so smaller batches do not "
         f"help. The largest array is {path}, {describe_array(largest)}. What helps (docs/scale.md):",
-        f"  a model with 1/{parts} of the memory: set {f'a smaller {smaller}' if smaller else 'less in `model.module`'}",
+        f"  a model with 1/{parts} of the memory: set a smaller {smaller}",
         f"{_REMEDIES[-1]}; N must be at least {parts} here",
     ]
 
