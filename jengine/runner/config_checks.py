@@ -108,12 +108,11 @@ def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
         return cfg
     if cfg.keys() >= set(lengths):
         epochs, iters = (cfg[name] for name in lengths)
-        remedy, result = (
-            ("max_iters", f"{epochs} epochs") if cfg.get("by_epoch") else ("max_epochs", f"{iters} iterations")
-        )
         raise ConfigError(
             f"`train_cfg` must have either max_epochs or max_iters, got max_epochs={epochs} and max_iters={iters}; "
-            f"remove one of them, or set it to None (--config.train_cfg.{remedy}=None trains for {result})"
+            "remove one of them; on the command line, --config.train_cfg.max_epochs=None "
+            f"--config.train_cfg.by_epoch=False trains for {iters} iterations, and --config.train_cfg.max_iters=None "
+            f"--config.train_cfg.by_epoch=True for {epochs} epochs"
         )
     by_epoch = cfg.pop("by_epoch", "max_iters" not in cfg)
     if not isinstance(by_epoch, bool):

@@ -191,8 +191,9 @@ MISTAKES = {
         r"set `val_dataloader` and `val_cfg` to None as well\n  from the command line: --config.val_evaluator=None\n",
     ),
     "two lengths": (
-        ["train_cfg.max_iters=5"], r"must have either max_epochs or max_iters, got max_epochs=1 and max_iters=5; remove one of them, or set it to None "
-        r"\(--config.train_cfg.max_epochs=None trains for 5 iterations\)\n",
+        ["train_cfg.max_iters=5"], r"must have either max_epochs or max_iters, got max_epochs=1 and max_iters=5; remove one of them; on the command "
+        r"line, --config.train_cfg.max_epochs=None --config.train_cfg.by_epoch=False trains for 5 iterations, and "
+        r"--config.train_cfg.max_iters=None --config.train_cfg.by_epoch=True for 1 epochs\n",
     ),
 }  # fmt: skip
 

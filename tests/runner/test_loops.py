@@ -162,7 +162,7 @@ def test_the_last_validation_batch_is_padded_and_does_not_count(make_runner):
         (
             dict(train_cfg=dict(by_epoch=False, max_epochs=2, max_iters=8)),
             ConfigError,
-            "must have either max_epochs or max_iters, got max_epochs=2 and max_iters=8; .*max_epochs=None trains for 8 iterations",
+            "must have either max_epochs or max_iters, got max_epochs=2 and max_iters=8; .*max_epochs=None --config.train_cfg.by_epoch=False trains for 8 ",
             "train_cfg",
         ),
         (dict(train_cfg=dict(type="EpochBasedTrainLoop", by_epoch=True, max_epochs=2)), ConfigError, "remove one", "train_cfg"),
