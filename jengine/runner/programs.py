@@ -1,6 +1,7 @@
 """Compiled training programs: update, accumulation, and chunks of both."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from jengine.train import (
     count_flops,
 )
 from jengine.train.flops import Flops
-from jengine.train.hyperparams import HyperparamsRaveler
+from jengine.train.hyperparams import HyperparamsRaveler, HyperparamsVector
 from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
 from jengine.train.out_of_memory import explain_out_of_memory
 from jengine.train.phases import PhaseConfig
@@ -108,6 +109,9 @@ class TrainPrograms:
         self._timer = timer
         self._on_traced = on_traced
         self._raveler = HyperparamsRaveler()
+        # On an accelerator, a call with a host array takes four times as long as one with an array on the device.
+        self._takes_host_arrays = strategy.platform == "cpu"
+        self._sent: tuple[HyperparamsVector | None, Any] = (None, None)
         self._traced_hooks = [step.hooks for step in steps]
         self._intervals = update.intervals  # of phases that act every n-th iteration
         self._last: RecompilationGuard | None = None  # the suspect if the device runs out of memory
@@ -125,7 +129,8 @@ class TrainPrograms:
         The state is donated. `iteration` is the value of `state.step`, which the host must not wait for.
         """
         step = self.update if is_update else self.accumulate
-        new_state, metrics = self._call(step, state, select_arrays(batch), self._raveler.ravel(hyperparams))
+        inputs = self._put_hyperparams(self._raveler.ravel(hyperparams))
+        new_state, metrics = self._call(step, state, select_arrays(batch), inputs)
         named = dict(zip(metrics.names, metrics.values, strict=True))
         self._limiter.add(named["loss"])
         for name, every in self._intervals.items():
@@ -146,13 +151,24 @@ class TrainPrograms:
         `iteration` is the index of the first.
         """
         updates = np.asarray(is_update)  # `lax.cond` selects the program of each step
-        inputs = self._raveler.stack(hyperparams), updates
+        inputs = self._put_hyperparams(self._raveler.stack(hyperparams)), updates
+        if not self._takes_host_arrays:
+            inputs = inputs[0], self._strategy.put_replicated(updates)
         new_state, metrics = self._call(self.chunk, state, self._put_chunk(batches), inputs)
         self._limiter.add(metrics.values["loss"])
         reports = dict.fromkeys(metrics.update_only, updates)
         for name, every in self._intervals.items():
             reports[name] = (iteration + 1 + np.arange(len(updates))) % every == 0
         return new_state, ChunkMetrics(metrics.values, updates, reports)
+
+    def _put_hyperparams(self, hyperparams: HyperparamsVector) -> HyperparamsVector:
+        """Return the vector on the devices; it is sent again only if a value has changed since the last call."""
+        if self._takes_host_arrays:
+            return hyperparams
+        if hyperparams is not self._sent[0]:
+            vector = self._strategy.put_replicated(hyperparams.vector)
+            self._sent = hyperparams, dataclasses.replace(hyperparams, vector=vector)
+        return self._sent[1]
 
     def _put_chunk(self, batches: Sequence[PyTree]) -> PyTree:
         if select_arrays(batches[0]) is not batches[0]:  # as in all batches of a chunk, which have one form
@@ -170,7 +186,9 @@ class TrainPrograms:
             self._on_traced()
         self._last = step
         try:
-            with report_first_compile(step) if step.shapes is None else _NO_REPORT:
+            report = report_first_compile(step) if step.shapes is None else _NO_REPORT
+            # On a CPU the step takes host arrays: a user's guard is about all other transfers.
+            with report, jax.transfer_guard_host_to_device("allow"):
                 new_state, metrics = self._compiled[step](state, batch, inputs)
         except jax.errors.JaxRuntimeError:
             self._failed = True
