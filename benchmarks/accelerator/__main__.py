@@ -11,19 +11,27 @@ timings say nothing.
 
 import argparse
 import contextlib
+import datetime
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from benchmarks.accelerator import rows
-from benchmarks.report import table
+from benchmarks.report import table, versions
+from benchmarks.results import replace_section
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
+RESULTS = ROOT / "benchmarks" / "RESULTS.md"
+SUCCESS = "exit code 0"
+MIN_SECONDS = 5  # with less a part is not started
 
 
 class Part(NamedTuple):
@@ -87,11 +95,13 @@ def run_together(names: list[str], seconds: float, total: float, tiny: bool) -> 
         except subprocess.TimeoutExpired:
             ending = "cut at its time limit"
         kill_group(process)
-        passed = ending == "exit code 0"
-        row = dict(
-            part=name, check="the part's end", value=ending, wanted="exit code 0", passed=passed
-        )
-        rows.append({**row, "seconds": round(time.monotonic() - start, 1)})
+        record_end(name, ending, time.monotonic() - start)
+
+
+def record_end(name: str, ending: str, seconds: float) -> None:
+    """Record how a part ended, and after how many seconds."""
+    row = dict(part=name, check="the part's end", value=f"{ending} after {seconds:.0f} s")
+    rows.append({**row, "wanted": SUCCESS, "passed": ending == SUCCESS})
 
 
 def kill_group(process: subprocess.Popen) -> None:
@@ -111,14 +121,58 @@ def describe_device() -> tuple[str, str]:
     return backend, f"{count} x {kind}"
 
 
+def explain_missing() -> str:
+    """Return what is missing for JAX to use an accelerator here."""
+    plugins = [
+        name for name in ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu") if find_spec(name)
+    ]
+    if not plugins:
+        return (
+            "JAX has no plugin for an accelerator: pip install 'jengine[cuda13]' (or cuda12, tpu)"
+        )
+    if not shutil.which("nvidia-smi"):
+        return f"{', '.join(plugins)} is installed, but there is no NVIDIA driver (no nvidia-smi) and no TPU"
+    return (
+        f"{', '.join(plugins)} and nvidia-smi are there, but JAX uses the CPU; JAX_PLATFORMS is "
+        + (os.environ.get("JAX_PLATFORMS") or "not set")
+    )
+
+
 def summarize(found: list[dict]) -> str:
     """Return the table of all rows."""
     marks = {None: "", True: "ok", False: "FAILED"}
-    cells = [
-        [r["part"], r["check"], rows.format_value(r["value"]), r["wanted"], marks[r["passed"]]]
-        for r in found
-    ]
+    cells = []
+    for row in found:
+        value = textwrap.shorten(rows.format_value(row["value"]), 100, placeholder="...")
+        check = textwrap.shorten(row["check"], 90, placeholder="...")
+        cells.append([row["part"], check, value, row["wanted"], marks[row["passed"]]])
     return table(["part", "check", "value", "wanted", ""], cells)
+
+
+def store(path: str) -> None:
+    """Write the rows of a file as the section of their device in RESULTS.md."""
+    found = rows.read(path)
+    facts = {row["check"]: row["value"] for row in found if row["part"] == "device"}
+    date = datetime.date.fromtimestamp(found[0]["time"])
+    shown = [row for row in found if row["part"] != "device"]
+    body = f"{date}; {facts['versions']}.\n\n```\n{summarize(shown)}\n```"
+    document = RESULTS.read_text()
+    RESULTS.write_text(replace_section(document, f"Accelerator: {facts['device']}", body))
+
+
+def run_parts(names: list[str], minutes: float, tiny: bool) -> None:
+    """Run the parts: those that are not timed together, then each of the others alone."""
+    start = time.monotonic()
+    total = 60 * minutes
+    groups = [[name for name in names if not PARTS[name].is_timed]]
+    groups += [[name] for name in names if PARTS[name].is_timed]
+    for group in groups:
+        left = total - (time.monotonic() - start)
+        if left >= MIN_SECONDS:
+            run_together(group, left, total, tiny)
+            continue
+        for name in group:
+            record_end(name, "not started", 0.0)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -128,57 +182,43 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--minutes", type=float, default=8, help="time for all parts (default: 8)")
     parser.add_argument("--json", metavar="FILE", help="file of JSON lines to write the rows to")
+    text = ", ".join(PARTS)
     parser.add_argument(
-        "--parts",
-        nargs="+",
-        choices=PARTS,
-        default=list(PARTS),
-        metavar="PART",
-        help=", ".join(PARTS),
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=text
     )
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, as on a CPU")
+    text = "end at once, with what is missing, where JAX finds no accelerator"
+    parser.add_argument("--need-accelerator", action="store_true", help=text)
+    text = "only write the rows of a file of an earlier run into benchmarks/RESULTS.md"
+    parser.add_argument("--store", metavar="FILE", help=text)
     args = parser.parse_args(argv)
-    start, total = time.monotonic(), 60 * args.minutes
+    if args.store:
+        store(args.store)
+        return 0
     backend, device = describe_device()
-    tiny = args.tiny or backend == "cpu"
+    if args.need_accelerator and backend == "cpu":
+        print(explain_missing(), file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.abspath(args.json or os.path.join(directory, "rows"))
         pathlib.Path(path).write_text("")
         os.environ[rows.FILE] = path
-        os.environ["JENGINE_ACCELERATOR_PART"] = "device"
-        rows.record("backend", backend)
-        rows.record("device", device)
-        rows.record("versions", describe_versions())
-        groups = [[name for name in args.parts if not PARTS[name].is_timed]]
-        groups += [[name] for name in args.parts if PARTS[name].is_timed]
-        for names in groups:
-            left = total - (time.monotonic() - start)
-            if left >= 5:
-                run_together(names, left, total, tiny)
-                continue
-            for name in names:
-                row = dict(
-                    part=name,
-                    check="the part's end",
-                    value="not started",
-                    wanted="exit code 0",
-                    passed=False,
-                )
-                rows.append(row)
+        for check, value in (
+            ("backend", backend),
+            ("device", device),
+            ("versions", describe_versions()),
+        ):
+            rows.append(dict(part="device", check=check, value=value, wanted="", passed=None))
+        run_parts(args.parts, args.minutes, args.tiny or backend == "cpu")
         found = rows.read(path)
-    print()
-    print(summarize(found))
-    failed = [row for row in found if row["passed"] is False]
-    print(
-        f"{device}: {sum(row['passed'] is True for row in found)} checks passed, {len(failed)} failed"
-    )
-    return int(bool(failed))
+    print(f"\n{summarize(found)}")
+    failed = sum(row["passed"] is False for row in found)
+    print(f"{device}: {sum(row['passed'] is True for row in found)} checks passed, {failed} failed")
+    return int(failed > 0)
 
 
 def describe_versions() -> str:
     """Return the versions of the packages that matter."""
-    from benchmarks.report import versions
-
     return versions("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
