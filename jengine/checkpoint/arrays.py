@@ -20,6 +20,7 @@ from etils import epath
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.checkpoint.shared_reads import plan_reads, share
 from jengine.checkpoint.staging import find_local, is_staged, upload_after
+from jengine.distributed.processes import put_whole
 from jengine.errors import ConfigError
 from jengine.paths import dotted, flatten, map_with_path, unwrap
 from jengine.storage import is_url, read_bytes
@@ -151,10 +152,8 @@ def put_like(array: Any, like: Any) -> Any:
     placed: np.ndarray | jax.Array = array
     if struct.sharding is None:
         placed = np.asarray(array)
-    elif struct.sharding.is_fully_addressable or isinstance(array, jax.Array):
-        placed = jax.device_put(array, struct.sharding)
-    else:  # each process has the whole array and supplies the local parts
-        placed = jax.make_array_from_callback(array.shape, struct.sharding, lambda index: array[index])
+    else:
+        placed = put_whole(array, struct.sharding)
     return decode_leaf(placed, like)
 
 

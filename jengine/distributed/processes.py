@@ -186,6 +186,19 @@ def to_host(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, tree)
 
 
+def put_whole(array: jax.typing.ArrayLike, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Place an array that each process has as a whole, or that is on the devices of all already.
+
+    `jax.device_put` would compare the values of the processes, with a collective for each array, and a NaN is not equal
+    to itself there.
+    """
+    is_global = isinstance(array, jax.Array) and not array.is_fully_addressable
+    if sharding.is_fully_addressable or is_global:
+        return jax.device_put(array, sharding)
+    host = np.asarray(array)
+    return jax.make_array_from_callback(host.shape, sharding, host.__getitem__)
+
+
 def assert_equal_across_processes(processes: ProcessGroup, values: Mapping[str, Any]) -> None:
     """Check that all processes have the same values, for instance the same config.
 

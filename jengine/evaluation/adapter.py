@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -148,6 +148,7 @@ class MetricAdapter(HostMetric):
         self.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower() if name is None else name
         self.on_host = on_host or kind.needs_host
         self._shapes: Any = None  # of the state, if `empty()` has other ones
+        self._is_by_example: list[bool] = []  # for each array among the arguments, where the results are by example
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -186,12 +187,21 @@ class MetricAdapter(HostMetric):
 
     def process(self, data_batch: Batch, data_samples: Predictions) -> None:
         """Keep the arguments of a batch without padding, for metrics on the host."""
-        self.results.append(jax.tree.map(_to_plain, self._select(data_samples, data_batch)))
+        self.results.append(self._select(data_samples, data_batch))
+
+    def process_placed(self, data_batch: Batch, data_samples: Predictions, positions: Sequence[int]) -> None:
+        """Keep the arguments of each example, see `HostMetric`, and which arrays `compute_metrics` may stack."""
+        leaves = jax.tree.leaves(self._select(data_samples, data_batch))
+        self._is_by_example = [np.shape(leaf)[:1] == (len(positions),) for leaf in leaves]
+        super().process_placed(data_batch, data_samples, positions)
 
     def compute_metrics(self, results: list[Any]) -> dict[str, Any]:
         """Return the results by name, for metrics on the host."""
         state = None
-        for arguments in results:
+        if self._is_by_example:  # a call for each example would take long
+            results = [self._stack(results[i : i + _STACKED]) for i in range(0, len(results), _STACKED)]
+        for entry in results:
+            arguments = jax.tree.map(_to_plain, entry)
             try:
                 arrays = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, arguments)
                 state = self._kind.add(state, self._kind.summarize(arrays))
@@ -199,6 +209,14 @@ class MetricAdapter(HostMetric):
                 self._explain(error, arguments)
                 raise
         return self._results(state)
+
+    def _stack(self, examples: Sequence[Arguments]) -> Arguments:
+        """Return the arguments of several examples in a row as those of a batch."""
+        leaves = [jax.tree.leaves(arguments) for arguments in examples]
+        columns = zip(self._is_by_example, zip(*leaves, strict=True), strict=True)
+        stacked = [np.concatenate(column) if is_by_example else column[0] for is_by_example, column in columns]
+        arguments: Arguments = jax.tree.unflatten(jax.tree.structure(examples[0]), stacked)
+        return arguments
 
     def _update(self, state: AdapterState, arguments: Arguments, mask: jax.Array, has_mask: bool) -> AdapterState:
         kind = self._kind
@@ -281,6 +299,7 @@ class MetricAdapter(HostMetric):
 
 
 _LIBRARIES = ("clu", "flax", "metrax")
+_STACKED = 128  # examples
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -339,7 +358,7 @@ def _strong(leaf: ArrayLike, struct: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _to_plain(leaf: np.ndarray | str | float) -> Any:
-    """Return what can be sent to other processes; strings as a list, which is what text metrics take."""
+    """Return strings as a list, which is what text metrics take, and other arrays as NumPy arrays."""
     if not hasattr(leaf, "dtype"):
         return leaf
     array = np.asarray(leaf)

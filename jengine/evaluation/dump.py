@@ -21,7 +21,8 @@ from jengine.storage import is_url, storage_path, write_bytes
 class DumpResults(HostMetric):
     """Writes the predictions to a file and has no results of its own; `Evaluator.offline_evaluate` reads them.
 
-    With several processes the first one writes the predictions of all. Every evaluation replaces the file.
+    With several processes the first one writes the predictions of all, in the order of the dataset. Every evaluation
+    replaces the file.
 
     >>> import tempfile
     >>> path = f"{tempfile.mkdtemp()}/predictions.npz"
@@ -46,9 +47,7 @@ class DumpResults(HostMetric):
         self.results.append(data_samples)
 
     def compute_metrics(self, results: list[Any]) -> dict[str, Any]:
-        """Write the file, on the first process."""
-        if jax.process_index() != 0:
-            return {}
+        """Write the file."""
         # By leaf: files hold one array for each entry of a prediction, as the npz format wants it.
         predictions = jax.tree.map(lambda *arrays: np.concatenate(arrays), *results)
         if self.out_file_path.endswith(".npz"):

@@ -83,7 +83,7 @@ class Evaluator:
     def init(self) -> EvaluatorState:
         """Return the initial state, and clear what an interrupted evaluation left in host metrics."""
         for metric in self.host_metrics:
-            metric.results = []
+            metric.clear()
         return EvaluatorState(
             jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), tuple(metric.init() for metric in self.metrics)
         )
@@ -101,15 +101,31 @@ class Evaluator:
         examples = state.examples + example_mask(batch).sum(dtype=jnp.int32)
         return EvaluatorState(examples, state.batches + 1, metrics)
 
-    def process_host(self, predictions: Predictions, batch: Batch) -> None:
-        """Pass a batch without padding to the host metrics; the arguments have only this process's examples."""
+    def process_host(self, predictions: Predictions, batch: Batch, positions: np.ndarray | None = None) -> None:
+        """Pass a batch without padding to the host metrics.
+
+        Args:
+          predictions, batch: with only this process's examples, and their padding.
+          positions: the positions of the examples in the dataset, int[B], by which `gather` orders the entries of
+            several processes; None keeps the order in which they are processed.
+        """
         if not self.host_metrics:
             return
         predictions, batch = jax.device_get((predictions, batch))  # in one transfer
         if (mask := get_mask(batch)) is not None:
-            batch, predictions = drop_padding((without_mask(batch), predictions), np.asarray(mask, bool))
+            mask = np.asarray(mask, bool)
+            batch, predictions = drop_padding((without_mask(batch), predictions), mask)
+            positions = None if positions is None else positions[mask]
         for metric in self.host_metrics:
-            metric.process(batch, predictions)
+            if positions is None:
+                metric.process(batch, predictions)
+            else:
+                metric.process_placed(batch, predictions, positions)
+
+    def gather(self, gather: Gather) -> None:
+        """Give each host metric the entries of all processes; `evaluate` on one of them then returns the results."""
+        for metric in self.host_metrics:
+            metric.gather(gather)
 
     def check_labels(self, predictions: Predictions, batches: Iterable[Any]) -> None:
         """Raise ConfigError if labels in `batches`, of NumPy arrays, are not classes, which makes a metric NaN.

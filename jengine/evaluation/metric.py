@@ -4,6 +4,7 @@
 results do not depend on the batch size.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +21,13 @@ from jengine.selection import Selector, select_array
 # Arrays with a leading batch axis, by name or in order, as the model's `predict` returns them
 Predictions: TypeAlias = "jax.Array | np.ndarray | Mapping[str, Predictions] | Sequence[Predictions]"
 Gather = Callable[[list[Any], str], list[Any]]  # (results of a process, metric name) -> results of all processes
+
+
+class PlacedResult(NamedTuple):
+    """Result of a `HostMetric` with the position of its example in the dataset."""
+
+    position: int
+    result: Any
 
 
 class BaseMetric:
@@ -113,6 +121,8 @@ class HostMetric(BaseMetric):
 
     Every batch is transferred to the host, so you should implement a metric as a sum if possible. As in MMEngine,
     subclasses append to `self.results` in `process` and compute the results from all entries in `compute_metrics`.
+    With several processes each calls `process` for its own examples, one by one, and process 0 calls `compute_metrics`
+    with the entries of all, in the order of the dataset.
     """
 
     on_host = True
@@ -120,6 +130,7 @@ class HostMetric(BaseMetric):
     def __init__(self, prefix: str | None = None) -> None:
         super().__init__(prefix)
         self.results: list[Any] = []
+        self._positions: list[int] = []  # of the examples that the results belong to, where they must be ordered
 
     def process(self, data_batch: Batch, data_samples: Predictions) -> None:
         """Append the entries for a batch to `self.results`.
@@ -131,8 +142,20 @@ class HostMetric(BaseMetric):
         raise NotImplementedError
 
     def compute_metrics(self, results: list[Any]) -> dict[str, Any]:
-        """Return the results by name, from the entries appended by all processes."""
+        """Return the results by name, from the entries appended by all processes, in the order of the dataset."""
         raise NotImplementedError
+
+    def process_placed(self, data_batch: Batch, data_samples: Predictions, positions: Sequence[int]) -> None:
+        """Process the examples one by one, such that `gather` can order the entries of all processes.
+
+        Args:
+          data_batch, data_samples: see `process`.
+          positions: the positions of the examples in the dataset, int[B].
+        """
+        for i, position in enumerate(positions):
+            # A whole batch may become one entry, in which the examples of other processes have no place.
+            self.process(*take_examples((data_batch, data_samples), slice(i, i + 1), len(positions)))
+            self._positions += [int(position)] * (len(self.results) - len(self._positions))
 
     def init(self) -> Any:
         """Return an empty state: nothing is kept on the device."""
@@ -142,11 +165,30 @@ class HostMetric(BaseMetric):
         """Return the state unchanged."""
         return state
 
+    def clear(self) -> None:
+        """Remove the entries."""
+        self.results = []
+        self._positions = []
+
+    def gather(self, gather: Gather) -> None:
+        """Replace `self.results` by the entries of all processes, ordered if their positions are known."""
+        own: list[Any] = self.results
+        if self._positions:
+            own = [PlacedResult(*pair) for pair in zip(self._positions, self.results, strict=True)]
+        self.clear()
+        gathered = gather(own, type(self).__name__)
+        if any(isinstance(value, PlacedResult) for value in gathered):
+            gathered = [value.result for value in sorted(gathered, key=operator.attrgetter("position"))]
+        self.results = gathered
+
     def collect(self, gather: Gather | None) -> dict[str, Any]:
         """Return the results since the last call, and clear `self.results`; `gather` is None for a single process."""
+        if gather is not None:
+            self.gather(gather)
         # Cleared first: an error must not leave these examples to the next evaluation.
-        results, self.results = self.results, []
-        return self.compute_metrics(results if gather is None else gather(results, type(self).__name__))
+        results = self.results
+        self.clear()
+        return self.compute_metrics(results)
 
 
 def example_mask(batch: Batch) -> jax.Array:
@@ -178,8 +220,13 @@ def element_mask(batch: Batch, labels: jax.Array, ignore_index: int | None = Non
 
 def drop_padding(tree: ArrayTree, mask: np.ndarray) -> Any:
     """Return `tree` with only the examples where `mask`, bool[B], is True; leaves without axis B are not changed."""
+    return take_examples(tree, mask, len(mask))
+
+
+def take_examples(tree: ArrayTree, rows: np.ndarray | slice, count: int) -> Any:
+    """Return `tree` with only the examples in `rows`; leaves without the axis of `count` examples are not changed."""
     # Predictions may contain values that are not by example, such as a temperature.
-    return jax.tree.map(lambda leaf: leaf[mask] if np.shape(leaf)[:1] == mask.shape else leaf, tree)
+    return jax.tree.map(lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (count,) else leaf, tree)
 
 
 class Counts(NamedTuple):

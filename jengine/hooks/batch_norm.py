@@ -14,6 +14,7 @@ from jengine.annotations import Count
 from jengine.data import prefetch_to_device, select_arrays
 from jengine.data.batch_check import Batch
 from jengine.data.masking import on_whole_batches
+from jengine.distributed.processes import put_whole
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.paths import flatten, map_with_path
@@ -169,6 +170,6 @@ def _replace_statistics(model_state: PyTree, statistics: Mapping[str, jax.Array]
         if path not in statistics:
             return leaf
         value = jnp.broadcast_to(statistics[path], leaf.shape)  # every replica gets those of the whole batches
-        return jax.device_put(value.astype(leaf.dtype), leaf.sharding)
+        return put_whole(value.astype(leaf.dtype), leaf.sharding)
 
     return map_with_path(replace, model_state)

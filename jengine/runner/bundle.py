@@ -18,6 +18,7 @@ from jengine.checkpoint.local_copies import replace_unfit_copy
 from jengine.checkpoint.optimizer_state import load_optimizer
 from jengine.checkpoint.restore import restore_verified
 from jengine.checkpoint.start_from import LoadFrom
+from jengine.distributed.processes import put_whole
 from jengine.errors import ConfigError
 from jengine.hooks.run_record import update_record
 from jengine.inference.base_variables import loadable_variables
@@ -207,7 +208,7 @@ def _name_versions(path: str, meta: Mapping[str, Any]) -> Iterator[None]:
 
 def _put_like(tree: PyTree, like: PyTree) -> PyTree:
     """Return `tree` with NumPy arrays moved to the devices that hold `like`."""
-    return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding) if isinstance(x, np.ndarray) else x, tree, like)
+    return jax.tree.map(lambda x, y: put_whole(x, y.sharding) if isinstance(x, np.ndarray) else x, tree, like)
 
 
 def init_hook_states(

@@ -9,15 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
 from jengine.annotations import Count
 from jengine.data import BatchCheck, prefetch_to_device, put_arrays, select_arrays
 from jengine.data.batch_check import Batch
+from jengine.data.collate import count_examples
 from jengine.data.masking import on_whole_batches, whole_batches
 from jengine.distributed import all_gather_objects
+from jengine.distributed.processes import to_host
 from jengine.errors import ConfigError
 from jengine.evaluation import Evaluator
+from jengine.evaluation.evaluator import EvaluatorState
 from jengine.evaluation.sections import EvalSettings, loader_path
 from jengine.hooks.run_record import update_record
 from jengine.hooks.runner_protocol import Loader
@@ -251,10 +255,10 @@ class Evaluation:
                 runner.dispatch_limiter.wait()
                 sums, predictions = self._call(params, model_state, sums, select_arrays(batch))  # on the device
                 runner.dispatch_limiter.add(jax.tree.leaves(predictions)[0])  # one array tells when the step is done
-                self._process_host(predictions, batch)
+                self._process_host(predictions, batch, batch_idx)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
-        results = self.evaluator.evaluate(sums, self._gather_results)
+        results = self._evaluate(sums)
         has_nan = any(isinstance(value, float) and math.isnan(value) for value in results.values())
         if has_nan and not self._has_checked_labels:  # once: the next evaluation has the same data
             self._has_checked_labels = True
@@ -284,13 +288,32 @@ class Evaluation:
         timer.enter(before)
         return outputs
 
-    def _process_host(self, predictions: PyTree, batch: Batch) -> None:
+    def _process_host(self, predictions: PyTree, batch: Batch, batch_idx: int) -> None:
         """Pass this process's examples to the metrics on the host, if there are any."""
-        if self.evaluator.host_metrics:
-            if self._runner.processes.count > 1:
-                predictions, batch = process_local_batch((predictions, batch), batch)
-            with whole_batches(self.dataloader.batch_axis is None):
-                self.evaluator.process_host(predictions, batch)
+        if not self.evaluator.host_metrics:
+            return
+        positions, shard, is_whole = None, self._runner.strategy.data_shard, self.dataloader.batch_axis is None
+        if self._runner.processes.count > 1:
+            predictions, batch = process_local_batch((predictions, batch), batch)
+            if not is_whole:
+                # The shards take the examples of the dataset in turn.
+                size = count_examples(select_arrays(batch))
+                positions = (batch_idx * size + np.arange(size)) * shard.count + shard.index
+        with whole_batches(is_whole):
+            self.evaluator.process_host(predictions, batch, positions)
+
+    def _evaluate(self, sums: EvaluatorState) -> dict[str, Any]:
+        """Return the results that process 0 has computed.
+
+        If each process computed its own, those of a metric with random numbers or times would differ, and so would
+        what follows them: the learning rate, the best checkpoint, the end of training.
+        """
+        processes = self._runner.processes
+        if processes.count == 1:
+            return self.evaluator.evaluate(sums)
+        self.evaluator.gather(self._gather_results)
+        results = to_host(self.evaluator.evaluate(sums)) if processes.index == 0 else None
+        return processes.broadcast(f"the results of {self.path}", results)
 
     def _gather_results(self, values: list[Any], name: str) -> list[Any]:
         # Only the first of the processes that read the same examples contributes

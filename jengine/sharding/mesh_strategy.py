@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jengine import paths
 from jengine.data.masking import are_whole
+from jengine.distributed.processes import put_whole
 from jengine.errors import config_path
 from jengine.model import get_model
 from jengine.model.model import ArrayTree, Batch, Model
@@ -159,10 +160,7 @@ class MeshStrategy(Strategy):
         """Place arrays that each process has as a whole."""
         if jax.process_count() == 1:
             return jax.device_put(tree, shardings)
-        # `device_put` would compare the values between processes with a collective
-        return jax.tree.map(
-            lambda x, s: jax.make_array_from_callback(np.shape(x), s, np.asarray(x).__getitem__), tree, shardings
-        )
+        return jax.tree.map(put_whole, tree, shardings)
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile an evaluation step; the metrics, the third argument, are donated and replicated."""

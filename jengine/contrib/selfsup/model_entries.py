@@ -9,6 +9,7 @@ import numpy as np
 
 from jengine import paths
 from jengine.contrib.selfsup.memory_bank import MemoryBank
+from jengine.distributed.processes import put_whole
 from jengine.errors import ArgumentError, closest
 from jengine.model.model import ModelState
 from jengine.sharding import Strategy
@@ -53,7 +54,7 @@ def replace_memory_bank(model_state: ModelState, bank: MemoryBank, hook_name: st
 
 def device_put_like(new: T, old: T) -> T:
     """Put the arrays in `new` on devices with the shardings in `old`; all replicas get them."""
-    return jax.tree.map(lambda x, like: jax.device_put(jnp.broadcast_to(x, like.shape), like.sharding), new, old)
+    return jax.tree.map(lambda x, like: put_whole(jnp.broadcast_to(x, like.shape), like.sharding), new, old)
 
 
 def drop_replica_axis(tree: T, strategy: Strategy) -> T:
