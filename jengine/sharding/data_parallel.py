@@ -1,7 +1,7 @@
 """Strategy that runs the step on each replica with separate examples, and averages the gradients.
 
 This is how PyTorch's DistributedDataParallel behaves: each replica has separate statistics, for instance in BatchNorm,
-and replicas exchange only gradients (and losses, for the log), once per update, and what a loss passes to
+and replicas exchange only gradients, once per update, losses, for the log, and what a loss passes to
 `gather_replicas`. Parameters and optimizer state are the same on all replicas. Other state has a leading axis with one
 entry per replica: the model state, the accumulated gradients, and what hooks store under `model_state`.
 
@@ -36,8 +36,8 @@ PyTree = Any
 class DataParallel(MeshStrategy):
     """Strategy that runs the step on every replica separately.
 
-    The mapped axis is `data`, or the first in `batch_axes`. In iterations that only accumulate, replicas exchange
-    nothing, and the first replica's losses are logged.
+    The mapped axis is `data`, or the first in `batch_axes`. In iterations that only accumulate, replicas exchange only
+    their losses, for the log.
 
     Args:
       impl: 'shard_map', or 'pmap', which JAX keeps for old code and which requires one device per replica.

@@ -152,7 +152,7 @@ class UpdateContext:
         )  # fmt: skip
 
     def _differentiate(self, state: TrainState, phase: Phase) -> StepContext:
-        return parts.differentiate(phase, self._context(state), True, self._constrain, self._gather_tables)
+        return parts.differentiate(phase, self._context(state), self._constrain, self._gather_tables)
 
     def _finish(
         self, state: TrainState, phase: Phase, ctx: StepContext, has_loss: bool = True

@@ -171,7 +171,7 @@ def apply_precision(model: Model, optim_wrapper: OptimWrapper | OptimWrapperDict
 
 
 def differentiate(
-    phase: Phase, ctx: StepContext, is_update: bool | jax.Array, constrain: Constrain, gather_tables: Gather
+    phase: Phase, ctx: StepContext, constrain: Constrain, gather_tables: Gather
 ) -> StepContext:
     """Add the losses, the new model state and the gradients to the context."""
     wrapper = phase.optim_wrapper
@@ -196,10 +196,8 @@ def differentiate(
         (metrics, model_state, weight), grads = differentiate_in_parts(differentiate_batch, *whole, count, axis)
     # Otherwise XLA may choose other shardings, for instance because of a branch that does not use the gradients.
     grads = constrain(grads, "params.")
-    if wrapper.axis_name is not None and is_update is not False:  # one that only accumulates has no collectives
-        mean = functools.partial(mean_over_replicas, axis_name=wrapper.axis_name)
-        inputs = metrics, weight
-        metrics = mean(*inputs) if is_update is True else jax.lax.cond(is_update, mean, lambda x, _: x, *inputs)
+    if wrapper.axis_name is not None:
+        metrics = mean_over_replicas(metrics, weight, wrapper.axis_name)
     if phase.name:
         metrics = OrderedDict((f"loss_{phase.name}" if k == "loss" else k, v) for k, v in metrics.items())
     return ctx.replace(model_state=model_state, grads=grads, loss_weight=weight, metrics={**ctx.metrics, **metrics})

@@ -59,7 +59,7 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
             batch, hyperparams, is_update = inputs
             if accumulate is None:
                 return update(state, batch, hyperparams)
-            gradients = update.differentiate(state, batch, hyperparams, is_update)
+            gradients = update.differentiate(state, batch, hyperparams)
             branches = _fill_missing(update.finish, all_metrics), _fill_missing(accumulate.finish, all_metrics)
             state, metrics = jax.lax.cond(is_update, *branches, state, gradients)
             return update.constrain(state, ""), metrics  # the carry keeps its shardings, whatever XLA chose in a branch

@@ -62,15 +62,13 @@ class TrainStep:
 
     def __call__(self, state: TrainState, batch: Batch, hyperparams: StepHyperparams) -> tuple[TrainState, Metrics]:
         """Run one iteration."""
-        return self.finish(state, self.differentiate(state, batch, hyperparams, self.update))
+        return self.finish(state, self.differentiate(state, batch, hyperparams))
 
-    def differentiate(
-        self, state: TrainState, batch: Batch, hyperparams: StepHyperparams, is_update: bool | jax.Array
-    ) -> Gradients:
+    def differentiate(self, state: TrainState, batch: Batch, hyperparams: StepHyperparams) -> Gradients:
         """Compute the gradients; for several optimizers or the model's own step, the updates too.
 
         `batch` may be the tuple of an iteration's batches, and `hyperparams` are by name or a vector. With accumulation
-        the gradients are added to those in the window, whether the iteration updates (`is_update`) or not.
+        the gradients are added to those in the window, whether the iteration updates or not.
         """
         batches = batch if any(phase.batch for phase in self.phases) else (batch,)
         rng = jax.random.fold_in(state.key, state.step)  # no chain of splits: a resumed run has the same keys
@@ -91,7 +89,7 @@ class TrainStep:
         elif isinstance(self.optim_wrapper, Mapping):
             ctx, hook_state = self._run_phases(ctx, hook_state, batches)
         else:
-            ctx, hook_state = self._differentiate(self.phases[0], ctx, hook_state, is_update)
+            ctx, hook_state = self._differentiate(self.phases[0], ctx, hook_state)
         if ctx.apply_update is not None and ctx.axis_name is not None:  # replicas must take the same branch
             ctx = ctx.replace(apply_update=jax.lax.pmin(ctx.apply_update.astype(jnp.int32), ctx.axis_name) > 0)
         if self.optim_wrapper.accumulates:
@@ -138,10 +136,10 @@ class TrainStep:
         return self.constrain(next_state, ""), metrics
 
     def _differentiate(
-        self, phase: Phase, ctx: StepContext, hook_state: HookStates, is_update: bool | jax.Array
+        self, phase: Phase, ctx: StepContext, hook_state: HookStates
     ) -> tuple[StepContext, HookStates]:
         """Add the gradients, as the hooks have changed them."""
-        ctx = parts.differentiate(phase, ctx, is_update, self.constrain, self.gather_tables)
+        ctx = parts.differentiate(phase, ctx, self.constrain, self.gather_tables)
         return self.hooks.run("traced_grads", ctx, hook_state)
 
     # --- Several optimizers ---
@@ -183,7 +181,7 @@ class TrainStep:
         before = ctx.replace(metrics=OrderedDict(ctx.metrics))  # a branch sorts the names in a dict
 
         def act() -> tuple[Any, ...]:
-            ctx, states = self._differentiate(phase, before, hook_state, True)
+            ctx, states = self._differentiate(phase, before, hook_state)
             ctx = parts.update(phase, ctx, before.model_state)
             return ctx.params, ctx.model_state, ctx.opt_state, OrderedDict(ctx.metrics), ctx.apply_update, states
 

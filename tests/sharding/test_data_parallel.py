@@ -56,10 +56,10 @@ def test_twenty_steps_have_the_results_of_one_device(make_run, assert_close, imp
     assert_close(*opt_states)
 
 
-def test_replicas_exchange_only_in_updates_and_then_once(make_run):
+def test_replicas_exchange_gradients_only_in_updates_and_then_once(make_run):
     runner = make_run(dict(type="DataParallel"), optim_wrapper=AMP, train_cfg=dict(by_epoch=False, max_iters=2))
     runner.train()
-    assert step_collectives(runner, runner.programs.accumulate) == []
+    assert step_collectives(runner, runner.programs.accumulate) == [Collective("all-reduce", 1, 4)]  # the loss
     [update] = step_collectives(runner, runner.programs.update)
     leaves = jax.tree.leaves(runner.state.params)
     # XLA combines all gradients and the loss into one
@@ -194,6 +194,39 @@ def test_a_loss_averaged_over_words_equals_that_of_the_full_batch(make_run, devi
     np.testing.assert_allclose(found.params["w"], expected.params["w"], atol=1e-6, rtol=1e-6)
     if counts == 1:
         assert seen[1] == pytest.approx(seen[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize("impl", IMPLS)
+def test_the_loss_of_an_iteration_that_only_accumulates_is_the_mean_over_replicas(make_run, impl, steps_per_call):
+    class Losses(Hook):
+        runs_ahead = True
+
+        def __init__(self):
+            self.seen = []
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            self.seen.append(float(outputs["loss"]))
+
+        def after_train_chunk(self, runner, batch_idx, data_batch, metrics):
+            self.seen += np.asarray(metrics.values["loss"]).tolist()
+
+    def run(parallel, work_dir):
+        losses = Losses()
+        make_run(
+            parallel,
+            work_dir=work_dir,
+            model=make_words_model(),
+            train_dataloader=make_loader(4, TEXT),
+            optim_wrapper=dict(optimizer=dict(type="SGD", lr=1.0), accumulative_counts=3),
+            train_cfg=dict(by_epoch=False, max_iters=6, steps_per_call=steps_per_call),
+            custom_hooks=[losses],
+        ).train()
+        return losses.seen
+
+    expected = run(None, "one")
+    assert len(expected) == 6
+    assert run(dict(type="DataParallel", impl=impl, devices=4), "many") == pytest.approx(expected, rel=1e-5)
 
 
 def test_padded_examples_have_no_effect(make_run):
