@@ -34,6 +34,7 @@ class SingleProcess:
 
     index, count = 0, 1
     failing = False
+    agree_on_signals = True
 
     def all_gather(self, name: str, value: Any) -> list[Any]:
         """Return the values of all processes."""
@@ -62,6 +63,11 @@ class Processes:
         self.index, self.count = jax.process_index(), jax.process_count()
         self._watch = watch
         self._rounds = 0
+
+    @property
+    def agree_on_signals(self) -> bool:
+        """Whether JAX's preemption service runs, without which a signal ends this process alone, and at once."""
+        return bool(jax.config.jax_enable_preemption_service)
 
     @property
     def failing(self) -> bool:
@@ -113,7 +119,7 @@ class Processes:
         `jax.experimental.multihost_utils.reached_preemption_sync_point`.
         """
         self._rounds += 1
-        return multihost_utils.reached_preemption_sync_point(self._rounds)
+        return self.agree_on_signals and multihost_utils.reached_preemption_sync_point(self._rounds)
 
     def fail(self, error: BaseException) -> None:
         """Report that this process ends with an error, so the others end too."""

@@ -44,7 +44,8 @@ class Interrupts:
 
     The first signal is recorded, so that the current iteration finishes and can be saved; a second one of the same kind
     acts at once. Outside the main thread, where Python does not allow handlers, signals act as usual, and so do SIGHUP
-    and others that are ignored, as by `nohup`, or have a custom handler.
+    and others that are ignored, as by `nohup`, or have a custom handler; and all of them with several processes if
+    JAX's preemption service is off.
 
     The environment variable `JENGINE_STOP_SIGNALS` names the signals; SIGTERM, SIGINT, SIGHUP and SIGUSR1 by default.
     SIGUSR2, unless it is one of them, requests a profile instead. With several processes SIGTERM belongs to JAX's
@@ -82,7 +83,7 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         self.signum, self.agreed, self.reason = None, False, ""  # a notebook may train again after Ctrl-C
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread() and self._processes.agree_on_signals:
             of_jax = signal.SIGTERM if self._processes.count > 1 else None
             # An ignored signal, or one with a custom handler, stays as it is
             free = {x for x in self._signals if x in _ALWAYS_REPLACED or signal.getsignal(x) is signal.SIG_DFL}

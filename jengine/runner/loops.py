@@ -109,6 +109,11 @@ class TrainLoop:
         self.on_recompile = check_on_recompile(on_recompile)
         self.steps_per_call = steps_per_call
         self.on_nonfinite = on_nonfinite
+        if max_time is not None and not runner.processes.agree_on_signals:
+            raise ConfigError(
+                "`train_cfg.max_time` must be None for several processes without JAX's preemption service, by which they "
+                f"end together, got {max_time!r}; do not set JAX_ENABLE_PREEMPTION_SERVICE=0"
+            )
         self.max_time = max_time
         size = dataloader.batch_size  # of this process
         examples = None if size is None else max(size // runner.strategy.batch_multiple, 1)

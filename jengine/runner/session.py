@@ -171,6 +171,11 @@ def log_start(runner: RunnerInternals, groups: GroupTable) -> None:
             "have no effect unless it calls `super().train_step(batch)`. A `train_step` of the model runs them."
         )
     warn_if_inexact(runner)
+    if not runner.processes.agree_on_signals:
+        runner.logger.warning(
+            "JAX's preemption service is off (JAX_ENABLE_PREEMPTION_SERVICE): a signal ends a process at once, and "
+            "nothing is saved."
+        )
 
 
 def describe_start(runner: RunnerInternals, groups: GroupTable) -> str:
