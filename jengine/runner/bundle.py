@@ -16,6 +16,7 @@ from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
 from jengine.checkpoint.huggingface import find_differences
 from jengine.checkpoint.local_copies import replace_unfit_copy
 from jengine.checkpoint.optimizer_state import load_optimizer
+from jengine.checkpoint.progress import wait_for_processes
 from jengine.checkpoint.restore import restore_verified
 from jengine.checkpoint.start_from import LoadFrom
 from jengine.distributed.processes import put_whole
@@ -140,7 +141,7 @@ def resume(runner: RunnerInternals, path: str) -> None:
     """Restore the run from the checkpoint at `path`, at the iteration at which it was written."""
     saved_meta = read_meta(path)
     bundle, match = _restore_arrays(runner, path, saved_meta)
-    runner.call_hook("after_load_checkpoint", checkpoint=bundle)
+    _call_after_load(runner, bundle)
     meta = bundle["meta"]
     runner.state = _add_missing_hook_states(runner, TrainState(**bundle["state"]), match, path)
     loop = runner.train_loop
@@ -159,6 +160,12 @@ def resume(runner: RunnerInternals, path: str) -> None:
         if name in bundle["hooks"]:
             hook.load_state_dict(bundle["hooks"][name])
     runner.logger.info(f"Resumed from {path}: epoch {loop.epoch}, iteration {loop.iter}.")
+
+
+def _call_after_load(runner: RunnerInternals, bundle: Bundle) -> None:
+    """Call the hooks with a checkpoint that has been read, and end all processes if one stands still in them."""
+    runner.call_hook("after_load_checkpoint", checkpoint=bundle)
+    wait_for_processes("hooks at after_load_checkpoint")  # before a collective, which has no limit
 
 
 def _restore_arrays(runner: RunnerInternals, path: str, saved_meta: Mapping[str, Any]) -> tuple[Bundle, HookStateMatch]:
@@ -256,7 +263,7 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
         params, model_state, report = load_pretrained(opened, target["params"], target["model_state"], **source.rules)
     loaded = convert_replica_axis({"params": params, "model_state": model_state}, *reversed(conversion))
     bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), variables), **rest}
-    runner.call_hook("after_load_checkpoint", checkpoint=bundle)
+    _call_after_load(runner, bundle)
     weights = {item: bundle["state"][item] for item in initial}
     # Hook states derived from the weights, such as averages, start from the loaded weights
     states = init_hook_states(runner, runner.state.hook_state, **weights)

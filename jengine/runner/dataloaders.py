@@ -1,6 +1,8 @@
 """Dataloaders of a run, each built at the first use."""
 
+import collections
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -26,6 +28,7 @@ from jengine.selection import describe_tree
 from jengine.sharding import DataShard
 
 PyTree = Any
+logger = logging.getLogger("jengine")
 _SLOW = 30.0  # seconds
 _POOLS = ("jengine-batches", "grain-")  # names of the threads that read ahead
 _CLEAR = ("in the config at ", "with the first batch of ")  # notes that say enough
@@ -92,7 +95,8 @@ class DataLoaders:
         with config_path(path):
             batch = self._read_example(path, loader)
             BatchCheck(path, loader.batch_axis, loader.batch_rules)(batch)
-            self._check_readers(path, batch, self._shard.for_axis(loader.batch_axis))
+            if path not in self._examples:  # the first time
+                self._check_readers(path, batch, self._shard.for_axis(loader.batch_axis))
         self._host_entries[path] = list_host_entries(batch)
         arrays = select_arrays(batch)
         self._examples[path] = describe_tree(arrays, "batch")
@@ -113,19 +117,37 @@ class DataLoaders:
         return example
 
     def _check_readers(self, path: str, batch: Batch, own: DataShard) -> None:
-        """Raise ProcessMismatchError if processes whose devices hold the same rows have other first batches."""
-        if own.count == self._processes.count:
+        """Compare the first batches of all processes.
+
+        Raises:
+          ProcessMismatchError: processes whose devices hold the same rows have read different examples.
+        """
+        if self._processes.count == 1:
             return
-        digest = hash_text(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(select_arrays(batch))))
-        gathered = self._processes.all_gather(f"the first batch of {path}", (own.index, digest))
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(select_arrays(batch))]
+        digest = hash_text(b"".join(leaf.tobytes() for leaf in leaves))
+        # Equal examples, such as those of a test, do not tell whether the data are divided.
+        is_varied = any(leaf.ndim and (leaf != leaf[:1]).any() for leaf in leaves)
+        gathered = self._processes.all_gather(f"the first batch of {path}", (own.index, digest, is_varied))
         readers: dict[int, tuple[int, str]] = {}  # by shard: the first process, and what it has read
-        for process, (shard, other) in enumerate(gathered):
+        for process, (shard, other, _) in enumerate(gathered):
             first, expected = readers.setdefault(shard, (process, other))
             if other != expected:
                 raise ProcessMismatchError(
                     f"`{path}` must yield the same examples on processes {first} and {process}, because "
                     "their devices hold the same rows of a batch, got different first batches; divide the data by "
                     "`runner.strategy.data_shard`, and draw random numbers from its index, not from the process index"
+                )
+        undivided = collections.defaultdict[str, list[int]](list)
+        for process, digest in readers.values():
+            if gathered[process][2]:
+                undivided[digest].append(process)
+        for same in undivided.values():
+            if len(same) > 1:
+                logger.warning(
+                    f"{path} yields the same first batch on processes {', '.join(map(str, same))}, whose devices hold "
+                    f"different rows: each example is probably read {len(same)} times. Divide the data by "
+                    "`runner.strategy.data_shard`, its `index` and `count`."
                 )
 
     def check_state_access(self, loop: TrainLoopInternals, interrupts: Interrupts) -> None:

@@ -90,6 +90,28 @@ def test_two_processes_train_and_validate_like_one_with_as_many_devices(run, tmp
     assert len(lines) == len(next((tmp_path / "one").glob("*/vis_data/scalars.json")).read_text().splitlines())
 
 
+def test_processes_end_if_one_stands_still_in_a_hook_of_a_resume(run, tmp_path, monkeypatch):
+    train_script.main(tmp_path / "run", "epochs=1", "devices=2", "seed=0")
+    monkeypatch.setenv("JENGINE_STALL_TIMEOUT", "4")
+    outputs = run(2, "epochs=2", "resume=yes", "still=1")
+    assert [code for code, _ in outputs] == [1, 1], outputs
+    message = "process 1 made no progress for 4 s (JENGINE_STALL_TIMEOUT), and others wait for it (hooks at"
+    for _, output in outputs:
+        assert message in output
+    assert time.time() - float(re.search(r"stands still at (\S+)", outputs[1][1])[1]) < 60  # 8 s on an idle machine
+
+
+def test_processes_train_without_the_preemption_service_and_say_that_signals_end_one_alone(run, monkeypatch):
+    monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "0")
+    outputs = run(2, "epochs=2", "seed=0")
+    assert [code for code, _ in outputs] == [0, 0], outputs
+    assert "JAX's preemption service is off (JAX_ENABLE_PREEMPTION_SERVICE)" in outputs[0][1]
+    outputs = run(2, "epochs=2", "seed=0", "max_time=1h")
+    assert [code for code, _ in outputs] == [1, 1], outputs
+    for _, output in outputs:
+        assert "`train_cfg.max_time` must be None for several processes without JAX's preemption service" in output
+
+
 TERMINATE_TWICE = pytest.param("terminate_twice", -1, [143, 143], marks=pytest.mark.many_processes)
 
 

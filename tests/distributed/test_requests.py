@@ -46,7 +46,7 @@ def most(counts, event, kind):
         ("other config", 0, 6),
         ("1,000 iterations", 0, 0),
         ("epoch", 0, 2),
-        ("validation", 0, 4),
+        ("validation", 0, 6),
         ("idle", 0, 0),
     ],
 )

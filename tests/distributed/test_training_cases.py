@@ -76,6 +76,9 @@ def one_device_each(tmp_path_factory):
             "swav",
             "odc",
             "whole",
+            "ordered",
+            "undivided",
+            "overflow",
             "watched",
             "failing",
         ],
@@ -86,7 +89,7 @@ def one_device_each(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_devices_each(tmp_path_factory):
     """Results of a case that depends on the layout, with two devices each; the last case ends with an error."""
-    return run_cases(tmp_path_factory.mktemp("two"), ["data_tensor_stream", "nonfinite"], 2)
+    return run_cases(tmp_path_factory.mktemp("two"), ["data_tensor_stream", "ordered", "nonfinite"], 2)
 
 
 @pytest.fixture(scope="module")
@@ -289,6 +292,36 @@ def test_processes_share_the_examples_of_a_stream_and_resume_at_their_positions(
     both = np.sort(np.concatenate([found["seen"] for found in parts], axis=1))
     batches = np.sort(training_cases.X[:, 0].reshape(-1, training_cases.BATCH))  # four in a pass
     np.testing.assert_array_equal(both, batches[[0, 1, 2, 3, 0, 1]])
+
+
+@pytest.mark.parametrize("layout", ["one_device_each", "two_devices_each"])
+def test_metrics_on_the_host_get_examples_in_the_order_of_the_dataset_on_process_0(layout, request, tmp_path):
+    shards = request.getfixturevalue(layout)
+    expected = training_cases.train_ordered(tmp_path, shards.devices)
+    parts = shards.load("ordered")
+    for kind in ("Pjit", "DataParallel"):
+        for found in (expected, *parts):
+            np.testing.assert_array_equal(found[f"{kind} own/order"], 2 * np.arange(21))
+            np.testing.assert_array_equal(found[f"{kind} dumped"], 2 * np.arange(21))
+            np.testing.assert_array_equal(found[f"{kind} texts"], np.arange(21))
+            assert found[f"{kind} own/process"] == 0
+        assert parts[0][f"{kind} own/drawn"] == parts[1][f"{kind} own/drawn"]
+
+
+def test_batches_that_are_the_same_on_both_are_named_unless_all_examples_are_equal(one_device_each):
+    for part in one_device_each.load("undivided"):
+        [warning] = part["warnings"].tolist()
+        assert warning.startswith(
+            "train_dataloader yields the same first batch on processes 0, 1, whose devices hold different rows: each "
+            "example is probably read 2 times"
+        )
+
+
+def test_a_window_that_has_overflowed_continues_with_another_strategy(one_device_each, tmp_path):
+    expected = training_cases.train_overflow(tmp_path, 2)
+    for part in one_device_each.load("overflow"):
+        assert part["iterations"] == expected["iterations"] == 8
+        assert_equal(part, expected, [name for name in expected if name.startswith("params")])
 
 
 def test_batches_without_an_axis_of_examples_are_read_whole_by_both(one_device_each, tmp_path):

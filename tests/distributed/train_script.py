@@ -17,6 +17,8 @@ from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner import Runner
 
+PATIENCE = 180.0  # seconds
+
 
 def predict(params, batch):
     return batch["x"] @ params["w"] + params["b"]
@@ -48,6 +50,18 @@ class ActionHook(Hook):
             time.sleep(0.01)
         if runner.iter == self.iteration and self.process in (jax.process_index(), -1):
             self.action()
+
+
+class StandStillHook(Hook):
+    """Stand still on one process when a checkpoint has been read."""
+
+    def __init__(self, process):
+        self.process = process
+
+    def after_load_checkpoint(self, runner, checkpoint):
+        if jax.process_index() == self.process:
+            print("stands still at", time.time(), flush=True)
+            time.sleep(PATIENCE)
 
 
 class StopTrainingHook(Hook):
@@ -92,6 +106,8 @@ def main(work_dir, *settings):
     hooks = []
     if "action" in options:
         hooks = [ActionHook(int(options["process"]), int(options["iteration"]), ACTIONS[options["action"]])]
+    if "still" in options:
+        hooks = [StandStillHook(int(options["still"]))]
     if "stop" in options:
         hooks = [StopTrainingHook(int(options["stop"]))]
     sharded = dict(mesh=dict(data=1, fsdp=-1), fsdp_min_size=1) if "fsdp" in options else {}

@@ -6,6 +6,7 @@ run in one process, since starting it takes longer than the training.
 
 import os
 import pathlib
+import pickle
 import signal
 import sys
 import time
@@ -211,6 +212,96 @@ class Mean(HostMetric):
         return {"mean": float(np.mean(results)), "batches": float(len(results))}
 
 
+class InOrder(HostMetric):
+    """Keep the predictions by batch, and count the processes that compute a result."""
+
+    def process(self, data_batch, data_samples):
+        self.results.append((data_batch["x"], data_samples))
+
+    def compute_metrics(self, results):
+        x, predictions = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
+        np.testing.assert_array_equal(2 * x, predictions)
+        return {"order": predictions, "process": jax.process_index(), "drawn": np.random.default_rng().random()}
+
+
+class Texts:
+    """Metric of another library that joins all texts in order; it follows the interface of clu."""
+
+    def __init__(self, texts):
+        self.texts = texts
+
+    @classmethod
+    def from_model_output(cls, text, score):
+        assert len(text) == len(score)
+        return cls(text)
+
+    def merge(self, other):
+        return Texts(self.texts + other.texts)
+
+    def compute(self):
+        return np.array([int(text.removeprefix("text")) for text in self.texts])
+
+
+def train_ordered(work_dir, devices):
+    """Evaluate 21 examples with metrics that depend on the order, with one sharded program and with replicas."""
+    count, x, found = jax.process_count(), np.arange(21, dtype=np.float32), {}
+    data = [dict(x=x[i], text=f"text{i}") for i in range(len(x))]
+    model = FunctionalModel(lambda: {"w": jnp.float32(2)}, lambda params, batch: batch["x"] * params["w"],
+                            lambda params, batch: batch["x"] * params["w"])  # fmt: skip
+    for kind in ("Pjit", "DataParallel"):
+        path = work_dir / f"{kind}.pkl"
+        metrics = [
+            InOrder(prefix="own"),
+            MetricAdapter(Texts, inputs=dict(text="text", score="predictions"), on_host=True),
+            dict(type="DumpResults", out_file_path=str(path)),
+        ]
+        runner = Runner(
+            model, str(work_dir / kind), test_dataloader=dict(batch_size=8 // count, dataset=data), test_cfg=dict(),
+            test_evaluator=metrics, parallel=dict(type=kind, devices=devices),
+        )  # fmt: skip
+        results = runner.test()
+        get_processes().all_gather("the file is written", None)
+        results["dumped"] = np.array(pickle.loads(path.read_bytes()))
+        found |= {f"{kind} {name}": value for name, value in results.items()}
+    return found
+
+
+def train_undivided(work_dir, devices):
+    """Train with batches that are the same on all processes, and with batches of one repeated example."""
+    warnings = []
+    for name, x in (("same", X), ("constant", np.ones_like(X))):
+        batches = [dict(x=x[i : i + 8], y=Y[:8]) for i in range(0, 64, 8)]
+        if name == "constant":
+            batches = [dict(x=batch["x"], y=np.ones_like(batch["y"])) for batch in batches]
+        runner = make_runner(
+            work_dir / name, train_dataloader=batches, parallel=dict(type="Pjit", devices=devices),
+            train_cfg=dict(max_epochs=1),
+        )  # fmt: skip
+        runner.logger.addFilter(lambda record: warnings.append(record.getMessage()) or True)
+        runner.train()
+    return {"warnings": [text for text in warnings if "first batch" in text]}
+
+
+def train_overflow(work_dir, devices):
+    """Stop replicas in a window of float16 gradients that have overflowed, and continue with one sharded program."""
+
+    class Stop(Hook):
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            runner.train_loop.stop_training = runner.iter == 0
+
+    for kind, hooks in (("DataParallel", [Stop()]), ("Pjit", [])):
+        runner = make_runner(
+            work_dir, x=np.full_like(X, 1e30), parallel=dict(type=kind, devices=devices), resume=True,
+            optim_wrapper=dict(
+                type="AmpOptimWrapper", dtype="float16", accumulative_counts=3, optimizer=dict(type="SGD", lr=0.1)
+            ),
+            train_cfg=dict(max_epochs=2, on_nonfinite="ignore"), custom_hooks=hooks,
+            default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None),
+        )  # fmt: skip
+        runner.train()
+    return {"iterations": int(runner.state.step), **flatten("params", runner.state.params)}
+
+
 def train_sharded(work_dir, devices):
     """Train with parameters and optimizer sharded over all devices of all processes; two calls of the step an epoch."""
     runner = make_runner(
@@ -327,7 +418,8 @@ def train_on_mesh(work_dir, data=False, stream=False, stop=3, resume=False):
         state = runner.train()
     validation = {name: value for _, _, metrics in runner.validations for name, value in metrics.items()}
     return {
-        **flatten("params", gather(state.params)), **validation, "validated": np.sort(last_validation, axis=0),
+        **flatten("params", gather(state.params)), **validation,
+        "validated": np.sort(get_processes().broadcast("what process 0 has validated", last_validation), axis=0),
         "predictions of arrays": runner.predict(dict(x=X[:13]), batch_size=size),
         "predictions of a dataset": runner.predict(ArrayDataset(dict(x=X[:13])), batch_size=size),
         "shard": shard.index, "seen": np.concatenate(seen), "bounds": np.cumsum([len(rows) for rows in seen]),
