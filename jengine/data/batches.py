@@ -42,7 +42,7 @@ class BatchSource:
     masked: bool  # whether short batches are padded and every batch gets a mask for the real examples
     is_whole: bool = False  # whether short batches stay short
     shift: tuple[int, int] = (0, 0)  # an epoch, and the number of examples by which it is shifted, maybe negative
-    _epoch: tuple[int, np.ndarray, np.ndarray] | None = None
+    _epoch: tuple[int, np.ndarray, int] | None = None
     _collates_samples: bool = False  # one by one, because `__getitems__` returns batches
 
     def __len__(self) -> int:
@@ -54,23 +54,27 @@ class BatchSource:
     def __getitem__(self, index: int) -> Batch:
         epoch, position = divmod(index, self.length)
         loaded = self._epoch
-        _, indices, mask = loaded if loaded is not None and loaded[0] == epoch else self.load_epoch(epoch)
-        examples = slice(position * self.batch_size, (position + 1) * self.batch_size)
+        _, indices, num_real = loaded if loaded is not None and loaded[0] == epoch else self.load_epoch(epoch)
+        start = position * self.batch_size
+        examples = indices[start : start + self.batch_size]
+        mask = np.arange(start, start + self.batch_size) < num_real
         if self.is_whole:  # the mask is used here and not passed on: a short batch stays short
-            return to_numpy(self._fetch(epoch, indices[examples][mask[examples]]))
-        batch = self._fetch(epoch, indices[examples])
-        return with_mask(batch, mask[examples]) if self.masked else batch
+            return to_numpy(self._fetch(epoch, examples[mask]))
+        batch = self._fetch(epoch, examples)
+        return with_mask(batch, mask) if self.masked else batch
 
-    def load_epoch(self, epoch: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Make `epoch` the current one; return the number, the sample indices and the mask (int64[N] and bool[N])."""
+    def load_epoch(self, epoch: int) -> tuple[int, np.ndarray, int]:
+        """Make `epoch` the current one; return the number, the sample indices, int64[N], and how many are real."""
         shift = self.shift[1] if self.shift[0] == epoch else 0
         count = self.length * self.batch_size
         indices = self.order.indices(epoch, count + shift)
         num_real = min(len(indices), self.order.num_real(count + shift)) - shift
         # With a negative shift the first batches have been yielded already: anything may stand in their place.
-        indices = np.concatenate([np.repeat(indices[:1], max(-shift, 0)), indices[max(shift, 0) :]])
-        padding = np.full(count - len(indices), indices[0] if len(indices) else 0, indices.dtype)
-        self._epoch = (epoch, np.concatenate([indices, padding]), np.arange(count) < num_real)
+        indices = np.concatenate([np.repeat(indices[:1], -shift), indices]) if shift < 0 else indices[shift:]
+        if missing := count - len(indices):
+            padding = np.full(missing, indices[0] if len(indices) else 0, indices.dtype)
+            indices = np.concatenate([indices, padding])
+        self._epoch = (epoch, indices, num_real)
         return self._epoch
 
     def _fetch(self, epoch: int, indices: np.ndarray) -> Batch:

@@ -34,6 +34,7 @@ class Sampler(abc.ABC):
     """
 
     is_endless = False  # whether epochs are sections of one stream of samples
+    _drawn: tuple[tuple[int, int, int], np.ndarray] | None = None  # the last permutation, and what it depends on
 
     def __init__(
         self,
@@ -61,7 +62,15 @@ class Sampler(abc.ABC):
         """Return the whole dataset's order in `epoch`, before it is divided over processes: int64[size]."""
         if not self.shuffle:
             return np.arange(self.size)
-        return random_state(self.seed, epoch).permutation(self.size)
+        key = self.size, self.seed, epoch
+        # The first batch is read several times before the first pass, and millions of examples take a second.
+        if self._drawn is None or self._drawn[0] != key:
+            self._drawn = key, random_state(self.seed, epoch).permutation(self.size)
+        return self._drawn[1].copy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without the permutation, which a worker process draws itself."""
+        return {**vars(self), "_drawn": None}
 
     @property
     def repeats(self) -> bool:
@@ -124,8 +133,8 @@ class DefaultSampler(Sampler):
     def indices(self, epoch: int, count: int) -> np.ndarray:
         """Return the shard's first `count` indices in `epoch`: int64[<= count]."""
         order = self.permutation(epoch)
-        if self.round_up:
-            order = np.resize(order, -(-self.size // self.process_count) * self.process_count)  # repeats the first
+        if self.round_up and (rounded := -(-self.size // self.process_count) * self.process_count) > self.size:
+            order = np.resize(order, rounded)  # repeats the first
         return order[self.process_index :: self.process_count][:count]
 
     def __iter__(self) -> Iterator[int]:
