@@ -111,8 +111,8 @@ class TrainLoop:
         self.on_nonfinite = on_nonfinite
         if max_time is not None and not runner.processes.agree_on_signals:
             raise ConfigError(
-                "`train_cfg.max_time` must be None for several processes without JAX's preemption service, by which they "
-                f"end together, got {max_time!r}; do not set JAX_ENABLE_PREEMPTION_SERVICE=0"
+                "`train_cfg.max_time` must be None for several processes without JAX's preemption service, by which "
+                f"they end together, got {max_time!r}; do not set JAX_ENABLE_PREEMPTION_SERVICE=0"
             )
         self.max_time = max_time
         size = dataloader.batch_size  # of this process

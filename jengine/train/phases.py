@@ -170,9 +170,7 @@ def apply_precision(model: Model, optim_wrapper: OptimWrapper | OptimWrapperDict
 # --- The parts of a phase, pure functions of the context ---
 
 
-def differentiate(
-    phase: Phase, ctx: StepContext, constrain: Constrain, gather_tables: Gather
-) -> StepContext:
+def differentiate(phase: Phase, ctx: StepContext, constrain: Constrain, gather_tables: Gather) -> StepContext:
     """Add the losses, the new model state and the gradients to the context."""
     wrapper = phase.optim_wrapper
     is_averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None or phase.micro_batches > 1

@@ -135,9 +135,7 @@ class TrainStep:
         )
         return self.constrain(next_state, ""), metrics
 
-    def _differentiate(
-        self, phase: Phase, ctx: StepContext, hook_state: HookStates
-    ) -> tuple[StepContext, HookStates]:
+    def _differentiate(self, phase: Phase, ctx: StepContext, hook_state: HookStates) -> tuple[StepContext, HookStates]:
         """Add the gradients, as the hooks have changed them."""
         ctx = parts.differentiate(phase, ctx, self.constrain, self.gather_tables)
         return self.hooks.run("traced_grads", ctx, hook_state)

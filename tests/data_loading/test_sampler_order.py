@@ -1,3 +1,5 @@
+import pickle
+
 import numpy as np
 import pytest
 
@@ -80,3 +82,14 @@ def test_an_empty_dataset_and_a_process_index_out_of_range_are_refused():
         DefaultSampler([])
     with pytest.raises(ValueError, match="process_index must be 0 to 1, got 2"):
         DefaultSampler(4, process_index=2, process_count=2)
+
+
+def test_a_permutation_may_be_changed_and_is_not_sent_to_workers():
+    sampler = DefaultSampler(1000, seed=1)
+    order = sampler.permutation(0)
+    expected = order.tolist()
+    order[:] = 0
+    assert sampler.permutation(0).tolist() == expected
+    assert sampler.permutation(1).tolist() != expected
+    assert len(pickle.dumps(sampler)) < 1000
+    assert pickle.loads(pickle.dumps(sampler)).permutation(0).tolist() == expected

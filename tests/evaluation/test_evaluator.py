@@ -97,6 +97,39 @@ def test_host_metrics_gather_the_results_of_all_processes():
     assert got["ids/count"] == SIZE + 3
 
 
+class Batches(HostMetric):
+    """Keep what is processed together."""
+
+    def process(self, data_batch, data_samples):
+        self.results.append((data_batch["label"], data_samples["logits"], data_samples["temperature"]))
+
+    def compute_metrics(self, results):
+        labels, logits, temperatures = zip(*results, strict=True)
+        return {"labels": np.concatenate(labels), "logits": np.concatenate(logits), "temperatures": temperatures}
+
+
+def test_results_of_several_processes_are_in_the_order_of_the_dataset_without_padding():
+    labels = np.arange(10)
+    parts = []
+    for index in range(2):  # each of two processes has three batches of two examples, the last one with padding
+        evaluator = Evaluator(Batches())
+        evaluator.init()
+        for start in range(0, 6, 2):
+            positions = 2 * np.arange(start, start + 2) + index
+            mask = positions < 10 - 1  # nine examples
+            batch = {"label": np.where(mask, labels[positions % 10], -1), "mask": mask}
+            predictions = {"logits": np.stack([batch["label"]] * 3, axis=1), "temperature": np.float32(0.5)}
+            evaluator.process_host(predictions, batch, positions)
+        evaluator.gather(lambda results, name: parts.append(results) or results)
+    evaluator.gather(lambda results, name: [*parts[0], *parts[1]])
+    [metric] = evaluator.host_metrics
+    results = metric.collect(None)
+    assert results["labels"].tolist() == list(range(9))
+    assert results["logits"].tolist() == [[i] * 3 for i in range(9)]
+    assert results["temperatures"] == (0.5,) * 9
+    assert metric.results == []
+
+
 @pytest.mark.parametrize(
     "cfg",
     [
