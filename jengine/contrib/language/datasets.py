@@ -5,8 +5,6 @@ import pathlib
 import sysconfig
 from typing import Literal
 
-import numpy as np
-
 from jengine.annotations import Count
 from jengine.contrib.language.packing import encode_all
 from jengine.contrib.language.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer

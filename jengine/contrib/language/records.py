@@ -61,9 +61,7 @@ class TextFormat:
         if isinstance(record, str):
             return [(record, True)]
         if "messages" in record:
-            if self.chat_template is None:
-                raise ValueError("`chat_template` must be given for records with `messages`, got None")
-            return self.chat_template.split(record["messages"])
+            return self._get_chat_template().split(record["messages"], **_find_variables(record))
         if "text" in record:
             return [(record["text"], True)]
         try:
@@ -80,17 +78,31 @@ class TextFormat:
         """Return the text in a record's last response; None if it has none."""
         if isinstance(record, str):
             return None
-        last = record["messages"][-1] if "messages" in record else None
-        if last is not None:
-            return last["content"] if last["role"] == "assistant" else None
+        if record.get("messages"):
+            last = record["messages"][-1]
+            return last.get("content") if last.get("role") == "assistant" else None
         return record.get(self.response)
 
     def make_prompt(self, record: Record) -> str:
         """Return the text before the last response; a string is the entry `prompt`."""
+        if not isinstance(record, str) and "messages" in record:
+            messages = record["messages"]
+            messages = messages[:-1] if messages and messages[-1].get("role") == "assistant" else messages
+            return self._get_chat_template().render(messages, True, **_find_variables(record))
         parts = self.split({"prompt": record} if isinstance(record, str) else record)
         if self.find_response(record) is not None:
             parts = parts[:-1]
         return "".join(text for text, _ in parts)
+
+    def _get_chat_template(self) -> ChatTemplate:
+        if self.chat_template is None:
+            raise ValueError("`chat_template` must be given for records with `messages`, got None")
+        return self.chat_template
+
+
+def _find_variables(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a conversation, besides its messages, that chat templates know."""
+    return {name: record[name] for name in ("tools", "documents") if name in record}
 
 
 def make_format(
@@ -98,7 +110,7 @@ def make_format(
 ) -> TextFormat:
     """Return the record format; a chat template may be a text, or None for the tokenizer's template."""
     if isinstance(chat_template, str):
-        chat_template = ChatTemplate(chat_template)
+        chat_template = ChatTemplate.from_tokens(chat_template, tokenizer.special_tokens)
     return TextFormat(template, response, chat_template or tokenizer.chat_template)
 
 
@@ -129,12 +141,26 @@ def encode_record(record: Record, tokenizer: Tokenizer, style: TextFormat) -> tu
     ([97, 98, 99, 256], [False, True, True, True])
     """
     parts = split_record(record, style)
-    tokens = [tokenizer.encode(text) for text, _ in parts]
-    if not (tokens[-1].size and tokens[-1][-1] == tokenizer.end_token):  # a chat template may have it
-        tokens.append(np.array([tokenizer.end_token], np.int32))
-        parts = [*parts, ("", parts[-1][1])]
-    is_learned = [np.full(part.size, is_learned) for part, (_, is_learned) in zip(tokens, parts, strict=True)]
-    return np.concatenate(tokens), np.concatenate(is_learned)
+    text = "".join(part for part, _ in parts)
+    # At once: some tokenizers add a space before each text, and merge characters across the borders of the parts.
+    tokens, spans = tokenizer.encode_with_spans(text)
+    is_learned = _find_learned(parts, spans)
+    ends = np.flatnonzero(np.isin(tokens, tokenizer.end_tokens))
+    if ends.size and not text[spans[ends[-1], 1] :].strip():  # the text has its end, maybe with a line break after it
+        return tokens, is_learned
+    return np.append(tokens, np.int32(tokenizer.end_token)), np.append(is_learned, parts[-1][1])
+
+
+def _find_learned(parts: Sequence[Part], spans: np.ndarray) -> np.ndarray:
+    """Return which tokens, with spans int[N, 2] of characters, have a part that is learned, bool[N]."""
+    sizes = [len(text) for text, _ in parts]
+    counts = np.append(0, np.cumsum(np.repeat([is_learned for _, is_learned in parts], sizes)))
+    starts, ends = spans[:, 0], spans[:, 1]
+    # Tokenizers leave spaces out of spans. A token of nothing else belongs to the characters since the token before.
+    previous = np.append(0, np.maximum.accumulate(ends))[:-1]
+    starts = np.where(starts < ends, starts, np.minimum(previous, ends))
+    starts = np.where(starts < ends, starts, np.maximum(ends - 1, 0))
+    return counts[ends] > counts[starts]
 
 
 def read_records(source: Source, *, lines: bool = False) -> Records:
