@@ -105,7 +105,7 @@ class YarnScaling:
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, 2 * half - 1)
-        slowed = jnp.clip((jnp.arange(half) - first) / max(last - first, 1e-3), 0, 1)
+        slowed = jnp.clip((jnp.arange(half) - first) / ((last - first) or 1e-3), 0, 1)
         return frequencies * (slowed / self.factor + 1 - slowed)
 
 

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from jengine import paths, registry
 from jengine.checkpoint import CheckpointMismatchError, export_hub, load_pretrained, transformer_arguments
 from jengine.checkpoint.huggingface import list_tensors, read_config
 from jengine.checkpoint.sources import open_weights
@@ -92,8 +94,6 @@ def test_weights_are_loaded_into_the_dtype_of_the_model_and_a_missing_layer_is_n
 
 
 def test_loading_holds_one_tensor_beside_the_result(tmp_path):
-    from safetensors.numpy import save_file
-
     config = dict(model_type="llama", vocab_size=64, hidden_size=128, intermediate_size=1024, num_hidden_layers=8,
                   num_attention_heads=4)  # fmt: skip
     shapes = list_tensors(config)
@@ -128,13 +128,80 @@ def test_loading_holds_one_tensor_beside_the_result(tmp_path):
             "`rope_type` .* must be 'default', 'linear', .* got 'dynamic'",
         ),
         (dict(rope_parameters=dict(rope_type="yarn", factor=2.0, mscale=1.0)), r"no other settings, got \['mscale'\]"),
-        (dict(mlp_bias=True), "`mlp_bias` of a config.json must be False for TransformerLM, got True"),
+        (
+            dict(residual_multiplier=0.22),
+            "`residual_multiplier` of a config.json must be 1.0 for TransformerLM, got 0.22",
+        ),
+        (
+            dict(final_logit_softcapping=30.0),
+            "`final_logit_softcapping` .* must be a setting of TransformerLM, got 30.0",
+        ),
+        (dict(attn_logit_softcapping=50.0), "`attn_logit_softcapping` of a config.json must be a setting"),
+        (
+            dict(quantization_config=dict(quant_method="gptq")),
+            "`quantization_config` of a config.json must be a setting",
+        ),
+        (dict(a_new_setting=True), "`a_new_setting` of a config.json must be a setting of TransformerLM, got True"),
+        (dict(sliding_window=8), "`sliding_window` of a config.json must be a setting"),  # only Mistral's
+        (dict(partial_rotary_factor=0.5), "`partial_rotary_factor` of a config.json must be 1.0"),
+        (dict(rope_scaling=4.0), "the rotations of a config.json must be an object, got 4.0"),
         (dict(hidden_act="quick_gelu"), "activation of a config.json must be one of .* got 'quick_gelu'"),
     ],
 )
 def test_a_config_with_what_the_transformer_does_not_have_is_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         transformer_arguments({**read_config(DATA / "llama"), **changes})
+
+
+def test_settings_without_a_value_or_with_a_neutral_one_are_accepted():
+    neutral = dict(
+        residual_multiplier=1.0, final_logit_softcapping=None, quantization_config=None, pruned_heads={},
+        partial_rotary_factor=1.0, unsloth_version="2025.1", task_specific_params=dict(translation=1),
+    )  # fmt: skip
+    expected = transformer_arguments(DATA / "llama")
+    assert transformer_arguments({**read_config(DATA / "llama"), **neutral}) == expected
+
+
+def test_what_a_mistral_config_leaves_out_has_the_values_of_transformers():
+    config = read_config(DATA / "mistral")
+    del config["sliding_window"], config["num_key_value_heads"]
+    found = transformer_arguments({**config, "num_attention_heads": 16})
+    assert (found["window"], found["kv_heads"]) == (4096, 8)
+    found = transformer_arguments({**config, "sliding_window": None, "num_key_value_heads": None})
+    assert (found["window"], found["kv_heads"]) == (None, 4)
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("part", ["attention", "mlp"])
+def test_biases_of_attentions_and_mlps_are_apart(part, scan, tmp_path):
+    other = {"attention": "mlp", "mlp": "attention"}[part]
+    config = {**read_config(DATA / "llama"), f"{part}_bias": True, f"{other}_bias": False}
+    model = TransformerLM(**transformer_arguments(config), scan=scan)
+    params = model.init(jax.random.key(0), np.zeros((1, 2), int))["params"]
+    biases = {path.split(".")[-3] for path in paths.flatten(params) if path.endswith(".bias")}
+    assert biases == {{"attention": "attn", "mlp": "mlp"}[part]}
+    export_hub(params, tmp_path, config)
+    names = {name.split(".")[-3] for name in read_all(tmp_path) if name.endswith(".bias")}
+    assert names == {{"attention": "self_attn", "mlp": "mlp"}[part]}
+    loaded, _, report = load_pretrained(tmp_path, jax.tree.map(jnp.zeros_like, params))
+    assert report.fits
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+def test_a_llama_without_its_output_layer_has_no_prefix_and_leaves_the_head_to_the_model(tmp_path):
+    model, params, tokens, logits = build("llama")
+    source = open_weights(DATA / "llama")
+    weights = {name.removeprefix("model."): array for name, array in source.read(source.structs)}
+    head = weights.pop("lm_head.weight")
+    (tmp_path / "config.json").write_text((DATA / "llama" / "config.json").read_text())
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(
+        CheckpointMismatchError, match=r"missing     head\.kernel"
+    ):  # the embedding is no head of this model
+        load_pretrained(tmp_path, params)
+    params["head"]["kernel"] = head.T
+    loaded, _, _ = load_pretrained(tmp_path, params, exclude=["head"])
+    np.testing.assert_allclose(model.apply({"params": loaded}, tokens), logits, atol=1e-5, rtol=1e-5)
 
 
 def test_the_settings_of_rotations_have_the_same_meaning_in_older_configs():
@@ -144,22 +211,53 @@ def test_the_settings_of_rotations_have_the_same_meaning_in_older_configs():
     assert transformer_arguments(older) == transformer_arguments(DATA / "llama")
 
 
+LLAMA3 = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=2.0)
+
+
 @pytest.mark.parametrize(
-    ("rope", "scaling"),
+    ("settings", "scaling"),
     [
-        (dict(rope_type="default"), None),
-        (dict(type="linear", factor=2.0), dict(kind="linear", factor=2.0)),
+        (dict(rope_scaling=dict(rope_type="default")), None),
+        (dict(rope_scaling=dict(type="linear", factor=2.0)), dict(kind="linear", factor=2.0)),
         (
-            dict(rope_type="yarn", factor=4.0, beta_fast=16.0, original_max_position_embeddings=8),
+            dict(rope_scaling=dict(rope_type="yarn", factor=4.0, beta_fast=16.0, original_max_position_embeddings=8)),
             dict(kind="yarn", factor=4.0, beta_fast=16.0, original_length=8),
         ),
-        (dict(rope_type="yarn", factor=4.0), dict(kind="yarn", factor=4.0, original_length=64)),
+        # as in transformers: the length beside the scaling comes first, then that in it, then the longest context
+        (
+            dict(rope_scaling=dict(type="yarn", factor=4.0), original_max_position_embeddings=16),
+            dict(kind="yarn", factor=4.0, original_length=16),
+        ),
+        (
+            dict(
+                rope_scaling=dict(type="yarn", factor=4.0, original_max_position_embeddings=32),
+                original_max_position_embeddings=16,
+            ),
+            dict(kind="yarn", factor=4.0, original_length=16),
+        ),
+        (dict(rope_scaling=dict(rope_type="yarn", factor=4.0)), dict(kind="yarn", factor=4.0, original_length=64)),
+        (
+            dict(rope_scaling=dict(rope_type="yarn", factor=None, original_max_position_embeddings=16, truncate=False)),
+            dict(kind="yarn", factor=4.0, original_length=16, truncate=False),
+        ),
+        (
+            dict(rope_scaling=LLAMA3),
+            dict(kind="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=2.0, original_length=64),
+        ),
+        (
+            dict(rope_scaling=LLAMA3, original_max_position_embeddings=16),
+            dict(kind="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=2.0, original_length=16),
+        ),
+        (dict(original_max_position_embeddings=16), None),
     ],
 )
-def test_the_scaling_of_rotations_is_read(rope, scaling):
-    config = {**read_config(DATA / "llama"), "max_position_embeddings": 64, "rope_scaling": rope}
+def test_the_scaling_of_rotations_is_read(settings, scaling):
+    config = {**read_config(DATA / "llama"), "max_position_embeddings": 64}
     del config["rope_parameters"]
-    assert transformer_arguments(config)["rotary_scaling"] == scaling
+    arguments = transformer_arguments({**config, **settings})
+    assert arguments["rotary_scaling"] == scaling
+    model = registry.MODELS.build(dict(type="TransformerLM", **arguments))
+    jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 2), int))
 
 
 # --- Export. ---

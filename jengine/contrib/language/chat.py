@@ -4,6 +4,7 @@ import atexit
 import dataclasses
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ Span = tuple[int, int]  # the first character and the one after the last
 _SECONDS = 2.0  # of CPU time for a conversation, which takes less than a millisecond
 _MEMORY = 2**30
 _CHARACTERS = 2**24
+_TAG = re.compile(r"\s*(<[^<>]*>|\[[^\[\]]*\])\s*")
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same entry in public data sets
 
 
@@ -92,10 +94,10 @@ class ChatTemplate:
     ) -> list[Span]:
         """Return where the answers with their ends are in the text of the conversation."""
         places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        prefixes = [prefix for i in places for prefix in ((i, True), (i + 1, False))]
-        texts = [prefix for prefix, _ in self._render(messages, prefixes, variables)]
+        prefixes = [prefix for i in places for prefix in ((i, True), (i + 1, False), (i + 1, True))]
+        texts = [prefix for prefix, _ in self._render(messages, prefixes, variables)] if places else []
         spans = []
-        for place, before, through in zip(places, texts[::2], texts[1::2], strict=True):
+        for place, before, through, asking in zip(places, texts[::3], texts[1::3], texts[2::3], strict=True):
             has_before, has_through = bool(before) and text.startswith(before), text.startswith(through)
             start, end = len(before), len(through)
             # Otherwise the request for an answer opens a tag (such as <think>) that this answer does not have, or the
@@ -104,9 +106,12 @@ class ChatTemplate:
                 content_start, content_end = self._find_content(messages, place, asks, text, variables)
                 start = start if has_before else content_start
             if not has_through:
-                _, last = self._find_content(messages[: place + 1], place, False, through, variables)
-                closings = (through[last:], through[last:].rstrip(), "")
-                end = content_end + next(len(x) for x in closings if text.startswith(x, content_end))
+                answer = messages[: place + 1]
+                closing = through[self._find_content(answer, place, False, through, variables)[1] :]
+                followed = asking[self._find_content(answer, place, True, asking, variables)[1] :]
+                end = content_end + len(_find_closing(text[content_end:], closing, followed))
+            if end <= start and messages[place].get("content"):
+                raise ValueError(f"the chat template must write each answer, got none for {messages[place]!r:.80}")
             spans.append((start, max(start, end)))
         return spans
 
@@ -118,11 +123,9 @@ class ChatTemplate:
         for letter in "xy":  # one of them differs from the first letter of the answer, and from the last
             other = {"role": "assistant", "content": letter}
             others.append(self.render([*messages[:place], other, *messages[place + 1 :]], asks, **variables))
-        if others == [text, text]:
-            raise ValueError(f"the chat template must write each answer, got none for {messages[place]!r:.80}")
         start = min(_count_equal(text, other) for other in others)
         end = len(text) - min(_count_equal(text[::-1], other[::-1]) for other in others)
-        return start, max(start, end)
+        return start, max(start, end)  # an empty content has letters before and after it in common
 
     def _render(
         self, messages: Sequence[Message], prefixes: Sequence[tuple[int, bool]], variables: Mapping[str, Any]
@@ -153,6 +156,22 @@ def _count_equal(first: str, second: str) -> int:
     """Return how many characters two texts have in common at their beginning."""
     different = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
     return next(different, min(len(first), len(second)))
+
+
+def _find_closing(rest: str, closing: str, followed: str) -> str:
+    """Return how the text after an answer closes it.
+
+    Args:
+      rest: the text after the answer.
+      closing: the text after the same answer as the last one.
+      followed: that with the beginning of another answer.
+    """
+    for text in (closing, closing.rstrip()):
+        if rest.startswith(text):
+            return text
+    # Some templates close the last answer in another way, and others only.
+    found = _TAG.match(rest[: _count_equal(rest, followed)])
+    return found[0] if found else ""
 
 
 def _normalize(message: Message) -> dict[str, Any]:
