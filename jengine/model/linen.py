@@ -17,6 +17,7 @@ from jengine.model.adapters import (
     train_arguments,
 )
 from jengine.model.autocast import autocast
+from jengine.model.layer_shapes import Shapes, record_shapes, select_stacked
 from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
 from jengine.model.padding import exclude_padding
 from jengine.model.remat import check_patterns, remat_linen
@@ -86,6 +87,7 @@ class LinenModel(Model):
         self._sown_collections: tuple[str, ...] = (_INTERMEDIATES, *self._sown.names)
         self.module_types: dict[str, str] = {}
         self.logical_axes: dict[str, tuple[str | None, ...]] = {}
+        self.layer_shapes: Shapes = {}
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Initialize the module in inference mode, and record the submodule types and the logical axes."""
@@ -95,11 +97,17 @@ class LinenModel(Model):
             types[".".join(context.module.path)] = type(context.module).__name__
             return next_fun(*args, **kwargs)
 
+        shapes: Shapes = {}
         inputs = select_inputs(batch, self._inputs, "LinenModel")
         # A dict drops duplicates: training and prediction may use the same stream.
         rngs = _keys(dict.fromkeys(("params", *self._rngs, *self._predict_rngs)), rng)
         modes = train_arguments(type(self.module).__call__, train=False)
-        with nn.intercept_methods(record_type), _dense_general_without_mesh(), explain_static_modes(modes):
+        with (
+            nn.intercept_methods(record_type),
+            record_shapes(shapes),
+            _dense_general_without_mesh(),
+            explain_static_modes(modes),
+        ):
             variables = self.module.init(rngs, *inputs, **modes)
         self.module_types = types
         check_patterns(self._remat, types)
@@ -109,6 +117,7 @@ class LinenModel(Model):
         )[0]
         self.logical_axes = {dotted(path): tuple(x.names) for path, x in leaves if isinstance(x, nn.Partitioned)}
         variables = dict(nn.meta.unbox(variables))  # the axis names are in `logical_axes` now
+        self.layer_shapes = select_stacked(shapes, variables.get("params", {}))
         check_state_names("a collection", variables)
         sown = [name for name in variables if self._is_sown(name, variables, inputs)]
         self._sown_collections = tuple(dict.fromkeys((_INTERMEDIATES, *self._sown.names, *sown)))
