@@ -305,3 +305,26 @@ def test_an_export_says_whether_the_embedding_is_tied_and_refuses_another_model(
     with pytest.raises(CheckpointMismatchError, match=r"missing     layers\.attn\.key\.bias"):
         export_hub(params, tmp_path / "other", DATA / "llama")
     assert not (tmp_path / "other").exists()
+
+
+def test_an_export_carries_the_tokenizer_and_the_settings_for_generation_along(tmp_path):
+    origin, out = tmp_path / "origin", tmp_path / "out"
+    shutil.copytree(DATA / "llama", origin)
+    companions = {
+        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json",
+        "merges.txt", "chat_template.jinja", "additional_chat_templates/rag.jinja", "generation_config.json",
+    }  # fmt: skip
+    (origin / "additional_chat_templates").mkdir()
+    for name in [*companions, "modeling_llama.py", "pytorch_model.bin", "README.md"]:
+        (origin / name).write_text(f"of {name}")
+    params, _, _ = load_pretrained(origin, build("llama")[1])
+    export_hub(params, out, origin)
+    found = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()}
+    assert found == {*companions, "config.json", "model.safetensors"}
+    assert all((out / name).read_text() == f"of {name}" for name in companions)
+    export_hub(params, tmp_path / "alone", read_config(origin))  # a config alone has nothing beside it
+    assert {file.name for file in (tmp_path / "alone").iterdir()} == {"config.json", "model.safetensors"}
+    for file in origin.glob("*.safetensors*"):
+        file.unlink()
+    export_hub(params, origin, origin)  # in place
+    assert (origin / "tokenizer.json").read_text() == "of tokenizer.json"
