@@ -85,10 +85,10 @@ def export_hub(
         tensors = {name: _make_tensor(users[name], params, structs[name]) for name in shard}
         write_safetensors(target / file, tensors)
     if origin is not None and origin.resolve() != target.resolve():
-        for file in (file for pattern in _COMPANIONS for file in origin.glob(pattern) if file.is_file()):
-            copy = target / file.relative_to(origin)
+        for companion in (path for pattern in _COMPANIONS for path in origin.glob(pattern) if path.is_file()):
+            copy = target / companion.relative_to(origin)
             copy.parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, copy)
+            shutil.copyfile(companion, copy)
     (target / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     if len(shards) > 1:
         weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}

@@ -1,7 +1,7 @@
 """Shapes of single kernels, where a transformation of Flax stacks those of several layers in one parameter."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -38,14 +38,19 @@ def select_stacked(shapes: Mapping[str, tuple[int, ...]], params: Any) -> Shapes
     return {path: shape for path, shape in shapes.items() if path in found and shape != found[path]}
 
 
-def find_nnx_shapes(module: "nnx.Module", inputs: tuple[Any, ...]) -> Shapes:
-    """Return the shapes of single kernels in an NNX module, as the settings of Flax's own modules say."""
+def find_nnx_shapes(module: "nnx.Module", get_inputs: Callable[[], tuple[Any, ...]]) -> Shapes:
+    """Return the shapes of single kernels in an NNX module, as the settings of Flax's own modules say.
+
+    Args:
+      module: the module.
+      get_inputs: returns inputs for it, with which a Linen module in Flax's bridge is traced.
+    """
     from flax import nnx
 
     shapes: Shapes = {}
     if isinstance(module, nnx.bridge.ToNNX):
         with record_shapes(shapes):
-            jax.eval_shape(module.to_nnx__module.init, jax.random.key(0), *inputs)
+            jax.eval_shape(module.to_nnx__module.init, jax.random.key(0), *get_inputs())
         return shapes
     for path, node in nnx.iter_modules(module):
         match node:
@@ -57,8 +62,6 @@ def find_nnx_shapes(module: "nnx.Module", inputs: tuple[Any, ...]) -> Shapes:
                 kernel = {"kernel": tuple(node.kernel_shape)}
             case nnx.Embed():
                 kernel = {"embedding": (node.num_embeddings, node.features)}
-            case nnx.LayerNorm() | nnx.RMSNorm() | nnx.BatchNorm() | nnx.GroupNorm():
-                kernel = {"scale": (node.num_features,)}
             case _:
                 continue
         shapes |= {".".join([*map(str, path), name]): shape for name, shape in kernel.items()}

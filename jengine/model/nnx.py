@@ -131,7 +131,7 @@ class NnxModel(Model):
         if self._structure is None and self._wrt is None:
             announce_training(variables.values())
         self.logical_axes = _logical_axes(states[0])
-        shapes = find_nnx_shapes(module, select_inputs(batch, self._inputs, "NnxModel"))
+        shapes = find_nnx_shapes(module, lambda: select_inputs(batch, self._inputs, "NnxModel"))
         self.layer_shapes = select_stacked(shapes, to_dict(variables))
         accepts_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
         # Without values: they are the run's, and in a trace tracers, which must not outlive it.

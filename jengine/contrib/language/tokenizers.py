@@ -28,7 +28,7 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     end_token: int  # ends a document
-    end_tokens: Sequence[int]  # each ends an answer; `end_token` is the first
+    end_tokens: tuple[int, ...]  # each ends an answer; `end_token` is the first
     chat_template: ChatTemplate | None  # of messages
     special_tokens: Mapping[str, str]  # texts by name for chat templates, such as `eos_token`
 
@@ -55,7 +55,7 @@ class ByteTokenizer:
 
     vocab_size = 257
     end_token = 256
-    end_tokens = (256,)
+    end_tokens: tuple[int, ...] = (256,)
     chat_template: ChatTemplate | None = None
     special_tokens: Mapping[str, str] = types.MappingProxyType({})
 
@@ -100,6 +100,8 @@ class FileTokenizer:
     """
 
     chat_template: ChatTemplate | None = None
+    special_tokens: Mapping[str, str]
+    end_tokens: tuple[int, ...]
 
     def __init__(self, path: str | os.PathLike[str], end_token: str | Sequence[str] | None = None) -> None:
         with require_extra("text", "FileTokenizer requires tokenizers"):
@@ -170,7 +172,7 @@ class FileTokenizer:
             raise ValueError(f"FileTokenizer: `end_token` must be a token of {source}, got {wrong!r}")
         self.end_tokens = tuple(dict.fromkeys([*map(int, found), *end_ids]))
         self.end_token = self.end_tokens[0]
-        self.special_tokens: Mapping[str, str] = {"eos_token": ends[0]}
+        self.special_tokens = {"eos_token": ends[0]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a `tokenizer.json` file."""
