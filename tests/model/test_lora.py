@@ -167,9 +167,9 @@ def test_stacked_modules_of_nnx_have_updates_of_their_own():
     class Net(nnx.Module):
         def __init__(self, rngs):
             self.embed = nnx.Embed(8, 6, rngs=rngs)
-            keys = rngs.fork(split=3)
-            self.blocks = nnx.vmap(lambda rngs: nnx.Linear(6, 6, rngs=rngs))(keys)
-            self.norms = nnx.vmap(lambda rngs: nnx.LayerNorm(6, rngs=rngs))(keys)
+            stack = nnx.split_rngs(splits=3)
+            self.blocks = stack(nnx.vmap(lambda rngs: nnx.Linear(6, 6, rngs=rngs)))(rngs)
+            self.norms = stack(nnx.vmap(lambda rngs: nnx.LayerNorm(6, rngs=rngs)))(rngs)
 
         def __call__(self, tokens):
             return self.embed(tokens)
