@@ -25,7 +25,7 @@ from jengine.hooks.hook_list import HookList
 from jengine.hooks.run_record import GroupTable
 from jengine.inference.predict import Predictor, open_batches
 from jengine.inference.trained_module import trained_module
-from jengine.logging import PhaseTimer
+from jengine.logging import LogProcessor, PhaseTimer
 from jengine.model import build_model
 from jengine.optim import OptimWrapper, build_optim_wrapper
 from jengine.optim.batch_size import read_auto_scale_lr, scale_lr, warn_of_accumulation
@@ -180,6 +180,8 @@ class Runner(MMEngineNames):
         self.log_processor = components.build_log_processor(log_processor, train_cfg)
         logs = components.build_logs(identity, log_level, self.build_logger, self.build_message_hub)
         self.logger, self.log_writer, self.message_hub = logs
+        if isinstance(self.log_processor, LogProcessor):  # else one of the user's
+            self.message_hub.keep(self.log_processor.windows)
         self.hyperparams, self.optimizer_settings = Hyperparams(), dict[str, dict[str, Any]]()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._predictors: dict[str, Predictor] = {}  # by `batch_rules`

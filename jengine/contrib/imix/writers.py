@@ -63,8 +63,11 @@ def smooth_metrics(trainer: RunnerProtocol, window_size: int) -> dict[str, float
 
 
 def median(history: HistoryBuffer, window_size: int) -> float:
-    """Return the median of the latest `window_size` values."""
-    return statistics.median(history.data[0][-window_size:].tolist())
+    """Return the median of the latest `window_size` values, without those that are not finite unless all are."""
+    history.keep(window_size)
+    values = history.data[0][-window_size:]
+    finite = values[np.isfinite(values)]
+    return statistics.median((finite if finite.size else values).tolist())
 
 
 @WRITERS.register_module()
