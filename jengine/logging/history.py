@@ -195,7 +195,10 @@ class HistoryBuffer:
         return types.MethodType(self._statistics[method_name], self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the newest values, at most 256 unless a window is longer, and the totals, as a JSON-serializable dict."""
+        """Return the newest values and the totals, as a JSON-serializable dict.
+
+        At most 256 values, unless a window is longer.
+        """
         self._fold()
         # A bounded number, so that checkpoints of long runs stay small; the totals below are over all values.
         values, counts, weights = self._columns(min(self._num_saved, len(self)))

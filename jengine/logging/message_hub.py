@@ -136,8 +136,9 @@ class MessageHub:
         """Set the weight in means of the current iteration's scalars, without waiting for the device.
 
         Args:
-          value: the number of real examples; 0 for an iteration that does not count.
-          is_by_example: the scalars with this weight, by key; those with False have the weight 1 instead, or 0.
+          value: the share of real examples in the batch; 0 for an iteration that does not count.
+          is_by_example: the training scalars with this weight, by name without the loop; those with False have the
+            weight 1 instead, or 0.
         """
         self._is_by_example = dict(is_by_example)
         self.update_scalar(_WEIGHT, value, resumed=False)
@@ -360,10 +361,11 @@ class MessageHub:
 
     def _find_weights(self, key: str, iterations: list[int]) -> list[float] | None:
         """Return the weights of a scalar's values; None if all are 1."""
-        if not self._weights or key not in self._is_by_example:
+        is_by_example = self._is_by_example.get(key.removeprefix("train/")) if key.startswith("train/") else None
+        if not self._weights or is_by_example is None:
             return None
         weights = [self._weights.get(iteration, 1.0) for iteration in iterations]
-        return weights if self._is_by_example[key] else [float(weight > 0) for weight in weights]
+        return weights if is_by_example else [float(weight > 0) for weight in weights]
 
     def _split_by_epoch(self, key: str, iterations: list[int]) -> Iterator[tuple[int | None, slice]]:
         """Yield the start of each epoch and the positions of its values; validations begin their windows themselves."""

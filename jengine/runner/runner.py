@@ -390,7 +390,11 @@ class Runner(MMEngineNames):
         """Run one training step on a batch on the device, and return the metrics, which stay there."""
         iteration = self.train_loop.iter
         is_update = self.optim_wrapper.start_step(iteration)
-        self._state, metrics = self.programs.run_step(self._state, batch, self.step_hyperparams(), is_update, iteration)
+        self._state, metrics, weight = self.programs.run_step(
+            self._state, batch, self.step_hyperparams(), is_update, iteration
+        )
+        if weight is not None:
+            self.message_hub.update_weight(weight, self.programs.are_by_example(metrics))
         return metrics
 
     def train_chunk(
@@ -398,7 +402,9 @@ class Runner(MMEngineNames):
     ) -> ChunkMetrics:
         """Run a training step for each host batch in one call; see `TrainPrograms.run_chunk`."""
         first = self.train_loop.iter + 1 - len(batches)  # the hooks have been called for the last one
-        self._state, metrics = self.programs.run_chunk(self._state, batches, hyperparams, is_update, first)
+        self._state, metrics, weights = self.programs.run_chunk(self._state, batches, hyperparams, is_update, first)
+        if weights is not None:
+            self.message_hub.update_weight_batch(weights, first, self.programs.are_by_example(metrics.values))
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TextIO
 
 import jax
+import numpy as np
 
 from jengine.contrib.imix.log_buffer import Bins, Image, Result, to_uint8
 from jengine.hooks.runner_protocol import RunnerProtocol
