@@ -86,8 +86,12 @@ class Evaluator:
         """Return the initial state, and clear what an interrupted evaluation left in host metrics."""
         for metric in self.host_metrics:
             metric.results = []
-        counts = (jnp.zeros((), jnp.int32) for _ in range(3))  # not one array, as the state is donated
-        return EvaluatorState(*counts, tuple(metric.init() for metric in self.metrics))
+        return EvaluatorState(
+            examples=jnp.zeros((), jnp.int32),  # not one array for all, as the state is donated
+            batches=jnp.zeros((), jnp.int32),
+            not_numbers=jnp.zeros((), jnp.int32),
+            metrics=tuple(metric.init() for metric in self.metrics),
+        )
 
     def update(self, state: EvaluatorState, predictions: Predictions, batch: Batch) -> EvaluatorState:
         """Return the state with a batch added. Pure.
