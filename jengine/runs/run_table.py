@@ -13,6 +13,7 @@ from jengine.runs.remote import origin
 from jengine.runs.run_files import ReportedRun, read_runs
 from jengine.runs.run_metrics import find_best, flatten_config, list_saved_metrics
 from jengine.runs.table_format import Cell, Spread, format_cells, spread
+from jengine.scores import sort_key, split_words
 
 # Differences that are no hyperparameters: names, places, and the seed, which has a column of its own
 _NO_HYPERPARAMS = (
@@ -209,7 +210,7 @@ def build_table(runs: Mapping[str, ReportedRun]) -> RunTable:
     names = dict.fromkeys(metric for row in rows for metric in row.final)
     saved = [metric for run in runs.values() for metric in list_saved_metrics(run.config)]
     # The main metric is that of the best checkpoints, else the first that is no loss
-    order = sorted(names, key=lambda name: (name not in saved, name.startswith("test/"), "loss" in name))
+    order = sorted(names, key=lambda name: (name not in saved, name.startswith("test/"), "loss" in split_words(name)))
     main = next((name for name in order if name in rules), "")
     rows.sort(key=lambda row: _rank(row.best.get(main), rules.get(main, "")))
     notes = [f"{name}: {note}" for name, run in runs.items() for note in run.notes]
@@ -234,9 +235,7 @@ def _as_cell(value: Any) -> Cell:
 def _rank(value: "float | Spread | None", rule: str) -> float:
     """Return a number by which better values come first, and missing ones last."""
     number = value.mean if isinstance(value, Spread) else value
-    if number is None or math.isnan(number) or not rule:
-        return math.inf
-    return -number if rule == "greater" else number
+    return sort_key(rule, number) if rule else math.inf
 
 
 def _average(metrics: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
