@@ -111,9 +111,11 @@ class TransformedDataset:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        rng = random_state(self.seed, self._epoch, index, *self._parts) if self.pipeline.is_random else None
-        # Not 0, with which the inner transforms would draw the same numbers as those here.
-        return self.pipeline(fold_in(self.dataset, *self._parts, 1)[index], rng)
+        if not self.pipeline.is_random:
+            return self.pipeline(fold_in(self.dataset, *self._parts)[index])
+        # Part 1, because the inner transforms must not draw the same numbers as those here.
+        inner = fold_in(self.dataset, *self._parts, 1)
+        return self.pipeline(inner[index], random_state(self.seed, self._epoch, index, *self._parts))
 
 
 def at_epoch(dataset: Any, epoch: int) -> Any:
