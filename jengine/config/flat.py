@@ -61,6 +61,8 @@ class FlatConfig:
         """
         moved = ("data_preprocessor", "activation_checkpointing")
         known = [*SECTIONS, *moved, *(key for key in WITHOUT_EFFECT if "." not in key)]
+        if "vis_backends" in self.read - self.set_too_late:  # a variable, which `visualizer` reads
+            known.remove("vis_backends")
         cfg, own, unread = {}, {}, []
         for key, value in self.values.items():
             if key in known or (key not in self.read and did_you_mean(key, known, _MISSPELLED)):
@@ -129,9 +131,17 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
     result.read |= read
     for key in own.keys() & imported.keys():  # assigned again after `read_base`: replaced, as in any Python file
         result.values.pop(key, None)
-    merge_into(result.values, resolve(own))
-    result.values = _to_levels(result.values)
+    _merge(result, resolve(own))
     return result
+
+
+def _merge(result: FlatConfig, own: dict[str, Any]) -> None:
+    """Merge a file's keys into those that it inherits; `dict(_delete_=True)` alone unsets a key."""
+    for key in [key for key, value in own.items() if value == {"_delete_": True}]:
+        result.values.pop(key, None)
+        del own[key]
+    merge_into(result.values, own)
+    result.values = _to_levels(result.values)
 
 
 def _load_data(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[pathlib.Path]) -> FlatConfig:
@@ -148,8 +158,7 @@ def _load_data(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[pat
     _inherit(result, values.pop("_base_", []), file, heirs)
     vars(module)["CONFIG_MODULES"] = values.pop("CONFIG_MODULES", {})
     # Variables of the base are filled in before merging, when they still have the base's values.
-    merge_into(result.values, resolve(_fill_base_variables(values, result.values)))
-    result.values = _to_levels(result.values)
+    _merge(result, resolve(_fill_base_variables(values, result.values)))
     return result
 
 

@@ -166,3 +166,15 @@ def test_misspelled_sections_are_reported_in_one_error(write):
 
 def test_the_sections_of_a_flat_file_are_the_arguments_of_the_runner():
     assert {*SECTIONS} == {*inspect.signature(Runner).parameters, "vars"} - {"cfg"}
+
+
+@pytest.mark.parametrize("suffix", [".py", ".json"])
+def test_delete_alone_unsets_a_key_of_the_base(write, suffix):
+    write("base.py", BASE)
+    texts = {
+        ".py": "_base_ = 'base.py'\ndefault_hooks = dict(_delete_=True)\noptim_wrapper = dict(optimizer=dict(_delete_=True))",
+        ".json": '{"_base_": "base.py", "default_hooks": {"_delete_": true}, "optim_wrapper": {"optimizer": {"_delete_": true}}}',
+    }
+    cfg = load(write(f"child{suffix}", texts[suffix]))
+    assert "default_hooks" not in cfg
+    assert cfg["optim_wrapper"] == {"optimizer": {}}  # below the top level it is an empty dict, as in MMEngine
