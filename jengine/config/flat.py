@@ -46,6 +46,7 @@ class FlatConfig:
     """Variables in a flat config file, merged with those in the files that it inherits from."""
 
     values: Level = dataclasses.field(default_factory=Level)  # by name
+    names: dict[str, Any] = dataclasses.field(default_factory=dict)  # what `import *` of the file gives besides
     read: set[str] = dataclasses.field(default_factory=set)  # names that a file reads
     set_too_late: set[str] = dataclasses.field(default_factory=set)  # set again, after the file that reads them has run
 
@@ -110,7 +111,9 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
     _inherit(result, _pop_bases(tree), file, heirs)
     for base, names in _pop_read_base(tree, file):
         inherited = _load_base(base, [*heirs, file])
-        names = {name: name for name in inherited.values} if "*" in names else names
+        if "*" in names:
+            vars(module).update(inherited.names)
+            names = {name: name for name in inherited.values}
         _add(result, inherited, names)
         vars(module).update({name: result.values[name] for name in names})  # later lines of the file read them
     # Quoted or not, `{{ _base_.a }}` is no Python that would run: it becomes an expression first.
@@ -127,6 +130,7 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
         if not key.startswith("_") and not (key in imported and value is imported[key])
         and not isinstance(value, types.ModuleType | types.FunctionType | type)
     }  # fmt: skip
+    result.names = {key: value for key, value in vars(module).items() if not key.startswith("_") and key not in own}
     result.set_too_late = (result.set_too_late | (own.keys() & result.read)) - read
     result.read |= read
     for key in own.keys() & imported.keys():  # assigned again after `read_base`: replaced, as in any Python file

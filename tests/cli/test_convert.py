@@ -145,8 +145,8 @@ def test_what_jengine_lacks_of_a_detection_config_is_to_be_done(convert):
         dict(type="my_data.Resize", scale=(1333, 800), keep_ratio=True)
     ]
     to_be_done = find(rows, "to be done")
-    assert {"model", "train_dataloader", "val_evaluator", "custom_hooks"} <= {*to_be_done}
-    assert "SyncNormHook" in to_be_done["custom_hooks"]
+    assert {"model", "train_dataloader", "val_evaluator", "custom_hooks[1]"} <= {*to_be_done}
+    assert "SyncNormHook" in to_be_done["custom_hooks[1]"]
     assert "TODO custom_imports: import these modules in this file" in path.read_text()
     assert [backend["type"] for backend in cfg["visualizer"]["vis_backends"]] == ["LocalVisBackend", "AimVisBackend"]
 

@@ -178,3 +178,24 @@ def test_delete_alone_unsets_a_key_of_the_base(write, suffix):
     cfg = load(write(f"child{suffix}", texts[suffix]))
     assert "default_hooks" not in cfg
     assert cfg["optim_wrapper"] == {"optimizer": {}}  # below the top level it is an empty dict, as in MMEngine
+
+
+def test_import_star_of_a_base_file_gives_the_classes_that_it_imports(write):
+    write(
+        "_base_/loop.py",
+        "from mmengine.runner import IterBasedTrainLoop\nfrom jengine.hooks import EMAHook\nlength = 3",
+    )
+    write("_base_/run.py", "from mmengine.config import read_base\nwith read_base():\n    from .loop import *\n")
+    path = write(
+        "child.py",
+        """
+        with read_base():
+            from ._base_.run import *
+        train_cfg = dict(type=IterBasedTrainLoop, max_iters=length)
+        custom_hooks = [dict(type=EMAHook)]
+        """,
+    )
+    cfg = load(path)
+    assert cfg["train_cfg"] == dict(type="IterBasedTrainLoop", max_iters=3)
+    assert cfg["custom_hooks"][0]["type"].__name__ == "EMAHook"
+    assert cfg["vars"] == dict(length=3)
