@@ -9,7 +9,6 @@ Status = Literal["taken over", "changed", "dropped", "to be done"]
 
 _INDEX = re.compile(r"\[\d+\]")
 _OWN = re.compile(r"my_(data|metrics|model)\.")  # before the name of a class that the user writes
-_MAX_VALUE = 300  # characters
 
 
 class Row(NamedTuple):
@@ -66,8 +65,7 @@ def describe(value: Any) -> str:
     if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
         return f"[{', '.join(map(describe, value))}]"
     if not isinstance(value, Mapping):
-        text = repr(value)
-        return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
+        return repr(value)
     arguments = ", ".join(f"{key}={describe(item)}" for key, item in value.items() if key != "type")
     return f"{value['type']}({arguments})" if "type" in value else arguments or "{}"
 
