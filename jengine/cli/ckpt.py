@@ -27,7 +27,7 @@ def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     if entries:
         columns = ["checkpoint", "epoch", "iter", "saved", "size", "validation", "kept because", "state"]
         logged = _read_last_validation(args.work_dir, entries)
-        rows = [_make_row(entry, training, logged.get(entry.meta.get("iter"), {})) for entry in entries]
+        rows = [_make_row(entry, training, logged.get(entry.meta.get("iter", -1), {})) for entry in entries]
         print(format_table(columns, rows, align=["left", "right", "right", "left", "right", "left", "left", "left"]))
         print(f"{len(entries)} checkpoints, {format_bytes(sum(entry.size for entry in entries), digits=1)}", end="")
     else:

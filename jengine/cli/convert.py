@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jengine.cli.conversion import Conversion
-from jengine.cli.conversion_rows import Row, list_lost
+from jengine.cli.conversion_rows import Row, describe, list_lost
 from jengine.config import resolve
 from jengine.config.containers import iter_nodes
 from jengine.config.dump import format_literal
@@ -71,7 +71,10 @@ def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, list[Row]]:
     kept = {key: cfg[key] for key in KEYS if key in cfg}
     replaced = ("model", "train_data", "test_data", "load_from")
     rows = [Row("taken over", key, "") for key in kept if key not in replaced]
-    rows += [Row("dropped", key, "not a key of `from_imix`", is_whole=True) for key in cfg if key not in kept]
+    rows += [
+        Row("dropped", key, f"not a key of `from_imix`, {describe(cfg[key])}", is_whole=True)
+        for key in cfg if key not in kept
+    ]  # fmt: skip
     kept.setdefault("work_dir", "work_dirs/imix")
     kind = kept.get("model", {}).get("type", "MyModel")
     kept["model"] = {
