@@ -56,6 +56,8 @@ class RunRow:
     @property
     def setting(self) -> str:
         """What seeds of one run have in common: the whole config, not only the hyperparameters in the table."""
+        if not self.hyperparams and not self.config:
+            return self.name  # nothing is known, so it is like no other
         # As text: values may be lists and dicts, which cannot be keys.
         return repr((sorted(self.hyperparams.items()), sorted(self.config.items())))
 

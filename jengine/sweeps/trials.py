@@ -134,7 +134,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
         return dict(decode(read_bytes(path)))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{relative(path)} must be as the sweep has written it, got {error}; remove it") from error
 
 

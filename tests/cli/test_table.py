@@ -193,3 +193,10 @@ def test_the_first_of_equal_validations_is_the_best(tmp_path):
     rows = [{"acc": acc, "iter": i, "mode": "val"} for i, acc in ((10, 0.5), (20, 0.7), (30, 0.7))]
     run = read_run(write_run(tmp_path / "a", rows))
     assert find_best(run.curves[0], run.config)[0]["best"] == {"value": 0.7, "iter": 20}
+
+
+def test_runs_whose_configs_cannot_be_read_are_no_seeds_of_one(tmp_path):
+    for name in ("a", "b"):
+        log_dir = write_run(tmp_path / name, [{"acc": 0.5, "iter": 10, "mode": "val"}], config={"model": {"size": 1}})
+        (log_dir / "vis_data" / "config.py").write_text("def get_config(:")
+    assert [len(group.runs) for group in read_table([tmp_path]).groups()] == [1, 1]
