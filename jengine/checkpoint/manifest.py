@@ -188,7 +188,7 @@ def _select(files: Files, index: int, count: int) -> Files:
 
 
 def is_bare(directory: PurePath) -> bool:
-    """Return whether a process was killed before it wrote the manifest of a local directory, or after it removed it."""
+    """Return whether a local directory has nothing but the manifest that a killed process was writing, or nothing."""
     if os.path.islink(directory) or not os.path.isdir(directory):
         return False
     return all(name == f"{MANIFEST}.new" for name in os.listdir(directory))

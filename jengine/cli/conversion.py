@@ -32,10 +32,12 @@ _MODES = ("train", "val", "test")
 _LOOPS = {"val_cfg": "ValLoop", "test_cfg": "TestLoop"}
 _EVAL = ("val_evaluator", "test_evaluator")
 _ADVICE = ("tta_model",)  # of what is dropped, the keys that have a counterpart
-_SAMPLE_TRANSFORMS = ("Normalize", "Pad")  # with the same meaning; others of the same names take batches
+# With the same meaning; others with the same names take batches here
+_SAMPLE_TRANSFORMS = ("Normalize", "Pad")
 _READERS = ("Load", "Pack", "Collect", "ToTensor", "ImageToTensor", "DefaultFormatBundle")
 _LOSS = re.compile(r"\.loss(_\w+)?(\[\d+\])?$")
-_LISTS = ("custom_hooks", "visualizer.vis_backends")  # from which entries without effect are dropped beforehand
+# From which entries without effect are dropped beforehand
+_LISTS = ("custom_hooks", "visualizer.vis_backends")
 
 Section = dict[str, Any] | Sequence[dict[str, Any]]  # one part, or several
 
@@ -44,8 +46,8 @@ class Conversion:
     """Conversion of an MMEngine config, section by section.
 
     Keys that jengine supports are kept, unknown arguments are dropped, and unknown classes get the import path of one
-    that the user writes: `my_data.ImageNet`, `my_metrics.CocoMetric`. Each value in the config is in the result, or a
-    row tells what became of it.
+    that the user writes: `my_data.ImageNet`, `my_metrics.CocoMetric`. Each value in the config is in
+    the result, or a row tells what became of it.
 
     >>> conversion = Conversion({"train_cfg": {"by_epoch": True, "max_epochs": 3}, "log_level": "INFO"})
     >>> conversion.result["train_cfg"]
@@ -197,7 +199,7 @@ class Conversion:
         self._take(name, loader)
 
     def _dataset(self, path: str, new_path: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a dataset, in a TransformedDataset if it has a pipeline: those here take samples."""
+        """Return a dataset, in a TransformedDataset if it has a pipeline."""
         kind = cfg.get("type", "MyDataset")
         is_known = kind in DATASETS
         takes_pipeline = is_known and "pipeline" in inspect.signature(DATASETS.get(kind)).parameters
@@ -434,7 +436,10 @@ class Conversion:
             self._note(name, "taken over", "all else")
 
     def _do(self, path: str, text: str, whole: str = "") -> None:
-        """Note what a person must do at `path` in the result, and the old path that the text tells the whole of."""
+        """Note what a person must do at `path` in the result.
+
+        `whole` is an original path, if the text tells everything below it.
+        """
         self.todo.setdefault(path, []).append(text)
         self.rows.append(Row("to be done", whole or path, text, bool(whole)))
 

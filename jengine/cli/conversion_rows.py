@@ -23,9 +23,12 @@ class Row(NamedTuple):
 def list_lost(
     original: Mapping[str, Any], result: Mapping[str, Any], rows: Iterable[Row], moved: Mapping[str, str]
 ) -> list[Row]:
-    """Return rows for the values that are neither in the result nor in a row, so that none is lost without a line.
+    """Return rows for the values that are neither in the result nor in a row.
 
-    >>> list_lost({"a": {"type": "A", "x": 1, "y": 2}}, {"a": {"y": 2}}, [Row("changed", "a.type", "", True)], {})
+    So no value is lost without a line, whatever the converter knows about it.
+
+    >>> rows = [Row("changed", "a.type", "", True)]
+    >>> list_lost({"a": {"type": "A", "x": 1, "y": 2}}, {"a": {"y": 2}}, rows, {})
     [Row(status='dropped', path='a', text='x=1: no counterpart here', is_whole=True)]
 
     Args:
@@ -71,9 +74,9 @@ def describe(value: Any) -> str:
 
 
 def _leaves(value: Any, path: str, owner: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield the path, the path of the dict or list around it, and the value of everything that has no parts.
+    """Yield each value without parts, with its path and the path of the dict or list around it.
 
-    A list of plain values is one value.
+    A list with plain values is one value.
     """
     if isinstance(value, Mapping) and value:
         for key, item in value.items():

@@ -1,6 +1,7 @@
 """Counterparts of MMEngine's losses and augmentations, whose names and arguments differ here.
 
-Each function returns None for a part with an argument that has no counterpart: a part of it would train something else.
+Each function returns None for a part with an argument that has no counterpart: to convert only some
+arguments would train something else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,8 @@ from typing import Any
 
 Part = Mapping[str, Any]
 
-_NO_EFFECT: Mapping[str, tuple[Any, ...]] = {  # arguments of losses with the values that change nothing here
+# Arguments of losses with the values that change nothing here
+_NO_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "loss_weight": (1.0,), "reduction": ("mean",), "use_sigmoid": (False, None), "use_mask": (False,),
     "class_weight": (None,), "pos_weight": (None,), "avg_non_ignore": (True,),
 }  # fmt: skip
@@ -50,7 +52,7 @@ def convert_loss(cfg: Part, ignore_index: int | None = None) -> dict[str, Any] |
 
 
 def convert_augments(cfg: Part) -> dict[str, Any] | None:
-    """Return the entry of a BatchAugmentHook for a `train_cfg` with MixUp and CutMix, of which one is drawn.
+    """Return the BatchAugmentHook entry for a `train_cfg` with MixUp and CutMix.
 
     >>> convert_augments({"augments": {"type": "Mixup", "alpha": 0.2}})
     {'augments': [{'type': 'MixUp', 'alpha': 0.2}]}
@@ -75,7 +77,7 @@ def convert_augments(cfg: Part) -> dict[str, Any] | None:
 
 
 def find_num_classes(*parts: Any) -> int | None:
-    """Return the first number of classes in a head, an augmentation or another part, or in a list of these."""
+    """Return the first `num_classes` in configs, or in lists of these."""
     for part in parts:
         if isinstance(part, Mapping) and isinstance(part.get("num_classes"), int):
             return int(part["num_classes"])
@@ -87,14 +89,14 @@ def find_num_classes(*parts: Any) -> int | None:
 def convert_erasing(cfg: Part) -> dict[str, Any] | None:
     """Return the batch augmentation for a RandomErasing of images before they are normalized.
 
-    >>> convert_erasing({"type": "RandomErasing", "erase_prob": 0.25, "mode": "rand", "fill_std": [58.0]})["fill"]
+    >>> convert_erasing({"type": "RandomErasing", "mode": "rand", "fill_std": [58.0]})["fill"]
     'pixels'
     """
     rest = {key: value for key, value in cfg.items() if key != "type"}
     low, high = rest.pop("min_area_ratio", 0.02), rest.pop("max_area_ratio", 0.4)
     ratio = rest.pop("aspect_range", (0.3, 10 / 3))
     ratio = (min(ratio, 1 / ratio), max(ratio, 1 / ratio)) if isinstance(ratio, float) else tuple(ratio)
-    # The filled colors are the dataset's mean, or noise with its deviation: 0 and 1 after the normalization.
+    # The fill is the dataset's mean, or noise with its deviation: 0 and 1 after the normalization.
     fill = "pixels" if rest.pop("mode", "const") == "rand" else "zeros"
     result = {"type": "RandomErasing", "prob": rest.pop("erase_prob", 0.5), "area": (low, high), "aspect_ratio": ratio}
     rest = {key: value for key, value in rest.items() if key not in ("fill_color", "fill_std")}

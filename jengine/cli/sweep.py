@@ -31,7 +31,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         return 130
     print(table.format(group=args.seeds > 1))
     print(f"all runs: jengine table {relative(directory)}")
-    # By the error: the work dir of a run that failed may belong to a process that is still training.
+    # By the error: the work dir of a failed run may belong to a process that still trains.
     failed = [row for row in table.rows if row.error and row.status != "finished"]
     for row in failed:
         print(f"{row.name} failed: {row.error}", file=sys.stderr)

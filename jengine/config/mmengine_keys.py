@@ -76,8 +76,8 @@ class Change(NamedTuple):
 def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[Change]]:
     """Return a resolved config without those parts of MMEngine's that mean nothing here, and what has changed.
 
-    Keys without effect are dropped, `_scope_` at every level, and an empty `data_preprocessor`, which is how a file
-    unsets that of its base; `activation_checkpointing` moves to the model;
+    Keys without effect are dropped, `_scope_` at every level, and an empty `data_preprocessor`, by which a
+    file takes back that of its base; `activation_checkpointing` moves to the model;
     visualizers that draw for one task become a LocalVisualizer; hooks that only draw, arguments of PyTorch's loader,
     and places where metrics are collected are dropped.
 
@@ -85,7 +85,8 @@ def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[Chang
     {'work_dir': 'runs'}
 
     Raises:
-      ConfigError: `vis_backends` that are not those of the visualizer; `activation_checkpointing` without a model.
+      ConfigError: `vis_backends` that the visualizer does not have; `activation_checkpointing` without
+        a model.
     """
     changes = list[Change]()
     result = _drop_scopes(cfg, changes)

@@ -223,7 +223,7 @@ class BaseDataset:
         return dataset
 
     def fold_in(self, *parts: int) -> Self:
-        """Return this dataset with other random numbers; called by the dataset that it is a part of."""
+        """Return this dataset with other random numbers; called by a dataset around it."""
         dataset = copy.copy(self)
         dataset._parts = (*self._parts, *parts)
         return dataset

@@ -72,7 +72,7 @@ class _Wrapper:
         return dataset
 
     def fold_in(self, *parts: int) -> Self:
-        """Return this dataset with other random numbers; called by the dataset that it is a part of."""
+        """Return this dataset with other random numbers; called by a dataset around it."""
         dataset = copy.copy(self)
         dataset._parts = (*self._parts, *parts)
         return dataset
@@ -299,7 +299,7 @@ class MixedDataset(_Wrapper):
 
 
 def _place(number: int, size: int, position: int, index: int) -> tuple[int, int, int]:
-    """Return the dataset, the index in it, and the pass over it, of which an epoch may have several."""
+    """Return the dataset, the index in it, and the pass over it; an epoch may have several."""
     return number, int(index), position // size
 
 

@@ -102,7 +102,7 @@ class TransformedDataset:
         return dataset
 
     def fold_in(self, *parts: int) -> "TransformedDataset":
-        """Return this dataset with other random numbers; called by the dataset that it is a part of."""
+        """Return this dataset with other random numbers; called by a dataset around it."""
         dataset = copy.copy(self)
         dataset._parts = (*self._parts, *parts)
         return dataset

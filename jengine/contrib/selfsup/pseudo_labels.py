@@ -48,7 +48,7 @@ class PseudoLabelDataset:
         return dataset
 
     def fold_in(self, *parts: int) -> "PseudoLabelDataset":
-        """Return this dataset with other random numbers; called by the dataset that it is a part of."""
+        """Return this dataset with other random numbers; called by a dataset around it."""
         dataset = copy.copy(self)
         dataset.dataset = fold_in(self.dataset, *parts)
         return dataset
