@@ -12,7 +12,7 @@ from jengine.json_codec import decode, encode
 from jengine.registry import HOOKS
 from jengine.runs import TRIAL
 from jengine.scores import infer_rule, is_better, pick_metric
-from jengine.storage import write_bytes
+from jengine.storage import read_bytes, write_bytes
 
 _MIN_DELTA = 0.1  # MMEngine's default, although its documentation gives 0.01
 
@@ -173,7 +173,7 @@ class OptunaPruningHook(Hook):
         from optuna.storages.journal import JournalFileBackend
 
         self._record = pathlib.Path(runner.work_dir, TRIAL)
-        study = decode(self._record.read_text()).get("study") if self._record.exists() else None
+        study = decode(read_bytes(self._record)).get("study") if self._record.exists() else None
         if study is None:
             raise ConfigError("OptunaPruningHook: the run must be one of `jengine sweep --search`, got another one")
         loaded = optuna.load_study(
@@ -196,4 +196,4 @@ class OptunaPruningHook(Hook):
             # failure.
             runner.train_loop.stop_training = True
             runner.logger.info(f"Training stops early: {self.monitor} is {value:.4g}, worse than in most other runs.")
-            write_bytes(self._record, encode({**decode(self._record.read_text()), "pruned": True}).encode())
+            write_bytes(self._record, encode({**decode(read_bytes(self._record)), "pruned": True}).encode())
