@@ -10,7 +10,7 @@ EXTRAS ?= dev
 PYTHON_TAG := import sys; print("py%d%d" % sys.version_info[:2])
 PINS = $(wildcard constraints/$(shell $(BIN)/python -c '$(PYTHON_TAG)').txt)
 
-.PHONY: demo test test-all configs processes foreign test-chips pytest-chips test-newest test-versions lint types pytest lock lock-oldest docs docs-serve bench bench-peers clean
+.PHONY: demo test test-all configs processes foreign test-chips pytest-chips test-newest test-versions lint types pytest lock lock-oldest docs docs-serve bench bench-peers gpu clean
 
 # Only what configs/ requires, unless the environment has the packages of the tests already.
 demo: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
@@ -98,6 +98,10 @@ docs-serve:
 # Fails if a ratio is worse than the accepted one by over a tenth; ARGS=--accept makes the ratios found the accepted ones.
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# The suite for accelerators, in eight minutes; says what is missing where there is none. ARGS="--parts card" runs a part.
+gpu: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.accelerator --need-accelerator $(ARGS)
 
 # Other trainers, each in an environment of its own under .bench.
 bench-peers: $(VENV)/.installed

@@ -2,6 +2,7 @@
 
     make test-versions                      # all of them
     make test-versions ARGS="3.13 oldest"   # only these
+    make test-versions ARGS="gpu-image"     # only what a machine with a GPU has: see constraints/gpu-image.txt
 
 The wheel trains the demo in an environment from scratch; then `make demo` and `make test` run in .venv-NAME. With the
 oldest packages only the tests run there, not the linter and the type checker. The table at the end has a line for each;
@@ -23,6 +24,7 @@ _PREFIX = "Programming Language :: Python :: 3."
 _CLASSIFIERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
 PYTHONS = [f"3.{line.removeprefix(_PREFIX)}" for line in _CLASSIFIERS if line.startswith(_PREFIX)]
 OLDEST = "oldest"
+GPU_IMAGE = "gpu-image"
 
 
 def find_python(version: str) -> str | None:
@@ -51,6 +53,23 @@ def train_demo(python: str, environment: pathlib.Path, pins: str) -> bool:
         )
 
 
+def check_gpu_image() -> list[str]:
+    """Run the suite for accelerators on the CPU with the packages of a GPU machine, where jengine is not installed."""
+    python = find_python("3.12")
+    if python is None:
+        return [GPU_IMAGE, "MISSING: no python3.12 on PATH or in pyenv", "", "", ""]
+    start = time.monotonic()
+    environment = ROOT / f".venv-{GPU_IMAGE}"
+    pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if not (run(python, "-m", "venv", environment) and run(*pip, "-r", ROOT / f"constraints/{GPU_IMAGE}.txt")):
+        return [GPU_IMAGE, python, "FAILED to install", "", ""]
+    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    suite = run(environment / "bin" / "python", "-m", "benchmarks.accelerator", "--tiny", "--minutes", "20")
+    minutes = (time.monotonic() - start) / 60
+    return [GPU_IMAGE, python, f"suite {'passed' if suite else 'FAILED'}", "", f"{minutes:.0f} min"]
+
+
 def run(*command: object, cwd: pathlib.Path = ROOT) -> bool:
     """Run a command and return whether it succeeded."""
     print("$", *command, flush=True)
@@ -59,7 +78,9 @@ def run(*command: object, cwd: pathlib.Path = ROOT) -> bool:
 
 
 def check(name: str) -> list[str]:
-    """Run everything for a Python version or `oldest`, and return the line of the table."""
+    """Run everything for a Python version, `oldest` or `gpu-image`, and return the line of the table."""
+    if name == GPU_IMAGE:
+        return check_gpu_image()
     version = PYTHONS[0] if name == OLDEST else name
     python = find_python(version)
     if python is None:
@@ -78,11 +99,12 @@ def check(name: str) -> list[str]:
 
 def main(names: list[str]) -> int:
     """Run all checks, print the table, and return the exit code."""
-    unknown = set(names) - {*PYTHONS, OLDEST}
+    known = [*PYTHONS, OLDEST, GPU_IMAGE]
+    unknown = set(names) - set(known)
     if unknown:
-        print(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join([*PYTHONS, OLDEST])}", file=sys.stderr)
+        print(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
         return 2
-    lines = [check(name) for name in names or [*PYTHONS, OLDEST]]
+    lines = [check(name) for name in names or known]
     for line in lines:
         print(*(f"{cell:<10}" for cell in line))
     return int(any("FAILED" in cell or cell.startswith("MISSING") for line in lines for cell in line))

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-from benchmarks.report import has_accelerator, machine, table, versions
+from benchmarks.report import machine, table, versions
 from benchmarks.results import compare_ratios, lower_of, replace_section
 
 HERE = pathlib.Path(__file__).parent
@@ -38,9 +38,7 @@ BENCHMARKS = {
     "checkpoint": ("Checkpoints, compared with a copy to the host", ["--parameters", "20000000"]),
     "devices": ("Communication between devices", []),
     "requests": ("Requests of many processes to the coordination service", []),
-    "accelerator": ("AMP and device idle time", []),
 }
-ONLY_ON_ACCELERATORS = ("accelerator",)
 WITHOUT_RATIOS = ("schedules", "devices", "requests")
 
 
@@ -76,8 +74,7 @@ def main(argv=None):
         parser.error(f"unknown benchmarks: {', '.join(sorted(unknown))}; expected any of {', '.join(BENCHMARKS)}")
     accepted = json.loads(RATIOS.read_text()) if RATIOS.exists() else {}
     all_ratios = {}
-    names = [name for name in BENCHMARKS if name not in ONLY_ON_ACCELERATORS or has_accelerator()]
-    for name in args.names or names:
+    for name in args.names or BENCHMARKS:
         title, options = BENCHMARKS[name]
         print(f"--- {name}: {title}", flush=True)
         text, ratios = measure(name, options)

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 TOPOLOGY = "v5e:4x4"
@@ -46,6 +47,25 @@ MAXTEXT = {
 }
 
 
+def make_update(module: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
+    """Return `update(state, batch) -> (state, loss)` in bfloat16 with plain optax, not yet jitted."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    def update(state, batch):
+        def compute_loss(params):
+            params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+            logits = module.apply({"params": params}, batch["tokens"]).astype(jnp.float32)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+
+        loss, gradients = jax.value_and_grad(compute_loss)(state["params"])
+        updates, opt_state = optimizer.update(gradients, state["opt_state"], state["params"])
+        return dict(params=optax.apply_updates(state["params"], updates), opt_state=opt_state), loss
+
+    return update
+
+
 def compile_by_hand(batch: int, length: int) -> dict[str, Any]:
     """Compile a step of the same module without the engine, and return what it costs."""
     import jax
@@ -69,15 +89,7 @@ def compile_by_hand(batch: int, length: int) -> dict[str, Any]:
         params = module.init(jax.random.key(0), jnp.zeros((1, length), jnp.int32))["params"]
         return dict(params=params, opt_state=optimizer.init(params))
 
-    def update(state, batch):
-        def compute_loss(params):
-            params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-            logits = module.apply({"params": params}, batch["tokens"]).astype(jnp.float32)
-            return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
-
-        loss, gradients = jax.value_and_grad(compute_loss)(state["params"])
-        updates, opt_state = optimizer.update(gradients, state["opt_state"], state["params"])
-        return dict(params=optax.apply_updates(state["params"], updates), opt_state=opt_state), loss
+    update = make_update(module, optimizer)
 
     def place(path, x):
         name = jax.tree_util.keystr(path, simple=True, separator=".")

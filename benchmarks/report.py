@@ -28,13 +28,6 @@ def write_ratios(path, ratios):
         pathlib.Path(path).write_text(json.dumps({name: round(value, 4) for name, value in ratios.items()}))
 
 
-def has_accelerator():
-    """Return whether JAX uses an accelerator."""
-    import jax
-
-    return jax.default_backend() != "cpu"
-
-
 def machine():
     """Describe the machine in one line: processor, cores, accelerator."""
     import jax

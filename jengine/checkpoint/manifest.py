@@ -187,6 +187,13 @@ def _select(files: Files, index: int, count: int) -> Files:
     return {name: files[name] for name in names[index::count]}
 
 
+def is_bare(directory: PurePath) -> bool:
+    """Return whether a local directory has nothing but the manifest that a killed process was writing, or nothing."""
+    if os.path.islink(directory) or not os.path.isdir(directory):
+        return False
+    return all(name == f"{MANIFEST}.new" for name in os.listdir(directory))
+
+
 def remove(directory: PurePath) -> None:
     """Remove a local directory that has a manifest, the manifest last, so an interrupted removal is recognized.
 
@@ -195,8 +202,9 @@ def remove(directory: PurePath) -> None:
     """
     if not os.path.exists(directory):
         return
-    if os.path.isdir(directory) and all(name == f"{MANIFEST}.new" for name in os.listdir(directory)):
-        return  # a process was killed before it wrote the manifest, or after it removed it
+    if is_bare(directory):
+        shutil.rmtree(directory)
+        return
     if not has_manifest(directory):
         raise FileExistsError(f"{directory} is not removed: it is not a checkpoint (it has no {MANIFEST})")
     for path in Path(directory).iterdir():

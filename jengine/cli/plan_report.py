@@ -88,8 +88,7 @@ def _format_program(name: str, program: Mapping[str, Any], devices: int, chip_me
         kernels = sum(program["kernels"].values())
         outside = f" outside of {kernels} kernels" if kernels else ""
         lines.append(f"cycles by the compiler: {cycles / 1e6:.4g} million{outside}")
-    options = "".join(f", with {name}={value}" for name, value in program["compiler_options"].items())
-    lines.append(f"compiled in {program['compile_seconds']:.1f} s{options}")
+    lines.append(f"compiled in {program['compile_seconds']:.1f} s")
     if program["has_float64"]:
         lines.append("warning: the program computes in float64, which accelerators emulate or do slowly")
     if count := program["host_callbacks"]:

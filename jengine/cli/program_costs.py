@@ -33,9 +33,9 @@ _Program = tuple[jax.stages.Traced, dict[str, PyTree]]  # traced, and its argume
 
 _COMPILED_AT_ONCE = 2  # programs; each takes more than a GiB of the host's memory if it is large
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-# Without a GPU on which to try them, XLA may find no tiles for Triton's matrix products; cuBLAS then computes them.
-_NO_TILES = "Couldn't find output tile sizes"
-_WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
+# On a GPU, XLA times Triton's kernels for matrix products against cuBLAS's, and mostly chooses the latter, which write
+# their results to memory. Without a GPU it would take Triton's, and plan too little memory.
+_COMPILER_OPTIONS: dict[str, dict[str, str | int | bool]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 _HOST_CALLBACK = re.compile(
     r'custom_call_target="\w*callback\w*"|= [^=]* (?:outfeed|infeed|send|recv)\((?!.*xla_megascale_runtime)'
 )
@@ -155,16 +155,9 @@ def _compile(traced: jax.stages.Traced, arguments: Mapping[str, PyTree], devices
     """Compile a program and return what it costs on a device; without memory if the compiler cannot fit it."""
     flops = {kind: count / devices for kind, count in count_flops(traced.jaxpr).items()}
     start = time.monotonic()  # the program is traced already
-    options: dict[str, bool] = {}
+    options = _COMPILER_OPTIONS.get(chip.platform, {}) if chip else {}
     try:
-        lowered = traced.lower()
-        try:
-            compiled = lowered.compile()
-        except jax.errors.JaxRuntimeError as error:
-            if _NO_TILES not in str(error):
-                raise
-            options = _WITHOUT_TRITON
-            compiled = lowered.compile(compiler_options=options)
+        compiled = traced.lower().compile(compiler_options=options or None)
     except jax.errors.JaxRuntimeError as error:
         if _OUT_OF_MEMORY not in str(error):
             raise
@@ -173,7 +166,7 @@ def _compile(traced: jax.stages.Traced, arguments: Mapping[str, PyTree], devices
     plan = measure_program(compiled, arguments)
     # Compiled but too large happens too: some compilers do not stop at the limit.
     fits = None if chip is None else plan["total_memory"] <= chip.memory
-    plan.update(fits=fits, flops=sum(flops.values()), compiler_options=options, compile_seconds=seconds)
+    plan.update(fits=fits, flops=sum(flops.values()), compile_seconds=seconds)
     return plan if chip is None else {**plan, **estimate_time(flops, plan, chip)}
 
 

@@ -18,8 +18,8 @@ _GPU_MEMORY_FRACTION = 0.75
 
 
 # GPUs are described to XLA's compiler, which otherwise queries the device that it compiles for. The figures are from
-# NVIDIA's data sheets and whitepapers for H100 SXM, A100 SXM 80 GB and HGX B200, and from the compute capability table
-# in the CUDA C++ programming guide.
+# NVIDIA's data sheets and whitepapers for H100 SXM, H200 SXM, A100 SXM 80 GB and HGX B200, and from the compute
+# capability table in the CUDA C++ programming guide.
 _RUNTIME = 'platform_name: "CUDA" runtime_version { major: 12 minor: 8 } dnn_version_info { major: 9 minor: 8 }'
 
 
@@ -39,6 +39,7 @@ class GpuTarget(NamedTuple):
 
 GPU_TARGETS = {
     "h100": GpuTarget("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 228, 50, 80 * 10**9, 3_350 * 10**9),
+    "h200": GpuTarget("NVIDIA H200", (9, 0), 132, 128, 1.98, 228, 50, 141 * 10**9, 4_800 * 10**9),
     "a100": GpuTarget("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 164, 40, 80 * 10**9, 2_039 * 10**9),
     "b200": GpuTarget("NVIDIA B200", (10, 0), 148, 128, 1.965, 228, 126, 180 * 10**9, 7_700 * 10**9),
 }
@@ -84,7 +85,7 @@ class Chip(NamedTuple):
 
 
 # TPUs: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm. GPUs: as above; NVLink in one direction.
-_LINKS = {"h100": 450e9, "a100": 300e9, "b200": 900e9}
+_LINKS = {"h100": 450e9, "h200": 450e9, "a100": 300e9, "b200": 900e9}
 CHIPS = {
     "v5e": Chip("tpu", "TPU v5 lite", 16 * _GIB, 819e9, 200e9),
     "v5p": Chip("tpu", "TPU v5", 95 * _GIB, 2765e9, 600e9),
@@ -95,7 +96,8 @@ CHIPS = {
     },
 }
 _EXTRAS = {"tpu": "tpu-compiler", "gpu": "gpu-compiler"}
-_COMPILERS = {"tpu": "libtpu", "gpu": "jax_plugins.xla_cuda12"}
+# Any one of them.
+_COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")}
 
 
 class Topology(NamedTuple):
@@ -187,11 +189,14 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
 def check_compiler(topology: Topology) -> None:
     """Check that XLA's compiler for these chips is installed."""
     platform = topology.chip.platform
-    package, _, module = _COMPILERS[platform].partition(".")
-    # Found, not imported: loading a compiler takes seconds, and this process does not use it.
-    is_installed = importlib.util.find_spec(package) is not None
-    if not is_installed or (module and importlib.util.find_spec(f"{package}.{module}") is None):
+    if not any(_is_installed(module) for module in _COMPILERS[platform]):
         raise ConfigError(
             f"--topology {topology} requires XLA's compiler for {platform.upper()}s: "
             f"pip install 'jengine[{_EXTRAS[platform]}]'"
         )
+
+
+def _is_installed(module: str) -> bool:
+    """Return whether a module is there, without importing it: a compiler takes seconds, and this process needs none."""
+    package = module.partition(".")[0]
+    return importlib.util.find_spec(package) is not None and importlib.util.find_spec(module) is not None

@@ -110,6 +110,7 @@ class BaseDataset:
         self._metainfo = {name: _read_lines(x) for name, x in {**self.METAINFO, **(metainfo or {})}.items()}
         self._indices = indices
         self._epoch = 0
+        self._parts: tuple[int, ...] = ()
         self._fully_initialized = False
         self.data_list: list[Record] = []
         # Two arrays instead of a list of dicts: worker processes that are forked share their pages, while reading a
@@ -191,7 +192,7 @@ class BaseDataset:
 
     def prepare_data(self, idx: int) -> Sample:
         """Return the transformed sample; None if the pipeline drops it."""
-        rng = random_state(self.seed, self._epoch, idx) if self.pipeline.is_random else None
+        rng = self._random_state(idx) if self.pipeline.is_random else None
         return self.pipeline(self.get_data_info(idx), rng)
 
     @force_full_init
@@ -205,7 +206,7 @@ class BaseDataset:
             return sample
         if self.test_mode:
             raise ValueError(f"the pipeline must return every sample with test_mode=True, got None for sample {idx}")
-        rng = random_state(self.seed, self._epoch, idx)  # a resumed run must read the same sample
+        rng = self._random_state(idx)  # a resumed run must read the same sample
         for _ in range(self.max_refetch):
             sample = self.prepare_data(int(rng.randint(len(self))))
             if sample is not None:
@@ -220,6 +221,15 @@ class BaseDataset:
         dataset = copy.copy(self)  # this one may be read by other threads
         dataset._epoch = epoch
         return dataset
+
+    def fold_in(self, *parts: int) -> Self:
+        """Return this dataset with other random numbers; called by a dataset around it."""
+        dataset = copy.copy(self)
+        dataset._parts = (*self._parts, *parts)
+        return dataset
+
+    def _random_state(self, idx: int) -> np.random.RandomState:
+        return random_state(self.seed, self._epoch, idx, *self._parts)
 
     # --- Parts ---
 

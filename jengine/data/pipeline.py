@@ -69,8 +69,8 @@ Compose = Pipeline  # MMEngine's name
 class TransformedDataset:
     """Dataset whose samples are transformed when they are read.
 
-    Random numbers are a function of the seed, the epoch and the sample index, so a resumed run reads the same samples,
-    with any number of processes and workers.
+    Random numbers are a function of the seed, the epoch, the sample index and the place among composed datasets (see
+    `fold_in`), so a resumed run reads the same samples, with any number of processes and workers.
 
     Args:
       dataset: the dataset, or its config.
@@ -90,6 +90,7 @@ class TransformedDataset:
         self.metainfo = getattr(self.dataset, "metainfo", {})
         self.seed = seed
         self._epoch = 0
+        self._parts: tuple[int, ...] = ()
 
     def at_epoch(self, epoch: int) -> "TransformedDataset":
         """Return this dataset with the random numbers for `epoch`; called by the loader."""
@@ -100,17 +101,39 @@ class TransformedDataset:
         dataset.dataset, dataset._epoch = inner, epoch
         return dataset
 
+    def fold_in(self, *parts: int) -> "TransformedDataset":
+        """Return this dataset with other random numbers; called by a dataset around it."""
+        dataset = copy.copy(self)
+        dataset._parts = (*self._parts, *parts)
+        return dataset
+
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        rng = random_state(self.seed, self._epoch, index) if self.pipeline.is_random else None
-        return self.pipeline(self.dataset[index], rng)
+        if not self.pipeline.is_random:
+            return self.pipeline(fold_in(self.dataset, *self._parts)[index])
+        # Part 1, because the inner transforms must not draw the same numbers as those here.
+        inner = fold_in(self.dataset, *self._parts, 1)
+        return self.pipeline(inner[index], random_state(self.seed, self._epoch, index, *self._parts))
 
 
 def at_epoch(dataset: Any, epoch: int) -> Any:
     """Return a dataset with the random numbers for `epoch`; the dataset itself if it draws none."""
     return dataset.at_epoch(epoch) if hasattr(dataset, "at_epoch") else dataset
+
+
+def fold_in(dataset: Any, *parts: int) -> Any:
+    """Return a dataset with the random numbers for its place in others; the dataset itself if it draws none.
+
+    As `jax.random.fold_in` does for keys: samples with the same index in two parts have the same seed and epoch, and
+    must still be augmented differently.
+
+    Args:
+      dataset: the dataset, which may have a method `fold_in(*parts)`.
+      parts: its number among the parts of the dataset around it, after that of the dataset around that one, and so on.
+    """
+    return dataset.fold_in(*parts) if hasattr(dataset, "fold_in") else dataset
 
 
 def _takes_rng(transform: Transform) -> bool:

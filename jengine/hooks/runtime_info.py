@@ -67,7 +67,8 @@ class RuntimeInfoHook(Hook):
             hub.update_scalar_batch(f"train/{name}", values, first, metrics.reported(name))
 
     def before_val(self, runner: RunnerProtocol) -> None:
-        """Set the stage."""
+        """Set the stage, and begin the means over this validation."""
+        runner.message_hub.start_pass("val")
         self._stage_before_val = runner.message_hub.get_info("loop_stage")
         runner.message_hub.update_info("loop_stage", "val")
 
@@ -87,7 +88,8 @@ class RuntimeInfoHook(Hook):
         runner.message_hub.pop_info("loop_stage")
 
     def before_test(self, runner: RunnerProtocol) -> None:
-        """Set the stage."""
+        """Set the stage, and begin the means over this test."""
+        runner.message_hub.start_pass("test")
         runner.message_hub.update_info("loop_stage", "test")
 
     def after_test_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:

@@ -235,7 +235,7 @@ class TrainLoop:
         """Run one iteration: the hooks before the step, the step, and the hooks after it, which get the metrics."""
         runner = self.runner
         self.is_consistent, self.batch = False, batch
-        runner.message_hub.start_iteration(self.iter)
+        runner.message_hub.start_iteration(self.iter, self.epoch_start)
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
         metrics = runner.train_step(batch)  # dispatched: the host does not wait for them
         runner.phase_timer.enter("hooks")
@@ -251,7 +251,7 @@ class TrainLoop:
         self.is_consistent, self.batch = False, batches[-1]
         for i, batch in enumerate(batches):
             if i == 0:
-                runner.message_hub.start_iteration(self.iter)
+                runner.message_hub.start_iteration(self.iter, self.epoch_start)
                 runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
             else:  # between the steps only hooks that set hyperparameters are called, all before the first step
                 hooks.call_ahead(runner, "after_train_iter", batch_idx=batch_idx, data_batch=batches[i - 1])

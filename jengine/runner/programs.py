@@ -1,9 +1,10 @@
 """Compiled training programs: update, accumulation, and chunks of both."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,12 +31,12 @@ from jengine.train import (
     count_flops,
 )
 from jengine.train.flops import Flops
-from jengine.train.hyperparams import HyperparamsRaveler
+from jengine.train.hyperparams import HyperparamsRaveler, HyperparamsVector
 from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
 from jengine.train.out_of_memory import explain_out_of_memory
 from jengine.train.phases import PhaseConfig
 from jengine.train.scanned_step import ChunkMetrics
-from jengine.train.step import with_flat_metrics
+from jengine.train.step import WEIGHT, with_flat_metrics
 
 PyTree = Any
 
@@ -87,7 +88,7 @@ class TrainPrograms:
         def build_step(*, update: bool) -> TrainStep:
             return build_train_step(
                 model, optim_wrapper, hooks, update=update, phases=phases, constrain=strategy.constrain,
-                gather_tables=strategy.gather_tables, micro_batches=micro_batches,
+                gather_tables=strategy.gather_tables, micro_batches=micro_batches, weighs=True,
             )  # fmt: skip
 
         update, accumulate = build_step(update=True), build_step(update=False)  # the host knows which one it needs
@@ -108,7 +109,11 @@ class TrainPrograms:
         self._timer = timer
         self._on_traced = on_traced
         self._raveler = HyperparamsRaveler()
+        # On an accelerator, a call with a host array takes four times as long as one with an array on the device.
+        self._takes_host_arrays = strategy.platform == "cpu"
+        self._sent: tuple[HyperparamsVector | None, Any] = (None, None)
         self._traced_hooks = [step.hooks for step in steps]
+        self._by_example = [step.by_example for step in steps]
         self._intervals = update.intervals  # of phases that act every n-th iteration
         self._last: RecompilationGuard | None = None  # the suspect if the device runs out of memory
         self._failed = False  # whether a dispatch raised
@@ -119,19 +124,23 @@ class TrainPrograms:
 
     def run_step(
         self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool, iteration: int = 0
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Dispatch one step, which updates or only accumulates gradients, and return the pending state and metrics.
+    ) -> tuple[TrainState, dict[str, jax.Array], jax.Array | None]:
+        """Dispatch one step, which updates or only accumulates gradients.
 
         The state is donated. `iteration` is the value of `state.step`, which the host must not wait for.
+
+        Returns:
+          The pending state, the metrics, and the iteration's weight in a mean, f32[]; None if all are equal.
         """
         step = self.update if is_update else self.accumulate
-        new_state, metrics = self._call(step, state, select_arrays(batch), self._raveler.ravel(hyperparams))
+        inputs = self._put_hyperparams(self._raveler.ravel(hyperparams))
+        new_state, metrics = self._call(step, state, select_arrays(batch), inputs)
         named = dict(zip(metrics.names, metrics.values, strict=True))
         self._limiter.add(named["loss"])
         for name, every in self._intervals.items():
             if (iteration + 1) % every:
                 named.pop(name, None)
-        return new_state, named
+        return new_state, named, named.pop(WEIGHT, None)
 
     def run_chunk(
         self,
@@ -140,19 +149,35 @@ class TrainPrograms:
         hyperparams: Sequence[Mapping[str, Any]],
         is_update: Sequence[bool],
         iteration: int = 0,
-    ) -> tuple[TrainState, ChunkMetrics]:
+    ) -> tuple[TrainState, ChunkMetrics, jax.Array | None]:
         """Dispatch K steps in one call: `run_step` for K host batches with equal structures, shapes and dtypes.
 
-        `iteration` is the index of the first.
+        `iteration` is the index of the first. The weights are f32[K].
         """
         updates = np.asarray(is_update)  # `lax.cond` selects the program of each step
-        inputs = self._raveler.stack(hyperparams), updates
+        inputs = self._put_hyperparams(self._raveler.stack(hyperparams)), updates
+        if not self._takes_host_arrays:
+            inputs = inputs[0], self._strategy.put_replicated(updates)
         new_state, metrics = self._call(self.chunk, state, self._put_chunk(batches), inputs)
         self._limiter.add(metrics.values["loss"])
         reports = dict.fromkeys(metrics.update_only, updates)
         for name, every in self._intervals.items():
             reports[name] = (iteration + 1 + np.arange(len(updates))) % every == 0
-        return new_state, ChunkMetrics(metrics.values, updates, reports)
+        values = {name: value for name, value in metrics.values.items() if name != WEIGHT}
+        return new_state, ChunkMetrics(values, updates, reports), metrics.values.get(WEIGHT)
+
+    def are_by_example(self, names: Iterable[str]) -> dict[str, bool]:
+        """Return for each metric of a step whether it is the model's, a mean over the examples."""
+        return {name: any(name in found for found in self._by_example) for name in names}
+
+    def _put_hyperparams(self, hyperparams: HyperparamsVector) -> HyperparamsVector:
+        """Return the vector on the devices; it is sent again only if a value has changed since the last call."""
+        if self._takes_host_arrays:
+            return hyperparams
+        if hyperparams is not self._sent[0]:
+            vector = self._strategy.put_replicated(hyperparams.vector)
+            self._sent = hyperparams, dataclasses.replace(hyperparams, vector=vector)
+        return self._sent[1]
 
     def _put_chunk(self, batches: Sequence[PyTree]) -> PyTree:
         if select_arrays(batches[0]) is not batches[0]:  # as in all batches of a chunk, which have one form
@@ -170,7 +195,9 @@ class TrainPrograms:
             self._on_traced()
         self._last = step
         try:
-            with report_first_compile(step) if step.shapes is None else _NO_REPORT:
+            report = report_first_compile(step) if step.shapes is None else _NO_REPORT
+            # On a CPU the step takes host arrays: a user's guard is about all other transfers.
+            with report, jax.transfer_guard_host_to_device("allow"):
                 new_state, metrics = self._compiled[step](state, batch, inputs)
         except jax.errors.JaxRuntimeError:
             self._failed = True

@@ -30,6 +30,7 @@ def collect_position(runner: RunnerInternals, meta: Mapping[str, Any]) -> dict[s
         "batch_size": loader.batch_size,
         "dataset_size": loader.dataset_size,
         "epoch_length": loop.epoch_length,
+        "devices": shard.count * runner.strategy.batch_multiple,
     }
 
 
@@ -76,6 +77,14 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
         loop.position = positions[shard.index]
         loop.epoch_start = loop.iter - saved["inner_iter"]
         _report_inexact(runner, total)
+        devices = shard.count * runner.strategy.batch_multiple
+        before = saved.get("devices", devices)  # none in checkpoints of earlier versions
+        if devices != before and batches[1]:
+            runner.logger.info(
+                f"The run continues at the same example with the same global batch of {batches[1]}: "
+                f"{batches[1] // devices} examples on each of {devices} devices, instead of {batches[1] // before} on "
+                f"{before}."
+            )
         return
     first = positions[0]
     is_divisible = len(positions) == shard.count or loader.has_random_access

@@ -25,7 +25,7 @@ from jengine.hooks.hook_list import HookList
 from jengine.hooks.run_record import GroupTable
 from jengine.inference.predict import Predictor, open_batches
 from jengine.inference.trained_module import trained_module
-from jengine.logging import PhaseTimer
+from jengine.logging import LogProcessor, PhaseTimer
 from jengine.model import build_model
 from jengine.optim import OptimWrapper, build_optim_wrapper
 from jengine.optim.batch_size import read_auto_scale_lr, scale_lr, warn_of_accumulation
@@ -180,6 +180,8 @@ class Runner(MMEngineNames):
         self.log_processor = components.build_log_processor(log_processor, train_cfg)
         logs = components.build_logs(identity, log_level, self.build_logger, self.build_message_hub)
         self.logger, self.log_writer, self.message_hub = logs
+        if isinstance(self.log_processor, LogProcessor):  # else one of the user's
+            self.message_hub.keep(self.log_processor.windows)
         self.hyperparams, self.optimizer_settings = Hyperparams(), dict[str, dict[str, Any]]()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._predictors: dict[str, Predictor] = {}  # by `batch_rules`
@@ -388,7 +390,11 @@ class Runner(MMEngineNames):
         """Run one training step on a batch on the device, and return the metrics, which stay there."""
         iteration = self.train_loop.iter
         is_update = self.optim_wrapper.start_step(iteration)
-        self._state, metrics = self.programs.run_step(self._state, batch, self.step_hyperparams(), is_update, iteration)
+        self._state, metrics, weight = self.programs.run_step(
+            self._state, batch, self.step_hyperparams(), is_update, iteration
+        )
+        if weight is not None:
+            self.message_hub.update_weight(weight, self.programs.are_by_example(metrics))
         return metrics
 
     def train_chunk(
@@ -396,7 +402,9 @@ class Runner(MMEngineNames):
     ) -> ChunkMetrics:
         """Run a training step for each host batch in one call; see `TrainPrograms.run_chunk`."""
         first = self.train_loop.iter + 1 - len(batches)  # the hooks have been called for the last one
-        self._state, metrics = self.programs.run_chunk(self._state, batches, hyperparams, is_update, first)
+        self._state, metrics, weights = self.programs.run_chunk(self._state, batches, hyperparams, is_update, first)
+        if weights is not None:
+            self.message_hub.update_weight_batch(weights, first, self.programs.are_by_example(metrics.values))
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:

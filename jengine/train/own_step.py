@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -200,7 +200,7 @@ class OwnStep(NamedTuple):
             ctx.batch, ctx.rng, ctx.hyperparams, self.optimizers, ctx.axis_name, hooks, self.constrain,
             self.gather_tables,
         )  # fmt: skip
-        new_state, metrics = check_result(given, self.model.train_step(given, ctx.batch, update_ctx))
+        new_state, metrics = check_result(given, self.model.train_step(given, ctx.batch, update_ctx), self.optimizers)
         if ctx.axis_name is not None:  # what the model has computed itself belongs to one replica
             metrics = jax.lax.pmean(metrics, ctx.axis_name)
         hook_state = dict(new_state.hook_state)
@@ -240,8 +240,8 @@ def build_own_step(
     return OwnStep(parts.apply_precision(model, optim_wrapper), optimizers, constrain, gather_tables)
 
 
-def check_result(given: TrainState, result: Any) -> tuple[TrainState, Metrics]:
-    """Return the state and metrics that a model's `train_step` has returned.
+def check_result(given: TrainState, result: Any, optimizers: Iterable[str]) -> tuple[TrainState, Metrics]:
+    """Return the state and metrics that a model's `train_step` has returned; without a `loss`, the sum of the losses.
 
     Raises:
       TypeError: not a pair of a TrainState and a dict. ValueError: a state with another structure, shape or dtype than
@@ -274,6 +274,8 @@ def check_result(given: TrainState, result: Any) -> tuple[TrainState, Metrics]:
             raise ValueError(f"train_step must return scalars as metrics, got {shape} for {name!r}")
     scalars = OrderedDict((name, jnp.asarray(value, jnp.result_type(float))) for name, value in metrics.items())
     if "loss" not in scalars:
-        first, *others = (scalars[name] for name in loss_names(scalars))
+        scales = {f"loss_scale_{name}" if name else "loss_scale" for name in optimizers}  # no losses
+        losses = {name: value for name, value in scalars.items() if name not in scales}
+        first, *others = (losses[name] for name in loss_names(losses))
         scalars["loss"] = sum(others, start=first)
     return state, scalars

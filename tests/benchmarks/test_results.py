@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import accelerator, by_hand, by_runner, cases, png_files
+from benchmarks import by_hand, by_runner, cases, png_files
+from benchmarks.accelerator import trace
 from benchmarks.results import compare_ratios, lower_of, replace_section
 
 
@@ -72,8 +73,8 @@ def test_idle_time_is_the_time_between_computations():
         make_event(40.0, 1.0, hlo_module="jit_step"),
         dict(ph="M", name="process_name", args=dict(name="/device:GPU:0")),
     ]
-    assert accelerator.busy_intervals(events) == [(0.0, 12.0), (30.0, 35.0), (40.0, 41.0)]
-    assert accelerator.idle_time(events) == 18.0 + 5.0
+    assert trace.busy_intervals(events) == [(0.0, 12.0), (30.0, 35.0), (40.0, 41.0)]
+    assert trace.idle_time(events) == 18.0 + 5.0
 
 
 def test_hand_written_loop_trains_like_the_runner(tmp_path, monkeypatch):

@@ -178,10 +178,12 @@ def forge_shape(directory):
 def test_an_interrupted_claim_or_removal_does_not_block_the_next_save(two_checkpoints, checkpointer):
     (two_checkpoints / "epoch_3.incoming").mkdir()  # killed before its manifest was written
     (two_checkpoints / "epoch_3.incoming" / "manifest.json.new").write_text("{")
-    (two_checkpoints / "epoch_1.outgoing").mkdir()  # killed before the empty directory was removed
+    for name in ("epoch_1.outgoing", "epoch_0.outgoing", "iter_7.incoming"):  # killed before the directory was removed
+        (two_checkpoints / name).mkdir()
     checkpointer.save(two_checkpoints / "epoch_3", make_state(), make_meta(30), evict=["epoch_1"])
     checkpointer.wait()
-    assert sorted(path.name for path in two_checkpoints.glob("epoch_*")) == ["epoch_2", "epoch_3"]
+    names = [path.name for path in two_checkpoints.iterdir() if path.is_dir()]
+    assert sorted(names) == ["epoch_2", "epoch_3"]
 
 
 def test_a_directory_is_claimed_only_if_it_is_empty(tmp_path):

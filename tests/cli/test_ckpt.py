@@ -107,6 +107,22 @@ def test_ls_lists_checkpoints_with_reasons(run, capsys):
     assert "training" not in out
 
 
+@pytest.mark.parametrize("save_best", ["'loss'", "None"])
+def test_ls_shows_the_validation_after_the_last_checkpoint(tmp_path, capsys, save_best):
+    hooks = "--config.default_hooks"
+    options = [f"{hooks}.checkpoint.save_best={save_best}", f"{hooks}.logger={{'type': 'LoggerHook', 'interval': 1}}"]
+    (tmp_path / "line.py").write_text(CONFIG)
+    work_dir = tmp_path / "work"
+    assert main(["train", str(tmp_path / "line.py"), "--work-dir", str(work_dir), *options]) == 0
+    capsys.readouterr()
+    assert main(["ckpt", "ls", str(work_dir)]) == 0
+    rows = read_table(capsys.readouterr().out)
+    assert rows["epoch_5"][4].startswith("loss 0.")
+    os.remove(next(work_dir.glob("*/vis_data/scalars.json")))  # the checkpoints alone
+    assert main(["ckpt", "ls", str(work_dir)]) == 0
+    assert read_table(capsys.readouterr().out)["epoch_2"][4] == rows["epoch_2"][4] != ""
+
+
 def test_ls_sorts_checkpoints_of_the_same_iteration_by_name(run, capsys):
     meta = run / "epoch_5" / "meta.json"
     time = load(run / "epoch_5").meta["meta"]["time"]

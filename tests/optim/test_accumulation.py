@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jengine.optim import SGD, Adam, OptimWrapper
+from tests.devices import take_devices
 
 
 def loss_of(params, x):
@@ -157,7 +158,8 @@ def test_replicas_of_pmap_train_on_the_mean_gradient():
         _, grads = wrapper.value_and_grad(lambda p, x: jnp.mean(x @ p["w"]))(params, opt_state, x)
         return wrapper.apply_gradients(grads, opt_state, params, hyperparams)[0]
 
-    step = jax.pmap(step, axis_name="data", in_axes=(None, None, 0, None), out_axes=None)
+    devices = take_devices(4)
+    step = jax.pmap(step, axis_name="data", in_axes=(None, None, 0, None), out_axes=None, devices=devices)
     new = step(params, wrapper.init(params), x, wrapper.hyperparams)
     np.testing.assert_allclose(new["w"], np.arange(3.0) - 0.5 * x.mean((0, 1)), atol=1e-6)
 

@@ -19,6 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jengine.model import FunctionalModel
 from jengine.optim import SGD, Adam, AdamW, AmpOptimWrapper, OptimWrapper, build_optim_wrapper, transforms
 from jengine.train import build_train_step, create_train_state
+from tests.devices import take_devices
 
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -415,7 +416,10 @@ def test_mapped_axis_averages_gradients(through):
     params, state = {"w": jnp.zeros(())}, wrapper.init({"w": jnp.zeros(())})
     grads = {"w": jnp.asarray([1.0, 3.0])}
     if through == "pmap":
-        updates = jax.pmap(lambda g: wrapper.tx.update(g, state, params)[0], axis_name="data")(grads)
+        devices = take_devices(2)
+        updates = jax.pmap(
+            lambda g: wrapper.tx.update(g, state, params)[0], axis_name="data", devices=devices
+        )(grads)
     else:
         mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
         spec = PartitionSpec("data")

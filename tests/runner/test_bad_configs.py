@@ -330,6 +330,7 @@ def test_bad_configs_are_refused_before_anything_is_touched(tmp_path):
         (dict(train_cfg=dict(by_epoch=True, max_iters=9)), "`train_cfg.by_epoch` must be False with max_iters, got True"),
         (dict(val_cfg=5), "`val_cfg` must be a dict or a loop with a method `run`, got 5"),
         (dict(custom_hooks=[dict(type="EarlyStoppingHook", monitor="acuracy/top1")]), "`EarlyStoppingHook.monitor` must be a metric of val_evaluator, got 'acuracy/top1'; did you mean 'accuracy/top1'?"),
+        (dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", save_best="auto")), val_evaluator=dict(type="ConfusionMatrix", num_classes=10)), "cannot infer from the name 'confusion_matrix' whether greater or less is better"),
         (dict(custom_hooks=[MisspeltStage()]), "`MisspeltStage.after_train_itr` must be the name of a stage; did you mean 'after_train_iter'?"),
         (dict(custom_hooks=["CheckpointHook"]), "`CheckpointHook.out_dir` must differ between two checkpoint hooks with the same file names"),
         (dict(param_scheduler=[dict(type="StepLR", step_size=0)]), "`param_scheduler[0].step_size` must be a number above 0, got 0"),

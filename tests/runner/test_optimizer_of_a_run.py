@@ -11,6 +11,7 @@ from flax import linen as nn
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel, MeanSquaredError, autocast
 from jengine.optim import build_optim_wrapper
+from jengine.sharding import SingleDevice
 
 NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
 ADAMW = dict(optimizer=dict(type="AdamW", lr=0.05, weight_decay=0.1), clip_grad=dict(max_norm=0.5))
@@ -394,3 +395,33 @@ def test_a_frozen_pattern_that_matches_no_parameter_is_refused(make_runner, name
 def test_invalid_phases_are_refused(make_runner, changes, message):
     with pytest.raises(ValueError, match=message):
         make_runner(**changes).train()
+
+
+class Accelerator(SingleDevice):
+    """A device that, unlike a CPU, has memory of its own; it counts what is sent to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.platform = "accelerator"
+        self.sent = []
+
+    def put_replicated(self, tree):
+        """Send and count."""
+        self.sent.append(tree)
+        return super().put_replicated(tree)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+@pytest.mark.parametrize(("changes", "count"), [(False, 1), (True, 8)])
+def test_hyperparameters_are_sent_to_an_accelerator_when_they_change(make_runner, steps_per_call, changes, count):
+    schedule = dict(type="LinearLR", start_factor=0.5, end=8, by_epoch=False) if changes else None
+    settings = dict(
+        train_dataloader=batches(8), train_cfg=dict(by_epoch=False, max_iters=8, steps_per_call=steps_per_call),
+        optim_wrapper=ADAMW, param_scheduler=schedule, **NO_VAL,
+    )  # fmt: skip
+    strategy = Accelerator()
+    state = make_runner(parallel=strategy, **settings).train()
+    expected = make_runner(parallel=SingleDevice(), **settings).train()
+    jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
+    if steps_per_call == 1:
+        assert len(strategy.sent) == count

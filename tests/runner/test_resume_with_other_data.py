@@ -185,7 +185,7 @@ def test_other_data_are_an_error_if_the_position_must_be_exact(tmp_path):
 
 
 class Messages:
-    """Collect the warnings of a run."""
+    """Collect the messages of a run."""
 
     def __init__(self):
         self.texts = []
@@ -193,16 +193,19 @@ class Messages:
     def warning(self, text):
         self.texts.append(text)
 
+    info = warning
 
-def restore(saved, data, index, count, policy="closest"):
+
+def restore(saved, data, index, count, policy="closest", devices=1):
     """Restore a position in a run of `count` processes; return its loader, loop and messages."""
     loader = build_dataloader(data(), train=True, process_index=index, process_count=count)
     loop = types.SimpleNamespace(
         by_epoch=True, iter=saved["inner_iter"], epoch=0, epoch_start=0, max_epochs=1, position=None,
         epoch_length=len(loader), max_iters=len(loader),
     )  # fmt: skip
+    strategy = types.SimpleNamespace(data_shard=DataShard(index, count), batch_multiple=devices)
     runner = types.SimpleNamespace(
-        train_loop=loop, train_dataloader=loader, strategy=types.SimpleNamespace(data_shard=DataShard(index, count)),
+        train_loop=loop, train_dataloader=loader, strategy=strategy,
         resume_policy=ResumePolicy(data=policy), logger=Messages(),
     )  # fmt: skip
     restore_position(runner, saved)
@@ -232,6 +235,19 @@ def test_another_number_of_processes_continues_at_the_same_example(old, new):
         assert f"data shards: {new} ({old} in the checkpoint): the run continues at the same example" in message
         assert f"an epoch has {16 // new} iterations instead of {16 // old}" in message
     assert sorted(before + rest) == list(range(64))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_another_number_of_devices_is_one_line(processes):
+    _, saved = train_on_processes(loader(64, 4), processes, num_batches=2)
+    *_, messages = restore({**saved, "devices": 2 * processes}, loader(64, 4), 0, processes, devices=4)
+    total = 4 * processes
+    assert messages == [
+        f"The run continues at the same example with the same global batch of {total}: 1 examples on each of {total} "
+        f"devices, instead of 2 on {2 * processes}."
+    ]
+    for old in (saved, {**saved, "devices": total}):  # of an earlier version, and without a change
+        assert restore(old, loader(64, 4), 0, processes, devices=4)[2] == []
 
 
 def test_a_position_between_the_examples_of_the_processes_repeats_a_few():

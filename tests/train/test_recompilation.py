@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jengine.train import RecompilationError, RecompilationGuard, compilation_counter
+from tests.devices import take_devices
 
 ARGUMENTS = ("state", "batch")
 
@@ -95,13 +96,13 @@ def test_each_new_signature_is_reported_once_as_a_warning(warnings):
 
 
 def mesh():
-    return jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    return jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,), devices=take_devices(4))
 
 
 @pytest.mark.parametrize(
     ("put", "message"),
     [
-        (lambda x: jax.device_put(x, jax.devices()[1]), r"batch\.x: was on cpu:0, is on cpu:1"),
+        (lambda x: jax.device_put(x, take_devices(2)[1]), r"batch\.x: was on cpu:0, is on cpu:1"),
         (
             lambda x: jax.device_put(x, NamedSharding(mesh(), PartitionSpec("data"))),
             r"batch\.x: was on cpu:0, is sharded by data over {'data': 4} on cpu:0, cpu:1",

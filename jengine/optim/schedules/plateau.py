@@ -11,6 +11,7 @@ from jengine.annotations import Decay, Index, NonNegative
 from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.optim.schedules.rules import ScheduleSettings
 from jengine.optim.schedules.scheduler import ParamScheduler, default_group
+from jengine.scores import is_better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +26,8 @@ class PlateauSettings(ScheduleSettings):
       rule: whether a smaller or a larger metric is better.
       factor: multiplies the value.
       patience: number of validations in a row without an improvement that are tolerated.
-      threshold: smallest change that counts as an improvement.
-      threshold_rule: whether `threshold` is relative to the best metric or absolute.
+      threshold: an improvement must be larger than this.
+      threshold_rule: whether `threshold` is a share of the best metric's absolute value, or a difference.
       cooldown: number of validations after a reduction that are not counted.
       min_value: lower bound, one number or one for each parameter group.
       eps: smallest reduction; smaller ones are not applied.
@@ -49,8 +50,9 @@ class PlateauSettings(ScheduleSettings):
         >>> PlateauSettings(threshold=0.1).is_better(metric=0.95, best=1.0)
         False
         """
-        margin = best * self.threshold if self.threshold_rule == "rel" else self.threshold
-        return metric < best - margin if self.rule == "less" else metric > best + margin
+        # Relative to the absolute value: a share of a negative best would count a worse metric as an improvement.
+        threshold = abs(best) * self.threshold if self.threshold_rule == "rel" else self.threshold
+        return is_better(self.rule, metric, best, threshold)
 
 
 class PlateauState(NamedTuple):
