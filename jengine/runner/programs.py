@@ -3,7 +3,8 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +17,9 @@ from jengine.logging import PhaseTimer
 from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model
 from jengine.model.labels import find_wrong_labels
+from jengine.model.model import ModelWrapper
 from jengine.optim import OptimWrapper, OptimWrapperDict
+from jengine.optim.param_groups.freeze import PREFIX
 from jengine.sharding import DispatchLimiter, Strategy
 from jengine.sharding.placement import Rules
 from jengine.sharding.replica_axis import map_per_replica
@@ -36,6 +39,7 @@ from jengine.train.out_of_memory import explain_out_of_memory
 from jengine.train.phases import PhaseConfig
 from jengine.train.scanned_step import ChunkMetrics
 from jengine.train.step import with_flat_metrics
+from jengine.train.traced_model import is_number, optimizer_names
 
 PyTree = Any
 
@@ -54,6 +58,7 @@ class TrainPrograms:
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
       on_traced: called when the first step is traced, before it is compiled.
       batch_rules: see `Strategy.put_batch`.
+      hyperparams: those that hooks set, to which numbers are added that hooks assign to attributes of the model.
 
     Attributes:
       update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
@@ -76,6 +81,7 @@ class TrainPrograms:
         on_traced: Callable[[], None] = lambda: None,
         batch_rules: Rules | None = None,
         micro_batches: int = 1,
+        hyperparams: MutableMapping[str, Any] | None = None,
     ) -> None:
         def guard(step: Callable[..., Any]) -> RecompilationGuard:
             return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
@@ -108,7 +114,10 @@ class TrainPrograms:
         self._timer = timer
         self._on_traced = on_traced
         self._raveler = HyperparamsRaveler()
-        self._traced_hooks = [step.hooks for step in steps]
+        self._steps = steps
+        self._hyperparams: MutableMapping[str, Any] = {} if hyperparams is None else hyperparams
+        self._optimizer_names = optimizer_names(optim_wrapper)
+        self._reported: set[str] = set()  # hyperparameters that nothing reads
         self._intervals = update.intervals  # of phases that act every n-th iteration
         self._last: RecompilationGuard | None = None  # the suspect if the device runs out of memory
         self._failed = False  # whether a dispatch raised
@@ -211,10 +220,44 @@ class TrainPrograms:
         with whole_batches(self._batch_rules is not None):
             return find_wrong_labels(compute_losses, batch)
 
-    def check_hooks(self) -> None:
-        """Raise RuntimeError if a hook attribute that the compiled steps have read has changed."""
-        for hooks in self._traced_hooks:
-            hooks.check_unchanged()
+    def follow_model(self) -> None:
+        """From now on, let numbers that hooks assign to attributes of the model be hyperparameters."""
+        model = self._model
+        while isinstance(model, Model):
+            vars(model)["_follower"] = weakref.ref(self)
+            model = model.model if isinstance(model, ModelWrapper) else None
+
+    def assign(self, name: str, value: Any) -> None:
+        """Make a number that a hook has assigned to an attribute of the model an input of the steps.
+
+        Once the step is traced, only attributes that it has read: others would compile it again for nothing.
+        """
+        if name.startswith("_") or name in self._optimizer_names or not is_number(value):
+            return
+        is_traced = any(step.shapes is not None for step in self._compiled)
+        if name in self._hyperparams or not is_traced or any(step.model.has_read(name) for step in self._steps):
+            self._hyperparams[name] = value
+
+    def check_reads(self) -> None:
+        """Check that attributes that the compiled steps have read are unchanged, and report unread hyperparameters.
+
+        Raises:
+          RuntimeError: an attribute of a hook, of the model or of its loss has changed.
+        """
+        read: set[str] = set()
+        for step in self._steps:
+            step.hooks.check_unchanged()
+            step.model.check_unchanged(self._hyperparams)
+            read |= step.hooks.hyperparams_read | step.model.hyperparams_read
+        if all(step.shapes is None for step in self._compiled):
+            return
+        for name in self._hyperparams.keys() - self._optimizer_names - read - self._reported:
+            if not name.startswith(PREFIX):  # which the optimizer reads
+                self._reported.add(name)
+                logger.warning(
+                    f"runner.hyperparams[{name!r}], which a hook sets, has no effect: nothing in the step reads it. "
+                    f"Read hyperparams[{name!r}] in the model's loss, or `self.{name}` in a method of the model"
+                )
 
     def flops(self) -> Flops:
         """Return per-iteration FLOPs over all devices, see `count_flops`; {} before the first iteration."""

@@ -1,0 +1,158 @@
+"""The model as the step calls it: numbers that hooks assign are inputs, and what is read otherwise is recorded."""
+
+import abc
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine.model import Model
+from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
+from jengine.train.traced_reads import RecordedScalars, check_reads, record_reads
+
+_LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "optax", "numpy")  # whose objects nobody changes during training
+_INSTEAD = (
+    "Set a number in runner.hyperparams, first in before_train, under a name that no hyperparameter of the optimizer "
+    "has, and read it from `hyperparams` in the loss instead of NAME"
+)
+
+
+class TracedModel:
+    """Model whose losses a step traces.
+
+    In a trace, an attribute of the model that is a number and has the name of a hyperparameter that a hook has set is
+    that hyperparameter, so that a new value holds from the next step on. Other attributes that the trace reads, from
+    the model or from a loss object that it holds, must keep their values.
+
+    Args:
+      model: the model, with its wrappers.
+      optim_wrapper: has the hyperparameters that are never attributes of the model, such as 'momentum'.
+
+    Attributes:
+      hyperparams_read: names of the hyperparameters that losses have read, also as attributes.
+    """
+
+    def __init__(self, model: Model, optim_wrapper: AnyWrapper) -> None:
+        self._model, self._optim_wrapper = model, optim_wrapper
+        self._reads: dict[int, tuple[Any, dict[str, Any]]] = {}  # by the ID of the object
+        self.hyperparams_read: set[str] = set()
+
+    def wrap(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a loss of the model, which takes `hyperparams` by keyword, for the trace of a step."""
+
+        @functools.wraps(loss)
+        def call(*args: Any, hyperparams: Mapping[str, Any], **kwargs: Any) -> Any:
+            with self.trace(hyperparams) as recorded:
+                return loss(*args, hyperparams=recorded, **kwargs)
+
+        return call
+
+    @contextlib.contextmanager
+    def trace(self, hyperparams: Mapping[str, Any]) -> Iterator[RecordedScalars]:
+        """Let the model read the hyperparameters inside; yield them for its argument of that name."""
+        recorded = RecordedScalars(hyperparams, self.hyperparams_read)
+        names = hyperparams.keys() - optimizer_names(self._optim_wrapper)
+        used: set[str] = set()
+        with contextlib.ExitStack() as stack:
+            for owner in _list_owners(self._model):
+                _, reads = self._reads.setdefault(id(owner), (owner, {}))
+                own = {name for name in names if is_number(getattr(owner, name, None))} if _has_loss(owner) else set()
+                for name in own:
+                    reads.pop(name, None)
+                used |= own
+                stack.enter_context(_unfollowed(owner))
+                stack.enter_context(record_reads(owner, reads, _Inputs(recorded, own)))
+            try:
+                yield recorded
+            except jax.errors.JAXTypeError as error:
+                if used:
+                    error.add_note(
+                        f"hooks assign the attributes {sorted(used)} of the model during training, so that they are "
+                        "arrays in the step, for which Python's `if` and `range` have no value: use jnp.where or "
+                        "jax.lax.cond"
+                    )
+                raise
+
+    def has_read(self, name: str) -> bool:
+        """Return whether a trace has read the attribute `name` as a value that the step keeps."""
+        return any(name in reads for _, reads in self._reads.values())
+
+    def check_unchanged(self, hyperparams: Mapping[str, Any]) -> None:
+        """Check that no attribute that a trace has read has changed since, but for those that are hyperparameters."""
+        for owner, reads in self._reads.values():
+            fixed = {name: value for name, value in reads.items() if not (name in hyperparams and is_number(value))}
+            check_reads(owner, fixed, _INSTEAD)
+
+
+class _Inputs(dict[str, Any]):
+    """Attributes of a model that are hyperparameters, which are recorded when they are read."""
+
+    def __init__(self, hyperparams: RecordedScalars, names: set[str]) -> None:
+        super().__init__(dict.fromkeys(names))
+        self._hyperparams = hyperparams
+
+    def __getitem__(self, name: str) -> Any:
+        return self._hyperparams[name]
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number on the host.
+
+    >>> [is_number(value) for value in (1, 0.5, np.float32(2), True, "1")]
+    [True, True, True, False, False]
+    """
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def optimizer_names(optim_wrapper: AnyWrapper) -> set[str]:
+    """Return the hyperparameters of all optimizers, and the names of several optimizers."""
+    wrappers = wrappers_by_name(optim_wrapper)
+    return {*wrappers, *(name for wrapper in wrappers.values() for name in wrapper.hyperparams)}
+
+
+def _has_loss(owner: Any) -> bool:
+    return callable(getattr(owner, "loss", None))
+
+
+@contextlib.contextmanager
+def _unfollowed(owner: Any) -> Iterator[None]:
+    """Let the model assign its attributes inside, in a trace, as it likes; see `Model.__setattr__`."""
+    follower = vars(owner).pop("_follower", None)
+    try:
+        yield
+    finally:
+        if follower is not None:
+            vars(owner)["_follower"] = follower
+
+
+def _list_owners(model: Any) -> list[Any]:
+    """Return the model, the models inside it, and the loss objects that they hold, at any depth."""
+    owners: dict[int, Any] = {id(model): model}
+    stack = [model]
+    while stack:
+        for value in vars(stack.pop()).values():
+            items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+            for item in map(_bound_object, items):
+                if id(item) not in owners and _is_owner(item):
+                    owners[id(item)] = item
+                    stack.append(item)
+    return list(owners.values())
+
+
+def _bound_object(item: Any) -> Any:
+    """Return the object whose method `item` is, or the function of a `functools.partial`."""
+    while isinstance(item, functools.partial):
+        item = item.func
+    return getattr(item, "__self__", item)
+
+
+def _is_owner(item: Any) -> bool:
+    """Return whether a value is a model or a callable object, such as a loss, with attributes that may change."""
+    if not (_has_loss(item) or callable(item)) or isinstance(item, type) or not hasattr(item, "__dict__"):
+        return False
+    # A class of a library's metaclass, as of Linen modules, cannot have another one for a while
+    is_foreign = any(cls.__module__.partition(".")[0] in _LIBRARIES for cls in type(item).__mro__)
+    return type(type(item)) in (type, abc.ABCMeta) and not is_foreign and type(item).__module__ != "builtins"
