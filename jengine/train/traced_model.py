@@ -3,6 +3,8 @@
 import abc
 import contextlib
 import functools
+import threading
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,9 +13,10 @@ import numpy as np
 
 from jengine.model import Model
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
-from jengine.train.traced_reads import RecordedScalars, check_reads, record_reads
+from jengine.train.traced_reads import RecordedScalars, check_reads, list_changed, record_reads
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "optax", "numpy")  # whose objects nobody changes during training
+_LOCK = threading.RLock()  # a model may predict in several threads
 _INSTEAD = (
     "Set a number in runner.hyperparams, first in before_train, under a name that no hyperparameter of the optimizer "
     "has, and read it from `hyperparams` in the loss instead of NAME"
@@ -21,7 +24,7 @@ _INSTEAD = (
 
 
 class TracedModel:
-    """Model whose losses a step traces.
+    """Model whose losses or predictions a step traces.
 
     In a trace, an attribute of the model that is a number and has the name of a hyperparameter that a hook has set is
     that hyperparameter, so that a new value holds from the next step on. Other attributes that the trace reads, from
@@ -29,13 +32,14 @@ class TracedModel:
 
     Args:
       model: the model, with its wrappers.
-      optim_wrapper: has the hyperparameters that are never attributes of the model, such as 'momentum'.
+      optim_wrapper: has the hyperparameters that are never attributes of the model, such as 'momentum'; None for a
+        step without an optimizer.
 
     Attributes:
       hyperparams_read: names of the hyperparameters that losses have read, also as attributes.
     """
 
-    def __init__(self, model: Model, optim_wrapper: AnyWrapper) -> None:
+    def __init__(self, model: Model, optim_wrapper: AnyWrapper | None = None) -> None:
         self._model, self._optim_wrapper = model, optim_wrapper
         self._reads: dict[int, tuple[Any, dict[str, Any]]] = {}  # by the ID of the object
         self.hyperparams_read: set[str] = set()
@@ -50,13 +54,23 @@ class TracedModel:
 
         return call
 
+    def record(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a step without hyperparameters, such as one that predicts, for its trace."""
+
+        @functools.wraps(step)
+        def call(*args: Any) -> Any:
+            with self.trace({}):
+                return step(*args)
+
+        return call
+
     @contextlib.contextmanager
     def trace(self, hyperparams: Mapping[str, Any]) -> Iterator[RecordedScalars]:
         """Let the model read the hyperparameters inside; yield them for its argument of that name."""
         recorded = RecordedScalars(hyperparams, self.hyperparams_read)
-        names = hyperparams.keys() - optimizer_names(self._optim_wrapper)
+        names = hyperparams.keys() - optimizer_names(self._optim_wrapper) if hyperparams else set()
         used: set[str] = set()
-        with contextlib.ExitStack() as stack:
+        with _LOCK, contextlib.ExitStack() as stack:
             for owner in _list_owners(self._model):
                 _, reads = self._reads.setdefault(id(owner), (owner, {}))
                 own = {name for name in names if is_number(getattr(owner, name, None))} if _has_loss(owner) else set()
@@ -75,6 +89,10 @@ class TracedModel:
                         "jax.lax.cond"
                     )
                 raise
+
+    def has_changed(self) -> bool:
+        """Return whether an attribute that a trace has read has changed since."""
+        return any(list_changed(owner, reads) for owner, reads in self._reads.values())
 
     def has_read(self, name: str) -> bool:
         """Return whether a trace has read the attribute `name` as a value that the step keeps."""
@@ -107,9 +125,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-def optimizer_names(optim_wrapper: AnyWrapper) -> set[str]:
+def optimizer_names(optim_wrapper: AnyWrapper | None) -> set[str]:
     """Return the hyperparameters of all optimizers, and the names of several optimizers."""
-    wrappers = wrappers_by_name(optim_wrapper)
+    wrappers = {} if optim_wrapper is None else wrappers_by_name(optim_wrapper)
     return {*wrappers, *(name for wrapper in wrappers.values() for name in wrapper.hyperparams)}
 
 
@@ -134,25 +152,27 @@ def _list_owners(model: Any) -> list[Any]:
     stack = [model]
     while stack:
         for value in vars(stack.pop()).values():
-            items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
-            for item in map(_bound_object, items):
-                if id(item) not in owners and _is_owner(item):
-                    owners[id(item)] = item
-                    stack.append(item)
+            items = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+            )
+            for item in items:
+                owner = _find_owner(item)
+                if owner is not None and id(owner) not in owners:
+                    owners[id(owner)] = owner
+                    stack.append(owner)
     return list(owners.values())
 
 
-def _bound_object(item: Any) -> Any:
-    """Return the object whose method `item` is, or the function of a `functools.partial`."""
+def _find_owner(item: Any) -> Any:
+    """Return a model, a callable object such as a loss, or the object whose method `item` is; None for others."""
     while isinstance(item, functools.partial):
         item = item.func
-    return getattr(item, "__self__", item)
-
-
-def _is_owner(item: Any) -> bool:
-    """Return whether a value is a model or a callable object, such as a loss, with attributes that may change."""
-    if not (_has_loss(item) or callable(item)) or isinstance(item, type) or not hasattr(item, "__dict__"):
-        return False
+    if isinstance(item, types.MethodType):
+        item = item.__self__
+    elif not (_has_loss(item) or callable(item)):
+        return None
+    if isinstance(item, type) or not hasattr(item, "__dict__") or type(item).__module__ == "builtins":
+        return None
     # A class of a library's metaclass, as of Linen modules, cannot have another one for a while
     is_foreign = any(cls.__module__.partition(".")[0] in _LIBRARIES for cls in type(item).__mro__)
-    return type(type(item)) in (type, abc.ABCMeta) and not is_foreign and type(item).__module__ != "builtins"
+    return None if is_foreign or type(type(item)) not in (type, abc.ABCMeta) else item

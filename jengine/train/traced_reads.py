@@ -29,7 +29,7 @@ class RecordedScalars(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of a name, or the default."""
-        return self[name] if name in self else default
+        return self[name] if name in self else default  # noqa: SIM401 - which is this method
 
     def __iter__(self) -> Iterator[str]:
         return super().__iter__()  # defined here, because `{**self}` bypasses `__getitem__` otherwise
@@ -106,13 +106,17 @@ def check_reads(owner: Any, reads: Mapping[str, Any], instead: str) -> None:
 
     `instead` says what to write for the attribute NAME.
     """
-    for name, traced in reads.items():
-        current = getattr(owner, name, None)
-        if not _is_same(traced, current):
-            raise RuntimeError(
-                f"`{type(owner).__name__}.{name}` must not change during training, because the compiled step keeps the "
-                f"value that its trace has read, {traced!r}; got {current!r}. {instead.replace('NAME', repr(name))}"
-            )
+    for name in list_changed(owner, reads):
+        raise RuntimeError(
+            f"`{type(owner).__name__}.{name}` must not change during training, because the compiled step keeps the "
+            f"value that its trace has read, {reads[name]!r}; got {getattr(owner, name, None)!r}. "
+            f"{instead.replace('NAME', repr(name))}"
+        )
+
+
+def list_changed(owner: Any, reads: Mapping[str, Any]) -> list[str]:
+    """Return the names of the attributes that have changed since `reads` received their values."""
+    return [name for name, traced in reads.items() if not _is_same(traced, getattr(owner, name, None))]
 
 
 def _is_plain(value: Any) -> bool:
