@@ -104,8 +104,6 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                 f"`optimizer.model_type` must be one of {known}, got {self.model_type!r}"
                 f"{closest(str(self.model_type), known)}; for other models set `layer_pattern`"
             )
-        if self.base_wd is None:
-            raise ArgumentError("`optimizer.weight_decay` must be set for layer-wise learning rates, got none")
         if "layer_decay_rate" not in settings:
             logger.warning("layer_decay_rate is not set and defaults to 1: all layers have the same learning rate")
         self.decay_rate = settings.get("layer_decay_rate", 1.0)
@@ -117,6 +115,8 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         params, types = get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr("layer decay")
+        if self.base_wd is None:
+            raise ArgumentError("`optimizer.weight_decay` must be set for layer-wise learning rates, got none")
         root = module_tree(params, types)
         parameters = list_layer_parameters(root, names_of(root, self.pattern))
         trained = [p for p in parameters if self.custom_settings(p.parameter.path).get("requires_grad", True)]
@@ -244,8 +244,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         ignored = [key for key in self.paramwise_cfg if key not in self._OWN_KEYS]
         if ignored:
             logger.warning("paramwise_cfg: ignored by %s: %s", type(self).__name__, ", ".join(ignored))
-        if self.base_lr is None:  # unlike `read_optimizer`, do not check the custom keys, which are ignored here
-            self.base_lr = self.optimizer.defaults.get("lr")
+        self.read_defaults()  # unlike `read_optimizer`, without a check of the custom keys, which are ignored here
         self.require_base_lr("layer decay")
         root = module_tree(params, types)
         parameters = list_layer_parameters(root, names_of(root, self.pattern))
