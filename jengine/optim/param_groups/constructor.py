@@ -295,6 +295,8 @@ class DefaultOptimWrapperConstructor:
     def report_unmatched(self, params: Params, types: Mapping[str, str], rules: Sequence[str] = _RULES) -> None:
         """Warn of custom keys and applied `rules` that match no parameter; with `strict` raise a ConfigError."""
         leaves = paths.flatten(params)
+        if "norm_decay_mult" in rules and self.paramwise_cfg.get("norm_decay_mult") is not None:
+            self._report_norms(module_tree(params, types))
         # A key may match only parameters for which a longer key was used; it is no typo.
         names = {alias for path in leaves for alias in paths.path_aliases(path)}
         unmatched: dict[str, str] = {}
@@ -317,6 +319,22 @@ class DefaultOptimWrapperConstructor:
         if (more := len(unmatched) - _MAX_WARNINGS) > 0:
             logger.warning(f"custom_keys: {more} more match no parameter; the log file has all of them")
         self.unmatched += unmatched
+
+    def _report_norms(self, root: Module) -> None:
+        """Warn of modules that are called a norm and are none for the rules, unless custom keys name them."""
+        custom_keys = self.paramwise_cfg.get("custom_keys", {})
+        others: dict[str, list[str]] = {}  # paths by class
+        for module in root.walk():
+            paths_of = [alias for p in module.parameters.values() for alias in paths.path_aliases(p.path)]
+            is_named = any(key in alias for key in custom_keys for alias in paths_of)
+            if "norm" in (module.type or "").lower() and paths_of and not module.is_norm() and not is_named:
+                others.setdefault(str(module.type), []).append(module.path)
+        for kind, places in others.items():
+            more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+            logger.warning(
+                f"paramwise_cfg: norm_decay_mult does not apply to {kind} ({places[0]}{more}), which is no batch, "
+                "instance, group or layer norm of Flax or Equinox, nor derived from one; name it in custom_keys"
+            )
 
 
 def find_overridden_rules(custom: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[str, ...]:
