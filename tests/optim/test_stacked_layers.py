@@ -231,7 +231,7 @@ def test_a_scanned_constructor_of_nnx_stacks_its_layers():
 
     class Net(nnx.Module):
         def __init__(self, rngs):
-            self.blocks = make(0, rngs.fork(split=3))[1]
+            self.blocks = make(0, rngs.split(3))[1]
 
     vectors = {"blocks.ln.scale", "blocks.ln.bias", "blocks.fc.bias", "blocks.gamma"}
     assert exempt(Net(nnx.Rngs(0)), FLAT) == vectors
