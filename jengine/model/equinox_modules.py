@@ -38,7 +38,7 @@ def list_module_types(tree: PyTree) -> dict[str, ModuleType]:
     """Return the module types in a tree by dotted path, in definition order."""
     modules = {}
     for path, module in _iterate_modules(tree, ()):
-        fields = {field.name: getattr(module, field.name, None) for field in dataclasses.fields(module)}
+        fields: dict[str, Any] = {x.name: getattr(module, x.name, None) for x in dataclasses.fields(module)}
         modules[path] = type(module), fields, {name: x.shape for name, x in fields.items() if _is_trained(x)}
     return describe_modules(modules)
 

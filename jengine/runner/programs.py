@@ -220,11 +220,11 @@ class TrainPrograms:
         with whole_batches(self._batch_rules is not None):
             return find_wrong_labels(compute_losses, batch)
 
-    def follow_model(self) -> None:
-        """From now on, let numbers that hooks assign to attributes of the model be hyperparameters."""
-        model = self._model
+    def follow_model(self, *, end: bool = False) -> None:
+        """Let numbers that hooks assign to attributes of the model be hyperparameters, until the end of training."""
+        model: Any = self._model
         while isinstance(model, Model):
-            vars(model)["_follower"] = weakref.ref(self)
+            vars(model)["_follower"] = None if end else weakref.ref(self)
             model = model.model if isinstance(model, ModelWrapper) else None
 
     def assign(self, name: str, value: Any) -> None:
@@ -255,8 +255,9 @@ class TrainPrograms:
             if not name.startswith(PREFIX):  # which the optimizer reads
                 self._reported.add(name)
                 logger.warning(
-                    f"runner.hyperparams[{name!r}], which a hook sets, has no effect: nothing in the step reads it. "
-                    f"Read hyperparams[{name!r}] in the model's loss, or `self.{name}` in a method of the model"
+                    f"{name!r}, which a hook sets in runner.hyperparams or as an attribute of the model, has no effect "
+                    f"in the step, which does not read it: read hyperparams[{name!r}] in the loss, or `self.{name}` in "
+                    "a method of the model"
                 )
 
     def flops(self) -> Flops:

@@ -291,6 +291,8 @@ class Runner(MMEngineNames):
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
                 raise
+            finally:
+                self.programs.follow_model(end=True)
 
     # --- Evaluation and prediction ---
 

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.train.traced_reads import RecordedScalars, check_reads, list_changed, record_reads
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "optax", "numpy")  # whose objects nobody changes during training
+_MAX_ITEMS = 1000  # of a list that is searched for loss objects; a longer one is data
 _LOCK = threading.RLock()  # a model may predict in several threads
 _INSTEAD = (
     "Set a number in runner.hyperparams, first in before_train, under a name that no hyperparameter of the optimizer "
@@ -73,7 +74,7 @@ class TracedModel:
         with _LOCK, contextlib.ExitStack() as stack:
             for owner in _list_owners(self._model):
                 _, reads = self._reads.setdefault(id(owner), (owner, {}))
-                own = {name for name in names if is_number(getattr(owner, name, None))} if _has_loss(owner) else set()
+                own = _list_inputs(owner, names)
                 for name in own:
                     reads.pop(name, None)
                 used |= own
@@ -100,9 +101,10 @@ class TracedModel:
 
     def check_unchanged(self, hyperparams: Mapping[str, Any]) -> None:
         """Check that no attribute that a trace has read has changed since, but for those that are hyperparameters."""
+        names = hyperparams.keys() - optimizer_names(self._optim_wrapper)
         for owner, reads in self._reads.values():
-            fixed = {name: value for name, value in reads.items() if not (name in hyperparams and is_number(value))}
-            check_reads(owner, fixed, _INSTEAD)
+            inputs = _list_inputs(owner, names)  # which the next call traces as such, if they are new
+            check_reads(owner, {name: value for name, value in reads.items() if name not in inputs}, _INSTEAD)
 
 
 class _Inputs(dict[str, Any]):
@@ -131,19 +133,25 @@ def optimizer_names(optim_wrapper: AnyWrapper | None) -> set[str]:
     return {*wrappers, *(name for wrapper in wrappers.values() for name in wrapper.hyperparams)}
 
 
-def _has_loss(owner: Any) -> bool:
-    return callable(getattr(owner, "loss", None))
+def _list_inputs(owner: Any, names: Iterable[str]) -> set[str]:
+    """Return the hyperparameters that are attributes of a model."""
+    return {name for name in names if is_number(getattr(owner, name, None))} if _is_model(owner) else set()
+
+
+def _is_model(owner: Any) -> bool:
+    return callable(getattr(type(owner), "loss", None))
 
 
 @contextlib.contextmanager
 def _unfollowed(owner: Any) -> Iterator[None]:
     """Let the model assign its attributes inside, in a trace, as it likes; see `Model.__setattr__`."""
-    follower = vars(owner).pop("_follower", None)
+    attributes = getattr(owner, "__dict__", {})
+    follower = attributes.pop("_follower", None)
     try:
         yield
     finally:
         if follower is not None:
-            vars(owner)["_follower"] = follower
+            attributes["_follower"] = follower
 
 
 def _list_owners(model: Any) -> list[Any]:
@@ -151,16 +159,19 @@ def _list_owners(model: Any) -> list[Any]:
     owners: dict[int, Any] = {id(model): model}
     stack = [model]
     while stack:
-        for value in vars(stack.pop()).values():
-            items = (
-                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
-            )
-            for item in items:
+        for value in list(getattr(stack.pop(), "__dict__", {}).values()):
+            for item in _list_items(value):
                 owner = _find_owner(item)
                 if owner is not None and id(owner) not in owners:
                     owners[id(owner)] = owner
                     stack.append(owner)
     return list(owners.values())
+
+
+def _list_items(value: Any) -> list[Any]:
+    if not isinstance(value, dict | list | tuple):
+        return [value]
+    return [] if len(value) > _MAX_ITEMS else list(value.values() if isinstance(value, dict) else value)
 
 
 def _find_owner(item: Any) -> Any:
@@ -169,9 +180,9 @@ def _find_owner(item: Any) -> Any:
         item = item.func
     if isinstance(item, types.MethodType):
         item = item.__self__
-    elif not (_has_loss(item) or callable(item)):
+    elif not (callable(item) or _is_model(item)):
         return None
-    if isinstance(item, type) or not hasattr(item, "__dict__") or type(item).__module__ == "builtins":
+    if isinstance(item, type) or not hasattr(item, "__dict__"):
         return None
     # A class of a library's metaclass, as of Linen modules, cannot have another one for a while
     is_foreign = any(cls.__module__.partition(".")[0] in _LIBRARIES for cls in type(item).__mro__)

@@ -90,13 +90,14 @@ def record_reads(owner: Any, reads: dict[str, Any], inputs: Mapping[str, Any] | 
         # Python looks `__getattribute__` up in the class, not in the instance
         recorder = type(cls)(cls.__name__, (cls,), {**names, "__getattribute__": read, "__setattr__": write})
         object.__setattr__(owner, "__class__", recorder)
-    except TypeError:
+    except Exception:  # of any type: a class may refuse to have subclasses
         yield
         return
     try:
         yield
     finally:
         object.__setattr__(owner, "__class__", cls)
+        del recorder.__getattribute__, recorder.__setattr__  # the class may have registered its subclasses
         for name in written:
             reads.pop(name, None)
 

@@ -1,5 +1,6 @@
 """Attributes of models and losses that hooks change during training."""
 
+import abc
 import logging
 
 import jax.numpy as jnp
@@ -125,7 +126,7 @@ def test_an_attribute_that_cannot_be_an_input_stops_the_run_at_the_next_log_line
         run(tmp_path, [PrintedHook(name, value, first)])
 
 
-class Weighted:
+class Weighted(abc.ABC):
     """Loss object with an attribute."""
 
     weight = 1.0
@@ -191,8 +192,8 @@ def test_a_hyperparameter_that_nothing_reads_is_reported_once(tmp_path, caplog):
         run(tmp_path, [Publish()], FunctionalModel(lambda: {"w": jnp.zeros(())}, loss))
     reports = [record.message for record in caplog.records if "has no effect" in record.message]
     assert reports == [
-        "runner.hyperparams['unread'], which a hook sets, has no effect: nothing in the step reads it. Read "
-        "hyperparams['unread'] in the model's loss, or `self.unread` in a method of the model"
+        "'unread', which a hook sets in runner.hyperparams or as an attribute of the model, has no effect in the step, "
+        "which does not read it: read hyperparams['unread'] in the loss, or `self.unread` in a method of the model"
     ]
 
 
