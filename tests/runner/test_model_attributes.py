@@ -90,6 +90,38 @@ def test_a_number_that_a_hook_assigns_holds_from_the_next_step_on_without_a_new_
     assert get_model(runner.model).loss_lambda == 0.5
 
 
+class OwnStep(DenseCL):
+    """Model with a step of its own."""
+
+    def train_step(self, state, batch, ctx):
+        def loss(params):
+            return self.loss(params, {}, batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
+
+        return ctx.update(state, loss)
+
+
+class TwoPhases(DenseCL):
+    """Model for two optimizers."""
+
+    def init(self, rng, batch):
+        return {"a": {"w": jnp.zeros(())}, "b": {"w": jnp.zeros(())}}, {}
+
+    def phase_loss(self, phase, params, *args, **kwargs):
+        return self.loss(params[phase], *args, **kwargs)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 5])
+@pytest.mark.parametrize("kind", [OwnStep, TwoPhases])
+def test_assigned_numbers_are_inputs_of_other_steps(tmp_path, kind, steps_per_call):
+    sgd = dict(optimizer=dict(type="SGD", lr=0.1))
+    hook = PrintedHook()
+    changes = dict(optim_wrapper=dict(a=sgd, b=sgd)) if kind is TwoPhases else dict(optim_wrapper=sgd)
+    train_cfg = dict(max_epochs=2, steps_per_call=steps_per_call)
+    runner = run(tmp_path, [hook], kind(), train_cfg=train_cfg, **changes)
+    assert hook.dense == [0.0] * START + [4.5] * (10 - START)
+    assert runner.programs.update.traces == 1
+
+
 def test_the_built_in_hook_controls_the_attribute_that_the_loss_reads(tmp_path):
     recorder = PrintedHook("unused", first=None, start=99)
     runner = run(tmp_path, [dict(type="DenseCLHook", start_iters=START), recorder])
@@ -126,7 +158,15 @@ def test_an_attribute_that_cannot_be_an_input_stops_the_run_at_the_next_log_line
         run(tmp_path, [PrintedHook(name, value, first)])
 
 
-class Weighted(abc.ABC):
+class Loss(abc.ABC):
+    """Base class with a metaclass of Python."""
+
+    @abc.abstractmethod
+    def __call__(self, params, batch):
+        """Return the losses."""
+
+
+class Weighted(Loss):
     """Loss object with an attribute."""
 
     weight = 1.0
