@@ -70,6 +70,23 @@ def layer_shape(shape: Shape, stacked: Sequence[int]) -> Shape:
     return tuple(size for axis, size in enumerate(shape) if axis not in axes)
 
 
+def stacked_axes(types: Mapping[str, str], path: str) -> Shape | None:
+    """Return the axes along which layers are stacked in the parameter at a dotted path; None if the types do not tell.
+
+    They are those of the innermost module around it that knows its own.
+
+    >>> stacked_axes({"blocks": ModuleType("Block", stacked=(0,)), "head": ModuleType("Dense")}, "blocks.gamma")
+    (0,)
+    """
+    module = path
+    while module:
+        module = module.rpartition(".")[0]
+        kind = types.get(module)
+        if isinstance(kind, ModuleType) and kind.stacked is not None:
+            return kind.stacked
+    return () if any(isinstance(kind, ModuleType) for kind in types.values()) else None
+
+
 def find_stacked(shapes: Sequence[tuple[Shape, Shape]]) -> Shape:
     """Return the axes that the parameters of a module have and a single layer has not; the first ones if it is unclear.
 

@@ -12,7 +12,7 @@ from optax import Params
 from jengine import paths
 from jengine.model import equinox_modules
 from jengine.model.model import Model
-from jengine.model.module_types import ModuleType, is_norm, kind_of, layer_shape
+from jengine.model.module_types import is_norm, kind_of, layer_shape, stacked_axes
 from jengine.model.nnx_state import list_module_types
 
 # Names of a bare pytree that tell a norm: of the module, or of the one-dimensional leaves that it has.
@@ -138,32 +138,23 @@ def module_tree(params: Params, module_types: Mapping[str, str] | None = None) -
         them, a module is taken for stacked layers if each parameter in it has one axis too many for its name.
     """
     types = dict(module_types or {})
-    is_known = any(isinstance(kind, ModuleType) for kind in types.values())
     root = Module(type=types.get("", "") if types else None)
     leaves = paths.flatten(params)
     defined = [prefix for path in types for prefix in _prefixes(path)]  # `params` may have passed `jax.jit`
     rank = {path: i for i, path in enumerate(dict.fromkeys([*defined, *_iterate_paths(params)]))}
     for path in sorted(leaves, key=lambda p: _sort_key(p, rank)):
         *modules, name = path.split(".")
-        module, stacked = root, _stacked(types, "", () if is_known else None)
+        module = root
         for depth, key in enumerate(modules, start=1):
             module_path = ".".join(modules[:depth])
             # if types are given, a path without a type is a plain container, so names and shapes are not used for it
             module_type = types.get(module_path, "") if types else None
             module = module.children.setdefault(key, Module(module_path, module_type))
-            stacked = _stacked(types, module_path, stacked)
         leaf = leaves[path]
-        module.parameters[name] = Parameter(path, tuple(leaf.shape), leaf.dtype, stacked=stacked)
-    if not is_known:
+        module.parameters[name] = Parameter(path, tuple(leaf.shape), leaf.dtype, stacked=stacked_axes(types, path))
+    if stacked_axes(types, "") is None:
         _find_stacks(root)
     return root
-
-
-def _stacked(types: Mapping[str, str], path: str, outer: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return the axes along which the layers in a module are stacked; `outer`, those of its parent, by default."""
-    kind = types.get(path)
-    own = kind.stacked if isinstance(kind, ModuleType) else None
-    return outer if own is None else own
 
 
 def _find_stacks(module: Module) -> None:
