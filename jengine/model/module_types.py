@@ -73,18 +73,15 @@ def layer_shape(shape: Shape, stacked: Sequence[int]) -> Shape:
 def stacked_axes(types: Mapping[str, str], path: str) -> Shape | None:
     """Return the axes along which layers are stacked in the parameter at a dotted path; None if the types do not tell.
 
-    They are those of the innermost module around it that knows its own.
+    They are those of its module, or of the innermost one around it that is stacked.
 
     >>> stacked_axes({"blocks": ModuleType("Block", stacked=(0,)), "head": ModuleType("Dense")}, "blocks.gamma")
     (0,)
     """
-    module = path
-    while module:
-        module = module.rpartition(".")[0]
-        kind = types.get(module)
-        if isinstance(kind, ModuleType) and kind.stacked is not None:
-            return kind.stacked
-    return () if any(isinstance(kind, ModuleType) for kind in types.values()) else None
+    parts = path.split(".")[:-1]
+    kinds = [types.get(".".join(parts[:count])) for count in range(len(parts), -1, -1)]
+    known = [kind.stacked if isinstance(kind, ModuleType) else None for kind in kinds]
+    return known[0] if known[0] is not None else next(filter(None, known), None)
 
 
 def find_stacked(shapes: Sequence[tuple[Shape, Shape]]) -> Shape:
@@ -118,7 +115,7 @@ def describe_modules(
     Args:
       modules: by path, parents first, the class, the attributes, and the shapes of the module's own parameters by name.
     """
-    stacks: dict[Path, tuple[Shape, Shape]] = {}  # axes and their sizes
+    stacks: dict[Path, tuple[Shape, Shape]] = {}  # axes and their sizes, where they are known
     for path, (cls, attributes, shapes) in modules.items():
         layers = _layer_shapes(describe_class(cls).kind, attributes)
         pairs = [(shape, layers[name]) for name, shape in shapes.items() if name in layers]
@@ -131,10 +128,13 @@ def describe_modules(
             continue
         below = {stack for inner, stack in known.items() if inner[: len(path)] == path}
         parent = next((stacks[path[:n]] for n in reversed(range(len(path))) if path[:n] in stacks), _NOT_STACKED)
+        if not below and parent == _NOT_STACKED:
+            continue
         axes, sizes = below.pop() if len(below) == 1 else _NOT_STACKED if below else parent
         is_fitting = all(len(shape) >= len(axes) and _sizes(shape, axes) == sizes for shape in shapes.values())
         stacks[path] = (axes, sizes) if is_fitting else _NOT_STACKED
-    return {".".join(path): describe_class(cls, stacks[path][0]) for path, (cls, _, _) in modules.items()}
+    known_axes = {path: axes for path, (axes, _) in stacks.items()}
+    return {".".join(path): describe_class(cls, known_axes.get(path)) for path, (cls, _, _) in modules.items()}
 
 
 def _is_layer(cls: type) -> bool:

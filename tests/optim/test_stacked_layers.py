@@ -224,6 +224,24 @@ def test_vmapped_modules_of_nnx_are_stacked_as_a_whole(axis):
     assert layer_shapes(model, None)["blocks.fc.kernel"] == (4, 8)
 
 
+class OwnLayer(nnx.Module):
+    """Layer without one of the library, whose size nothing tells."""
+
+    def __init__(self, rngs):
+        self.kernel = nnx.Param(jax.random.normal(rngs.params(), (4, 4)))
+        self.bias = nnx.Param(jnp.zeros(4))
+
+
+def test_layers_of_nnx_without_one_of_the_library_tell_by_names():
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = nnx.Embed(5, 4, rngs=rngs)
+            self.blocks = nnx.vmap(OwnLayer)(rngs.split(3))
+            self.own = OwnLayer(rngs)
+
+    assert exempt(Net(nnx.Rngs(0)), FLAT) == {"blocks.bias", "own.bias"}
+
+
 def test_a_scanned_constructor_of_nnx_stacks_its_layers():
     @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0), length=3)
     def make(carry, rngs):

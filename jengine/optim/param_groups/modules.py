@@ -134,8 +134,8 @@ def module_tree(params: Params, module_types: Mapping[str, str] | None = None) -
 
     Args:
       params: pytree of arrays or ShapeDtypeStructs.
-      module_types: dotted module path -> class name, like `Model.module_types`, which also tell stacked layers. Without
-        them, a module is taken for stacked layers if each parameter in it has one axis too many for its name.
+      module_types: dotted module path -> class name, like `Model.module_types`, which also tell stacked layers. Where
+        they do not, a module is taken for stacked layers if each parameter in it has one axis too many for its name.
     """
     types = dict(module_types or {})
     root = Module(type=types.get("", "") if types else None)
@@ -152,17 +152,22 @@ def module_tree(params: Params, module_types: Mapping[str, str] | None = None) -
             module = module.children.setdefault(key, Module(module_path, module_type))
         leaf = leaves[path]
         module.parameters[name] = Parameter(path, tuple(leaf.shape), leaf.dtype, stacked=stacked_axes(types, path))
-    if stacked_axes(types, "") is None:
-        _find_stacks(root)
+    _find_stacks(root)
     return root
 
 
 def _find_stacks(module: Module) -> None:
-    """Mark the parameters of stacked layers in a tree without module types."""
+    """Mark the parameters of stacked layers where the module types do not tell."""
     parameters = [parameter for _, parameter in module.named_parameters()]
+    is_unknown = all(parameter.stacked is None for parameter in parameters)
     # Vectors tell best: kernels have more axes in convolutions and attention as well
     has_vector = any(parameter.path.rpartition(".")[2] in ("bias", "scale") for parameter in parameters)
-    if has_vector and all(p.has_layer_axis for p in parameters) and len({p.shape[0] for p in parameters}) == 1:
+    if (
+        is_unknown
+        and has_vector
+        and all(p.has_layer_axis for p in parameters)
+        and len({p.shape[0] for p in parameters}) == 1
+    ):
         for parameter in parameters:
             parameter.stacked = (0,)
         return
