@@ -45,10 +45,9 @@ def build_logger(
 
     It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year and at every level, to
     `log_file`; errors have the file, the function and the line before the text. A record with the attribute
-    `on_terminal`, of `extra=`, has that text there, and is left out above the level DEBUG if it is "".
-    Records do not propagate to the root
-    logger, where handlers of other libraries would print them again. Identical warnings are printed once. Processes
-    other than the first only print errors.
+    `on_terminal`, of `extra=`, has that text there, and is left out above the level DEBUG if it is "". Records do not
+    propagate to the root logger, where handlers of other libraries would print them again. Identical warnings are
+    printed once. Processes other than the first only print errors.
 
     Building a logger again replaces the handlers: a second run in the same process writes to another file.
 

@@ -167,8 +167,7 @@ def _layer_shapes(kind: str, attributes: Mapping[str, Any]) -> dict[str, Shape]:
         return dict.fromkeys(("embedding", "weight"), (a["num_embeddings"], size))
     if kind.endswith("Norm"):
         sizes = [a[name] for name in ("num_features", "shape", "channels", "input_size") if a.get(name) is not None]
-        if not sizes and "group_size" in a:
-            sizes = [a["num_groups"] * a["group_size"]]
-        shape = (sizes[0],) if isinstance(sizes[0], int) else tuple(sizes[0])
-        return dict.fromkeys(("scale", "weight", "bias"), shape)
+        sizes += [a["num_groups"] * a["group_size"]] if "group_size" in a else []
+        shape = next(((size,) if isinstance(size, int) else tuple(size) for size in sizes), None)
+        return {} if shape is None else dict.fromkeys(("scale", "weight", "bias"), shape)
     return {}

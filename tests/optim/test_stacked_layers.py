@@ -261,7 +261,9 @@ def test_all_layers_of_nnx_know_their_shapes():
         nnx.Conv(2, 4, (3, 3), rngs=rngs), nnx.ConvTranspose(2, 4, (3, 3), rngs=rngs), nnx.Embed(3, 4, rngs=rngs),
         nnx.LinearGeneral((2,), (3, 4), rngs=rngs), nnx.BatchNorm(3, rngs=rngs), nnx.GroupNorm(4, 2, rngs=rngs),
         nnx.Einsum("ab,bc->ac", (2, 3), (3,), rngs=rngs), nnx.LoRA(3, 2, 4, rngs=rngs), nnx.RMSNorm(3, rngs=rngs),
-        nnx.MultiHeadAttention(2, 4, rngs=rngs, decode=False),
+        nnx.MultiHeadAttention(2, 4, rngs=rngs, decode=False), nnx.WeightNorm(nnx.Linear(2, 3, rngs=rngs), rngs=rngs),
+        nnx.SpectralNorm(nnx.Linear(2, 3, rngs=rngs), rngs=rngs), nnx.InstanceNorm(3, rngs=rngs),
+        nnx.GRUCell(2, 3, rngs=rngs),
     ])  # fmt: skip
     shapes = layer_shapes(layers, None)
     full = {parameter.path: parameter.shape for _, parameter in module_tree(*get_params(layers)).named_parameters()}
@@ -370,3 +372,11 @@ def test_stacked_layers_and_norms_of_equinox():
     assert exempt(net, FLAT) == vectors
     assert exempt(net, dict(norm_decay_mult=0.0)) == {"blocks.norm.weight", "blocks.norm.bias"}
     assert layer_shapes(net, None)["conv.weight"] == (4, 2, 3, 3)
+    key = jax.random.key(0)
+    layers = [
+        eqx.nn.ConvTranspose2d(2, 4, 3, key=key), eqx.nn.Embedding(3, 4, key=key), eqx.nn.GroupNorm(2, 4),
+        eqx.nn.RMSNorm(4), eqx.nn.MultiheadAttention(2, 4, key=key), eqx.nn.GRUCell(2, 3, key=key),
+        eqx.nn.Linear("scalar", 3, key=key), eqx.nn.BatchNorm(4, "batch", mode="ema"), eqx.nn.PReLU(),
+    ]  # fmt: skip
+    full = {p.path: p.shape for _, p in module_tree(*get_params(layers)).named_parameters()}
+    assert layer_shapes(layers, None) == full
