@@ -25,6 +25,7 @@ from jengine.model.adapters import (
 )
 from jengine.model.autocast import autocast, current_dtype
 from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
+from jengine.model.module_types import ModuleType
 from jengine.model.nnx_filters import NnxFilter, announce_training, build_filter, is_adapter, select_trained
 from jengine.model.nnx_state import (
     Path,
@@ -114,7 +115,7 @@ class NnxModel(Model):
             self._wrt = build_filter(wrt)
         self._remat = tuple(activation_checkpointing)
         self._structure: _Structure | None = None
-        self.module_types: dict[str, str] = {}
+        self.module_types: dict[str, ModuleType] = {}
         self.logical_axes: dict[str, tuple[Any, ...]] = {}
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:

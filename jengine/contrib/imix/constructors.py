@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from jengine import paths
 from jengine.annotations import is_mapping
 from jengine.errors import ConfigError
+from jengine.model.module_types import kind_of
 from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, merge_equal
 from jengine.optim.param_groups.modules import Module, Parameter, ParamsSource, get_params, module_tree
 from jengine.optim.param_groups.paramwise_cfg import check_value
@@ -137,7 +138,7 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
     def _is_exempt(self, parameter: Parameter, module: Module) -> bool:
         """Return whether a parameter matches `no_decay`."""
         names = [paths.torch_alias(re.sub(r"LayerNorm_\d+", "LayerNorm", parameter.path))]
-        if (module.type or "").startswith("LayerNorm"):
+        if kind_of(module.type).startswith("LayerNorm"):
             names.append(f"LayerNorm.{names[0].rpartition('.')[2]}")  # a LayerNorm by class, under another name
         return any(part in name for part in self.no_decay for name in names)
 
@@ -294,7 +295,7 @@ class UniterVQAOptimizerConstructor(OscarPreTrainOptimizerConstructor):
 
 def _is_group_or_layer_norm(module: Module) -> bool:
     if module.type is not None:
-        return module.type.startswith(("GroupNorm", "LayerNorm"))
+        return kind_of(module.type).startswith(("GroupNorm", "LayerNorm"))
     name = module.path.rpartition(".")[2].lower()
     return module.is_norm() and "batchnorm" not in name and not re.search(r"(?<![a-z])bn(?![a-z])", name)
 
