@@ -7,6 +7,7 @@ import os
 import pathlib
 import posixpath
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from jengine.errors import ConfigError, MissingPackageError, require_extra
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
+_MAX_BYTES = 2**30  # of a local file that is read as a whole; larger ones are weights and data
+_CHUNK = 2**20  # bytes
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -73,6 +76,18 @@ class StorageError(RuntimeError):
     """Error of a request to object storage, after all retries. Unlike an OSError it never means that a file is bad."""
 
 
+class UnsafeFileError(ValueError):
+    """Error of a file that is not read: a pipe, a device, or one that is too large. Reading it again will not help.
+
+    Attributes:
+      strerror: the reason, as for an OSError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        super().__init__(f"{os.fspath(path)}: {reason}")
+        self.strerror = reason
+
+
 class FileInfo(NamedTuple):
     """What a listing says about a file."""
 
@@ -90,17 +105,58 @@ def _requests(path: str | os.PathLike[str]) -> Iterator[None]:
         raise StorageError(f"{os.fspath(path)}: {str(error) or type(error).__name__}") from error
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
+def read_bytes(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> bytes:
     """Return the bytes of a file, with one request if it is a URL.
 
+    A local file may be from anyone: a pipe, a device or a link to one is refused, since reading it may never end.
+
+    Args:
+      path: the file.
+      limit: the largest size of a local file, in bytes.
+
     Raises:
-      FileNotFoundError: it does not exist. OSError: it is not readable. StorageError: the request failed.
+      FileNotFoundError: it does not exist. OSError: it is not readable. UnsafeFileError: it is not a regular file, or
+        larger than `limit`. StorageError: the request failed.
     """
     if not is_url(path):
-        return pathlib.Path(path).read_bytes()
+        return _read_local(path, limit)
     with _requests(path):
         content: bytes = get_filesystem(path).cat_file(os.fspath(path))
     return content
+
+
+def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:
+    """Return a file as UTF-8 text, with the line endings that it has; for the errors see `read_bytes`."""
+    return read_bytes(path).decode("utf-8", errors)
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise UnsafeFileError if a local path is a pipe or a device, or a link to one.
+
+    For files that a library opens: opening a pipe blocks, and reading a device may never end.
+    """
+    if os.path.exists(path):
+        _check_mode(path, os.stat(path).st_mode)
+
+
+def _check_mode(path: str | os.PathLike[str], mode: int) -> None:
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UnsafeFileError(path, "it must be a regular file, not a pipe or a device")
+
+
+def _read_local(path: str | os.PathLike[str], limit: int) -> bytes:
+    content = bytearray()
+    # A pipe without a writer would block. The open file is checked, since another may take its name meanwhile.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        _check_mode(path, status.st_mode)
+        size = status.st_size
+        while size <= limit and (chunk := file.read(_CHUNK)):  # files in /proc have the size 0
+            content += chunk
+            size = max(size, len(content))
+    if size > limit:
+        raise UnsafeFileError(path, f"it must have at most {limit:,} bytes, got {size:,}")
+    return bytes(content)
 
 
 def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
@@ -113,7 +169,7 @@ def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
     contents: dict[str, bytes] = {}
     if not names or not is_url(names[0]):
         for name in names:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, UnsafeFileError):
                 contents[name] = read_bytes(name)
         return contents
     scheme = names[0].partition("//")[0] + "//"
@@ -174,11 +230,24 @@ def list_files(directory: str | os.PathLike[str]) -> dict[str, FileInfo]:
         found = get_filesystem(directory).find(os.fspath(directory), detail=True)
     # As the file system names it: `bucket/run`, for `memory://` `/run`, for `https://` all of it
     prefix = str(strip_protocol(os.fspath(directory))).rstrip("/") + "/"
+    for name in found:
+        # A listing is data: files are copied to these names below a local directory.
+        if name.startswith(prefix) and not is_inside(name.removeprefix(prefix)):
+            raise StorageError(f"{os.fspath(directory)} must have no file with '..' in the name, got {name!r}")
     return {
         name.removeprefix(prefix): FileInfo(info["size"], _read_md5(info))
         for name, info in sorted(found.items())
         if name.startswith(prefix) and info["type"] == "file" and not name.endswith("/")
     }
+
+
+def is_inside(name: str) -> bool:
+    """Return whether a relative name from a listing stays below the directory.
+
+    >>> is_inside("vis_data/scalars.json"), is_inside("../.bashrc"), is_inside("/etc/passwd")
+    (True, False, False)
+    """
+    return not name.startswith("/") and ".." not in name.split("/")
 
 
 def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:
