@@ -17,7 +17,8 @@ from jengine.errors import ConfigError, MissingPackageError, require_extra
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
-_MAX_BYTES = 2**30  # of a local file that is read as a whole; larger ones are weights and data
+LARGE = 2**36  # bytes; a limit for weights and data that are read as a whole
+_MAX_BYTES = 2**30  # of other local files
 _CHUNK = 2**20  # bytes
 
 
@@ -76,7 +77,7 @@ class StorageError(RuntimeError):
     """Error of a request to object storage, after all retries. Unlike an OSError it never means that a file is bad."""
 
 
-class UnsafeFileError(ValueError):
+class UnsafeFileError(ConfigError):
     """Error of a file that is not read: a pipe, a device, or one that is too large. Reading it again will not help.
 
     Attributes:
@@ -125,9 +126,9 @@ def read_bytes(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> bytes:
     return content
 
 
-def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:
-    """Return a file as UTF-8 text, with the line endings that it has; for the errors see `read_bytes`."""
-    return read_bytes(path).decode("utf-8", errors)
+def read_text(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> str:
+    """Return a file as UTF-8 text, with every line end as a newline; for the errors see `read_bytes`."""
+    return read_bytes(path, limit).decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:

@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 from jengine.checkpoint.array_rules import RuleLike
 from jengine.errors import ConfigError
-from jengine.json_codec import decode
+from jengine.json_codec import decode_object
 from jengine.model import LinenModel, TransformerLM
 from jengine.model.model import ModelWrapper
+from jengine.storage import read_bytes
 
 Config = Mapping[str, Any]  # the content of a `config.json`
 Shapes = dict[str, tuple[int, ...]]
@@ -49,11 +50,11 @@ def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
       ValueError: it is not JSON.
     """
     path = Path(directory) / CONFIG
-    if not path.is_file():
-        return {}
     try:
-        return dict(decode(path.read_text()))
-    except (ValueError, TypeError) as error:
+        return decode_object(read_bytes(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except ValueError as error:
         raise ValueError(f"{path} is not a config of a model: {error}") from error
 
 

@@ -9,10 +9,10 @@ from jengine.checkpoint import infer_rule, is_better, pick_metric
 from jengine.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.json_codec import decode, encode
+from jengine.json_codec import decode_object, encode
 from jengine.registry import HOOKS
 from jengine.runs import TRIAL
-from jengine.storage import write_bytes
+from jengine.storage import read_bytes, write_bytes
 
 _MIN_DELTA = 0.1  # MMEngine's default, although its documentation gives 0.01
 
@@ -176,7 +176,7 @@ class OptunaPruningHook(Hook):
         from optuna.storages.journal import JournalFileBackend
 
         self._record = pathlib.Path(runner.work_dir, TRIAL)
-        study = decode(self._record.read_text()).get("study") if self._record.exists() else None
+        study = decode_object(read_bytes(self._record)).get("study") if self._record.exists() else None
         if study is None:
             raise ConfigError("OptunaPruningHook: the run must be one of `jengine sweep --search`, got another one")
         loaded = optuna.load_study(
@@ -199,4 +199,4 @@ class OptunaPruningHook(Hook):
             # failure.
             runner.train_loop.stop_training = True
             runner.logger.info(f"Training stops early: {self.monitor} is {value:.4g}, worse than in most other runs.")
-            write_bytes(self._record, encode({**decode(self._record.read_text()), "pruned": True}).encode())
+            write_bytes(self._record, encode({**decode_object(read_bytes(self._record)), "pruned": True}).encode())

@@ -13,6 +13,7 @@ from jengine.downloads import local_copy
 from jengine.errors import ConfigError
 from jengine.json_codec import decode
 from jengine.registry import DATASETS
+from jengine.storage import LARGE, read_text
 
 Record: TypeAlias = str | Mapping[str, Any]
 Part: TypeAlias = tuple[str, bool]  # text, and whether it is learned
@@ -155,7 +156,7 @@ def read_records(source: Source, *, lines: bool = False) -> Records:
     if not source.endswith((".jsonl", ".txt")):
         raise ConfigError(f"a file of text must end with .jsonl or .txt, got {source!r}")
     try:
-        text = local_copy(source).read_text(encoding="utf-8")
+        text = read_text(local_copy(source), limit=LARGE)
     except UnicodeDecodeError as error:
         raise ConfigError(f"a file of text must be UTF-8, got {source}: {error}") from None
     if source.endswith(".txt"):
