@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import functools
+import hashlib
 import os
 import pathlib
 import posixpath
@@ -16,10 +17,12 @@ from etils import epath
 from jengine.errors import ConfigError, MissingPackageError, require_extra
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_WEB = re.compile("https?://", re.IGNORECASE)
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
 LARGE = 2**36  # bytes; a limit for weights and data that are read as a whole
 _MAX_BYTES = 2**30  # of other local files
 _CHUNK = 2**20  # bytes
+_GONE = (404, 410)  # HTTP status of what is not there
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -29,6 +32,21 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     (True, False)
     """
     return _SCHEME.match(os.fspath(path)) is not None
+
+
+def strip_query(path: str | os.PathLike[str]) -> str:
+    """Return a web address without query and fragment, and any other path or URL unchanged.
+
+    >>> strip_query("https://host/models/w.npz?download=true"), strip_query("s3://bucket/what?.npz")
+    ('https://host/models/w.npz', 's3://bucket/what?.npz')
+    """
+    text = os.fspath(path)
+    return re.split("[?#]", text, maxsplit=1)[0] if _WEB.match(text) else text
+
+
+def file_name(path: str | os.PathLike[str]) -> str:
+    """Return the last part of a path or a URL, without a query."""
+    return strip_query(path).rstrip("/").rpartition("/")[2]
 
 
 def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
@@ -100,10 +118,20 @@ class FileInfo(NamedTuple):
 def _requests(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
-    except (FileNotFoundError, FileExistsError):
+    except (FileExistsError, ConfigError, MissingPackageError):
         raise
     except Exception as error:  # of aiohttp, Google or botocore
-        raise StorageError(f"{os.fspath(path)}: {str(error) or type(error).__name__}") from error
+        cause: BaseException = error
+        if isinstance(error, FileNotFoundError):
+            # To fsspec a file is missing after every error of a web server, and the cause is the error itself.
+            cause = (error.__cause__ if _WEB.match(os.fspath(path)) else None) or error
+            if cause is error or getattr(cause, "status", None) in _GONE:
+                raise
+        status = getattr(cause, "status", None)
+        reason = str(cause) or type(cause).__name__
+        if status is not None:
+            reason = f"HTTP status {status} ({getattr(cause, 'message', '')})"
+        raise StorageError(f"{os.fspath(path)}: {reason}") from error
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> bytes:
@@ -269,10 +297,44 @@ def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:
     return {name.removeprefix(prefix): kind for name, kind in kinds.items() if name.startswith(prefix)}
 
 
-def download_file(url: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy an object to a local file."""
+def download_file(
+    url: str | os.PathLike[str], target: str | os.PathLike[str], info: Mapping[str, Any] | None = None
+) -> None:
+    """Copy an object to a local file, and compare size and checksum with those in `info`, from `file_info`.
+
+    Raises:
+      FileNotFoundError: there is no such object. StorageError: the request failed, or the file differs from `info`.
+    """
+    info = file_info(url) if info is None else info
     with _requests(url):
         get_filesystem(url).get_file(os.fspath(url), os.fspath(target))
+    if info.get("contentEncoding", "identity") == "identity":  # another file is decompressed on the way
+        _check_copy(os.fspath(url), pathlib.Path(target), info)
+
+
+def _check_copy(url: str, copy: pathlib.Path, info: Mapping[str, Any]) -> None:
+    size = copy.stat().st_size
+    if info.get("size") not in (None, size):  # a proxy may end an answer early, and end it properly
+        raise StorageError(f"{url}: the file must have {info['size']:,} bytes, got {size:,}; try again")
+    # In base64. The ETag of S3 is another checksum if the bucket is encrypted.
+    expected = info.get("Content-MD5") or info.get("md5Hash")
+    if expected is None:
+        return
+    with copy.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).digest()
+    if (found := base64.b64encode(digest).decode()) != expected:
+        raise StorageError(f"{url}: the file must have the MD5 {expected}, got {found}; try again")
+
+
+def file_info(url: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what a store says about a file, with the names of the file system.
+
+    Raises:
+      FileNotFoundError: there is no such file. StorageError: the request failed; the message has the HTTP status.
+    """
+    with _requests(url):
+        info: dict[str, Any] = get_filesystem(url).info(os.fspath(url))
+    return info
 
 
 def upload_file(path: str | os.PathLike[str], url: str | os.PathLike[str]) -> None:

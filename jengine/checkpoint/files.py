@@ -94,6 +94,8 @@ def list_npz(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
                 with archive.open(member) as file:
                     structs[member.filename.removesuffix(".npy")] = _read_header(file, member.file_size)
         return structs
+    except OSError:
+        raise
     except Exception as error:  # of zipfile, zlib or NumPy
         raise ValueError(f"{path} is not a complete .npz file of arrays: {error}") from error
 

@@ -17,7 +17,7 @@ from jengine.data.samplers import random_state
 from jengine.downloads import local_copy
 from jengine.errors import ConfigError, config_path
 from jengine.registry import DATASETS
-from jengine.storage import LARGE, is_url, read_bytes, read_text
+from jengine.storage import LARGE, file_name, is_url, read_bytes, read_text
 
 Record = dict[str, Any]
 Indices = int | Sequence[int] | np.ndarray | None
@@ -268,9 +268,10 @@ def _read_lines(value: Any) -> Any:
 
 
 def _load_file(path: str) -> Any:
-    if path.endswith((".pkl", ".pickle")):
+    name = file_name(path)
+    if name.endswith((".pkl", ".pickle")):
         return pickle.loads(read_bytes(local_copy(path), limit=LARGE))
-    if path.endswith(".json"):
+    if name.endswith(".json"):
         try:
             return json.loads(read_bytes(local_copy(path), limit=LARGE))
         except (ValueError, RecursionError) as error:

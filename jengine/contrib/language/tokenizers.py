@@ -13,8 +13,7 @@ from jengine.annotations import Count
 from jengine.contrib.language.chat import ChatTemplate
 from jengine.downloads import local_copy
 from jengine.errors import require_extra
-from jengine.json_codec import decode, decode_object
-from jengine.storage import read_bytes, read_text
+from jengine.json_codec import decode
 
 END = "<|endoftext|>"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # in vocabularies of characters, for other characters
@@ -87,18 +86,16 @@ class FileTokenizer:
             import tokenizers
         file = local_copy(path)
         if file.is_dir():
-            settings = decode_object(read_bytes(file / _SETTINGS)) if (file / _SETTINGS).is_file() else {}
+            settings = decode((file / _SETTINGS).read_text()) if (file / _SETTINGS).is_file() else {}
             begin, end = (_content(settings.get(name)) for name in ("bos_token", "eos_token"))
             self.chat_template, end_token = _read_template(file, settings, begin, end), end_token or end
             file = file / _FILE
-        try:
-            content = read_bytes(file)
-        except FileNotFoundError:
+        if not file.is_file():
             raise FileNotFoundError(
                 f"FileTokenizer: `path` must be a tokenizer.json or a directory with one, got {path}"
-            ) from None
+            )
         try:
-            model = tokenizers.Tokenizer.from_buffer(content)
+            model = tokenizers.Tokenizer.from_file(os.fspath(file))
         except Exception as error:  # the library raises no narrower type
             raise ValueError(f"FileTokenizer: `path` must be a file of a tokenizer, got {path}: {error}") from None
         self._set(model, end_token or END, os.fspath(path))
@@ -185,7 +182,7 @@ def _content(token: Any) -> str:
 def _read_template(directory: Path, settings: Mapping[str, Any], begin: str, end: str) -> ChatTemplate | None:
     file, text = directory / "chat_template.jinja", settings.get("chat_template")
     if file.is_file():
-        text = read_text(file)
+        text = file.read_text()
     elif isinstance(text, list):  # several by name
         text = next((each["template"] for each in text if each["name"] == "default"), None)
     return None if text is None else ChatTemplate(text, begin, end)
