@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import contextvars
 import functools
 import hashlib
 import os
@@ -22,6 +23,7 @@ _PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
 LARGE = 2**36  # bytes; a limit for weights and data that are read as a whole
 _MAX_BYTES = 2**30  # of other local files
 _CHUNK = 2**20  # bytes
+_only: contextvars.ContextVar[str | None] = contextvars.ContextVar("jengine_reading_only", default=None)
 _GONE = (404, 410)  # HTTP status of what is not there
 
 
@@ -80,14 +82,46 @@ def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
     return epath.Path(f"{match[0]}{bucket}{posixpath.normpath(f'/{key}').rstrip('/')}")
 
 
+@contextlib.contextmanager
+def reading_only(directory: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Let code inside read files in `directory` alone, in this thread; None restricts nothing.
+
+    For configs from elsewhere: what they name must be neither read nor requested with the rights of this user.
+    """
+    token = _only.set(None if directory is None else os.fspath(directory))
+    try:
+        yield
+    finally:
+        _only.reset(token)
+
+
+def check_allowed(path: str | os.PathLike[str]) -> None:
+    """Raise ConfigError inside of `reading_only` if a path or URL is outside of that directory."""
+    directory = _only.get()
+    if directory is None:
+        return
+    text = os.fspath(path)
+    if is_url(text) or is_url(directory):
+        is_allowed = f"{text}/".startswith(directory.rstrip("/") + "/") and ".." not in text.split("/")
+    else:
+        is_allowed = pathlib.Path(os.path.realpath(text)).is_relative_to(os.path.realpath(directory))
+    if not is_allowed:
+        raise ConfigError(
+            f"a config from elsewhere must name only files in {directory}, got {text!r}; if you trust the file, pass "
+            "trust=True (on the command line --trust), with which it can run any code"
+        )
+
+
 def get_filesystem(path: str | os.PathLike[str]) -> Any:
     """Return the fsspec file system of a URL, for what `etils.epath` cannot do: listings with sizes, requests in bulk.
 
     It keeps no listings, since other processes write too.
 
     Raises:
-      ConfigError: fsspec does not know the scheme. MissingPackageError: the package for it is missing.
+      ConfigError: fsspec does not know the scheme, or see `check_allowed`. MissingPackageError: the package for it is
+        missing.
     """
+    check_allowed(path)
     return _make_filesystem(os.fspath(path).partition(":")[0], os.getpid())  # fsspec's own cache has one per thread
 
 
@@ -148,6 +182,7 @@ def read_bytes(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> bytes:
         larger than `limit`. StorageError: the request failed.
     """
     if not is_url(path):
+        check_allowed(path)
         return _read_local(path, limit)
     with _requests(path):
         content: bytes = get_filesystem(path).cat_file(os.fspath(path))
@@ -160,10 +195,11 @@ def read_text(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> str:
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise UnsafeFileError if a local path is a pipe or a device, or a link to one.
+    """Raise UnsafeFileError if a local path is a pipe or a device, or a link to one; ConfigError, see `check_allowed`.
 
     For files that a library opens: opening a pipe blocks, and reading a device may never end.
     """
+    check_allowed(path)
     if os.path.exists(path):
         _check_mode(path, os.stat(path).st_mode)
 
@@ -199,7 +235,7 @@ def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
     if not names or not is_url(names[0]):
         for name in names:
             with contextlib.suppress(OSError, UnsafeFileError):
-                contents[name] = read_bytes(name)
+                contents[name] = read_bytes(name, limit=LARGE)
         return contents
     scheme = names[0].partition("//")[0] + "//"
     with _requests(names[0]):

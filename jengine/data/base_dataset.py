@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from jengine.annotations import Count, is_mapping
+from jengine.config.foreign import is_restricted
 from jengine.data.host_entries import Sample
 from jengine.data.pipeline import Pipeline
 from jengine.data.samplers import random_state
@@ -270,6 +271,8 @@ def _read_lines(value: Any) -> Any:
 def _load_file(path: str) -> Any:
     name = file_name(path)
     if name.endswith((".pkl", ".pickle")):
+        if is_restricted():
+            raise ConfigError(f"a config from elsewhere must name no pickle, which may run any code, got {path!r}")
         return pickle.loads(read_bytes(local_copy(path), limit=LARGE))
     if name.endswith(".json"):
         try:
