@@ -95,6 +95,11 @@ def reading_only(directory: str | os.PathLike[str] | None) -> Iterator[None]:
         _only.reset(token)
 
 
+def is_restricted() -> bool:
+    """Return whether files are read for a config from elsewhere, see `reading_only`."""
+    return _only.get() is not None
+
+
 def check_allowed(path: str | os.PathLike[str]) -> None:
     """Raise ConfigError inside of `reading_only` if a path or URL is outside of that directory."""
     directory = _only.get()

@@ -11,14 +11,13 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from jengine.annotations import Count, is_mapping
-from jengine.config.foreign import is_restricted
 from jengine.data.host_entries import Sample
 from jengine.data.pipeline import Pipeline
 from jengine.data.samplers import random_state
 from jengine.downloads import local_copy
 from jengine.errors import ConfigError, config_path
 from jengine.registry import DATASETS
-from jengine.storage import LARGE, file_name, is_url, read_bytes, read_text
+from jengine.storage import LARGE, file_name, is_restricted, is_url, read_bytes, read_text
 
 Record = dict[str, Any]
 Indices = int | Sequence[int] | np.ndarray | None
