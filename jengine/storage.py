@@ -95,9 +95,9 @@ def reading_only(directory: str | os.PathLike[str] | None) -> Iterator[None]:
         _only.reset(token)
 
 
-def is_restricted() -> bool:
-    """Return whether files are read for a config from elsewhere, see `reading_only`."""
-    return _only.get() is not None
+def allowed_directory() -> str | None:
+    """Return the directory of `reading_only`; None outside of it."""
+    return _only.get()
 
 
 def check_allowed(path: str | os.PathLike[str]) -> None:

@@ -7,40 +7,32 @@ predicts calls no loss; only those of optax and `jax.nn` can be called. Paths in
 """
 
 import contextlib
-import contextvars
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jengine.errors import ConfigError
-from jengine.storage import reading_only
+from jengine.storage import allowed_directory, reading_only
 
 # Modules and their classes that are the bases of networks and models
 _NETWORKS = (
     ("flax.linen", "Module"), ("flax.nnx", "Module"), ("haiku", "Module"), ("equinox", "Module"),
     ("jengine.model", "Model"),
 )  # fmt: skip
-_source: contextvars.ContextVar[str | None] = contextvars.ContextVar("jengine_foreign_config", default=None)
 
 
-@contextlib.contextmanager
-def only_known_classes(source: str | None) -> Iterator[None]:
-    """Restrict import paths in configs inside, and the files that are read, in this thread.
+def only_known_classes(source: str | None) -> contextlib.AbstractContextManager[None]:
+    """Return a context that restricts import paths in configs, and the files that are read, in this thread.
 
     `source` is the checkpoint whose config is used; None restricts nothing.
     """
-    token = _source.set(source)
-    try:
-        with reading_only(source):
-            yield
-    finally:
-        _source.reset(token)  # also after an error
+    return reading_only(source)
 
 
 def is_restricted() -> bool:
     """Return whether import paths are restricted in this thread."""
-    return _source.get() is not None
+    return allowed_directory() is not None
 
 
 def find_known_class(path: str, modules: Mapping[str, types.ModuleType]) -> type:
@@ -94,8 +86,8 @@ class RefusedFunction:
 def _refuse(path: str, reason: str) -> ConfigError:
     return ConfigError(
         f"a config from elsewhere must name registered classes or networks of imported modules, got {path!r} in "
-        f"{_source.get()}: {reason}; if you trust the file, pass trust=True (on the command line --trust), with which "
-        "it can run any code"
+        f"{allowed_directory()}: {reason}; if you trust the file, pass trust=True (on the command line --trust), with "
+        "which it can run any code"
     )
 
 

@@ -17,7 +17,7 @@ from jengine.data.samplers import random_state
 from jengine.downloads import local_copy
 from jengine.errors import ConfigError, config_path
 from jengine.registry import DATASETS
-from jengine.storage import LARGE, file_name, is_restricted, is_url, read_bytes, read_text
+from jengine.storage import LARGE, allowed_directory, file_name, is_url, read_bytes, read_text
 
 Record = dict[str, Any]
 Indices = int | Sequence[int] | np.ndarray | None
@@ -270,7 +270,7 @@ def _read_lines(value: Any) -> Any:
 def _load_file(path: str) -> Any:
     name = file_name(path)
     if name.endswith((".pkl", ".pickle")):
-        if is_restricted():
+        if allowed_directory() is not None:
             raise ConfigError(f"a config from elsewhere must name no pickle, which may run any code, got {path!r}")
         return pickle.loads(read_bytes(local_copy(path), limit=LARGE))
     if name.endswith(".json"):
