@@ -94,5 +94,6 @@ def _refuse(path: str, reason: str) -> ConfigError:
 def _is_of_optax(found: Any) -> bool:
     """Return whether a function is what optax itself has under its name, whatever it says of its module."""
     module = sys.modules.get(str(getattr(found, "__module__", "")))
-    is_own = module is not None and vars(module).get(getattr(found, "__name__", "")) is found
-    return is_own and module.__name__.startswith("optax.")
+    if module is None or not module.__name__.startswith("optax."):
+        return False
+    return vars(module).get(getattr(found, "__name__", "")) is found
