@@ -325,6 +325,18 @@ def test_a_foreign_config_reads_no_link_out_of_the_checkpoint(foreign, tmp_path)
     link.unlink()
 
 
+@pytest.mark.parametrize("kind", ["gs_bucket", "s3_bucket"])
+def test_a_checkpoint_in_a_bucket_is_read_without_trust_and_nothing_beside_it(request, tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("JENGINE_LOCAL_DIR", str(tmp_path))
+    url = f"{request.getfixturevalue(kind)}/run"
+    runner = train_objects(url, cfg=dict(model=linen_model(dict(type="PredictLinen"))))
+    expected = runner.predict(dict(x=X))
+    np.testing.assert_allclose(jengine.load_model(url)(dict(x=X)), expected, rtol=1e-5, atol=1e-6)
+    train_objects(f"{url}_2", cfg=dict(model=generator(f"{url}/tokenizer.json")))
+    with pytest.raises(ConfigError, match="must name only files in"):
+        jengine.load_model(f"{url}_2")
+
+
 @pytest.mark.parametrize("is_local", [True, False])
 def test_the_data_of_a_foreign_config_are_read_only_in_the_checkpoint(foreign, tmp_path, requests, capsys, is_local):
     url, found = requests
