@@ -137,7 +137,8 @@ class UploadedFiles(LocalFiles):
                 self._take_over(session, directory, sizes)
 
     def _mark(self) -> None:
-        self._local_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._local_dir.mkdir(parents=True, exist_ok=True)
+        self._local_dir.chmod(0o700)  # the log may have made it, with the rights that the user's umask gives
         (self._local_dir / _SESSION).write_text(encode(self._describe_session(os.getpid())))
 
     def _describe_session(self, process: int) -> dict[str, Any]:

@@ -205,6 +205,13 @@ def test_a_link_that_leads_out_of_a_session_is_neither_followed_nor_sent(tmp_pat
     assert resume(tmp_path / "local", f"{gs_bucket}/run") == {"t1/log": b"one"}
 
 
+def test_a_session_is_private_whatever_the_umask(tmp_path, gs_bucket):
+    (tmp_path / "run-1").mkdir()
+    (tmp_path / "run-1").chmod(0o775)
+    UploadedFiles(str(tmp_path / "run-1"), f"{gs_bucket}/run").fetch("t1")
+    assert is_private(tmp_path / "run-1")
+
+
 def test_a_session_that_others_can_write_to_is_not_taken_over(tmp_path, gs_bucket):
     leave_session(tmp_path / "local", f"{gs_bucket}/run").chmod(0o777)
     assert resume(tmp_path / "local", f"{gs_bucket}/run") == {}
