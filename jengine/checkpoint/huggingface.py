@@ -8,7 +8,7 @@ A directory of the Hub has `config.json`, whose `model_type` names the layout, a
 | `llama`, `mistral` | RMS norms, rotary positions, shared keys and values, gated MLP; projections stored (out, in) |
 """
 
-import inspect
+import dataclasses
 import os
 import re
 import typing
@@ -28,8 +28,6 @@ Config = Mapping[str, Any]  # the content of a `config.json`
 Shapes = dict[str, tuple[int, ...]]
 
 CONFIG = "config.json"
-_Size = Annotated[int, Range(ge=1, lt=2**31)]  # of an axis
-_Depth = Annotated[int, Range(ge=1, le=10_000)]
 ModelType = Literal["gpt2", "llama", "mistral"]
 MODEL_TYPES: tuple[ModelType, ...] = typing.get_args(ModelType)
 # Hugging Face's `gelu` is the exact one; `gelu_new` and `gelu_pytorch_tanh` are one approximation
@@ -44,6 +42,8 @@ _ROPE_KEYS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
     "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "truncate", _ORIGINAL),
 }
+_Size = Annotated[int, Range(ge=1, lt=2**31)]  # of an axis
+_Depth = Annotated[int, Range(ge=1, le=10_000)]
 _QUERY_KEY_VALUE = ("query", "key", "value")
 
 
@@ -86,112 +86,107 @@ def transformer_arguments(config: Config | str | os.PathLike[str]) -> dict[str, 
     (32, 'layer', 5)
     """
     config = require_config(config)
-    model_type = config.get("model_type")
+    model_type = str(config.get("model_type"))
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"`model_type` of a {CONFIG} must be one of {MODEL_TYPES}, got {model_type!r:.100}")
+    _check_types(config)
     # Two families cover the three types: Mistral differs from Llama by settings alone.
-    convert = _gpt2_arguments if model_type == "gpt2" else _llama_arguments
-    parameters = inspect.signature(convert).parameters
-    # null stands for the default
-    settings = {name: value for name, value in config.items() if name in parameters and value is not None}
-    for name, parameter in parameters.items():
-        if parameter.default is parameter.empty and name not in settings:
-            raise ConfigError(f"`{name}` of a {CONFIG} must be given for the model type {model_type!r}, got none")
     try:
-        check_values(CONFIG, convert, settings)
-    except TypeError as error:
-        raise ConfigError(str(error)) from None
-    arguments = convert(**settings)
-    try:
+        arguments = _gpt2_arguments(config) if model_type == "gpt2" else _llama_arguments(config)
         TransformerLM(**arguments).make_settings()  # sizes that must divide each other, and the scaling
+    except KeyError as error:
+        raise ConfigError(f"{error.args[0]!r} of a {CONFIG} must be given for the model type {model_type!r}") from None
+    except ConfigError:
+        raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"a {CONFIG} must describe a model: {error}") from None
     return arguments
 
 
-def _gpt2_arguments(
-    *,
-    vocab_size: _Size,
-    n_embd: _Size,
-    n_layer: _Depth,
-    n_head: _Size,
-    n_positions: _Size,
-    n_inner: _Size | None = None,
-    layer_norm_epsilon: Positive = 1e-5,
-    activation_function: str = "gelu_new",
-    tie_word_embeddings: bool = True,
-    scale_attn_weights: bool = True,
-    scale_attn_by_inverse_layer_idx: bool = False,
-    add_cross_attention: bool = False,
-) -> dict[str, Any]:
+@dataclasses.dataclass
+class _Types:
+    """Types of the settings that are read; null stands for the default."""
+
+    vocab_size: _Size | None = None
+    n_embd: _Size | None = None
+    n_layer: _Depth | None = None
+    n_head: _Size | None = None
+    n_positions: _Size | None = None
+    n_inner: _Size | None = None
+    layer_norm_epsilon: Positive | None = None
+    activation_function: str | None = None
+    hidden_size: _Size | None = None
+    num_hidden_layers: _Depth | None = None
+    num_attention_heads: _Size | None = None
+    num_key_value_heads: _Size | None = None
+    head_dim: _Size | None = None
+    intermediate_size: _Size | None = None
+    sliding_window: _Size | None = None
+    max_position_embeddings: _Size | None = None
+    rope_theta: float | None = None
+    rope_scaling: Mapping[str, Any] | None = None
+    rope_parameters: Mapping[str, Any] | None = None
+    rms_norm_eps: Positive | None = None
+    hidden_act: str | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    tie_word_embeddings: bool | None = None
+
+
+def _check_types(config: Config) -> None:
+    """Raise ConfigError for a setting of another type or out of range; the file may be from anyone."""
+    known = {field.name for field in dataclasses.fields(_Types)}
+    try:
+        check_values(CONFIG, _Types, {name: value for name, value in config.items() if name in known})
+    except TypeError as error:
+        raise ConfigError(str(error)) from None
+    for settings in (config, config.get("rope_parameters") or {}, config.get("rope_scaling") or {}):
+        base = settings.get("rope_theta")
+        if base is not None and (not is_host_number(base) or base not in Range(gt=1, le=1e300)):
+            raise ConfigError(f"`rope_theta` of a {CONFIG} must be a number above 1, got {base!r:.100}")
+
+
+def _gpt2_arguments(config: Config) -> dict[str, Any]:
     # Without a parameter of their own: the weights would load, and compute something else
-    _require("scale_attn_weights", scale_attn_weights, True)
-    _require("scale_attn_by_inverse_layer_idx", scale_attn_by_inverse_layer_idx, False)
-    _require("add_cross_attention", add_cross_attention, False)
+    _require(config, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     return dict(
-        vocab_size=vocab_size,
-        width=n_embd,
-        depth=n_layer,
-        heads=n_head,
-        mlp_width=n_inner or 4 * n_embd,
+        vocab_size=config["vocab_size"],
+        width=config["n_embd"],
+        depth=config["n_layer"],
+        heads=config["n_head"],
+        mlp_width=config.get("n_inner") or 4 * config["n_embd"],  # null in the configs of the Hub
         positions="learned",
-        max_length=n_positions,
+        max_length=config["n_positions"],
         norm="layer",
-        norm_epsilon=layer_norm_epsilon,
+        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
         mlp="plain",
-        activation=_find_activation(activation_function),
+        activation=_find_activation(config.get("activation_function", "gelu_new")),
         bias=True,
-        tied=tie_word_embeddings,
+        tied=config.get("tie_word_embeddings", True),
     )
 
 
-def _llama_arguments(
-    *,
-    model_type: str,
-    vocab_size: _Size,
-    hidden_size: _Size,
-    num_hidden_layers: _Depth,
-    num_attention_heads: _Size,
-    intermediate_size: _Size,
-    num_key_value_heads: _Size | None = None,
-    head_dim: _Size | None = None,
-    sliding_window: _Size | None = None,
-    max_position_embeddings: _Size | None = None,
-    rope_theta: float | None = None,
-    rope_scaling: Mapping[str, Any] | None = None,
-    rope_parameters: Mapping[str, Any] | None = None,
-    rms_norm_eps: Positive = 1e-6,
-    hidden_act: str = "silu",
-    attention_bias: bool = False,
-    mlp_bias: bool | None = None,
-    tie_word_embeddings: bool = False,
-) -> dict[str, Any]:
-    _require("mlp_bias", attention_bias if mlp_bias is None else mlp_bias, attention_bias)
+def _llama_arguments(config: Config) -> dict[str, Any]:
+    bias = config.get("attention_bias", False)
+    _require(config, mlp_bias=bias)
     # Before version 5 of transformers, the base and the scaling stood apart.
-    rope = rope_parameters or rope_scaling or {}
-    base = rope.get("rope_theta", rope_theta)
+    rope = config.get("rope_parameters") or {**(config.get("rope_scaling") or {})}
     return dict(
-        vocab_size=vocab_size,
-        width=hidden_size,
-        depth=num_hidden_layers,
-        heads=num_attention_heads,
-        kv_heads=num_key_value_heads or num_attention_heads,  # absent from the first Llama
-        head_size=head_dim or hidden_size // num_attention_heads,
-        mlp_width=intermediate_size,
-        window=sliding_window if model_type == "mistral" else None,
-        rotary_base=10_000.0 if base is None else _check_base(base),
-        rotary_scaling=_find_scaling(rope, max_position_embeddings),
-        norm_epsilon=rms_norm_eps,
-        activation=_find_activation(hidden_act),
-        bias=attention_bias,
-        tied=tie_word_embeddings,
+        vocab_size=config["vocab_size"],
+        width=config["hidden_size"],
+        depth=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],  # absent from the first Llama
+        head_size=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+        mlp_width=config["intermediate_size"],
+        window=config.get("sliding_window") if config["model_type"] == "mistral" else None,
+        rotary_base=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+        rotary_scaling=_find_scaling(rope, config.get("max_position_embeddings")),
+        norm_epsilon=config.get("rms_norm_eps", 1e-6),
+        activation=_find_activation(config.get("hidden_act", "silu")),
+        bias=bias,
+        tied=config.get("tie_word_embeddings", False),
     )
-
-
-def _check_base(base: object) -> float:
-    if not is_host_number(base) or base not in Range(gt=1, le=1e300):
-        raise ConfigError(f"`rope_theta` of a {CONFIG} must be a number above 1, got {base!r:.100}")
-    return float(base)
 
 
 def _find_scaling(rope: Mapping[str, Any], max_length: int | None) -> dict[str, Any] | None:
@@ -212,9 +207,10 @@ def _find_scaling(rope: Mapping[str, Any], max_length: int | None) -> dict[str, 
     return {"kind": kind, **scaling, **({} if kind == "linear" else {"original_length": original})}
 
 
-def _require(name: str, value: bool, required: bool) -> None:
-    if value != required:
-        raise ConfigError(f"`{name}` of a {CONFIG} must be {required} for TransformerLM, got {value}")
+def _require(config: Config, **settings: bool) -> None:
+    for name, value in settings.items():
+        if config.get(name, value) != value:
+            raise ConfigError(f"`{name}` of a {CONFIG} must be {value} for TransformerLM, got {config[name]}")
 
 
 def _find_activation(name: str) -> str:
