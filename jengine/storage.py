@@ -157,20 +157,29 @@ class FileInfo(NamedTuple):
 def _requests(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
-    except (FileExistsError, ConfigError, MissingPackageError):
-        raise
     except Exception as error:  # of aiohttp, Google or botocore
-        cause: BaseException = error
-        if isinstance(error, FileNotFoundError):
-            # To fsspec a file is missing after every error of a web server, and the cause is the error itself.
-            cause = (error.__cause__ if _WEB.match(os.fspath(path)) else None) or error
-            if cause is error or getattr(cause, "status", None) in _GONE:
-                raise
-        status = getattr(cause, "status", None)
-        reason = str(cause) or type(cause).__name__
-        if status is not None:
-            reason = f"HTTP status {status} ({getattr(cause, 'message', '')})"
-        raise StorageError(f"{os.fspath(path)}: {reason}") from error
+        if (failure := _find_failure(path, error)) is None:
+            raise
+        raise failure from error
+
+
+def _find_failure(path: str | os.PathLike[str], error: Exception) -> StorageError | None:
+    """Return the StorageError for an error of a request; None if the error itself says what is wrong."""
+    if isinstance(error, FileExistsError | ConfigError | MissingPackageError):
+        return None
+    cause: BaseException = error
+    if isinstance(error, FileNotFoundError):
+        # To fsspec a file is missing after every error of a web server, and the cause is the error itself.
+        if not _WEB.match(os.fspath(path)) or error.__cause__ is None:
+            return None
+        cause = error.__cause__
+    status = getattr(cause, "status", None)
+    if isinstance(error, FileNotFoundError) and status in _GONE:
+        return None
+    reason = str(cause) or type(cause).__name__
+    if status is not None:
+        reason = f"HTTP status {status} ({getattr(cause, 'message', '')})"
+    return StorageError(f"{os.fspath(path)}: {reason}")
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> bytes:
