@@ -8,18 +8,21 @@ A directory of the Hub has `config.json`, whose `model_type` names the layout, a
 | `llama`, `mistral` | RMS norms, rotary positions, shared keys and values, gated MLP; projections stored (out, in) |
 """
 
+import dataclasses
 import os
 import re
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from jengine.annotations import Positive, Range, check_values, is_host_number
 from jengine.checkpoint.array_rules import RuleLike
 from jengine.errors import ConfigError
-from jengine.json_codec import decode
+from jengine.json_codec import decode_object
 from jengine.model import LinenModel, TransformerLM
 from jengine.model.model import ModelWrapper
+from jengine.storage import read_bytes
 
 Config = Mapping[str, Any]  # the content of a `config.json`
 Shapes = dict[str, tuple[int, ...]]
@@ -39,6 +42,8 @@ _ROPE_KEYS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
     "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "truncate", _ORIGINAL),
 }
+_Size = Annotated[int, Range(ge=1, lt=2**31)]  # of an axis
+_Depth = Annotated[int, Range(ge=1, le=10_000)]
 _QUERY_KEY_VALUE = ("query", "key", "value")
 
 
@@ -49,11 +54,11 @@ def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
       ValueError: it is not JSON.
     """
     path = Path(directory) / CONFIG
-    if not path.is_file():
-        return {}
     try:
-        return dict(decode(path.read_text()))
-    except (ValueError, TypeError) as error:
+        return decode_object(read_bytes(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except ValueError as error:
         raise ValueError(f"{path} is not a config of a model: {error}") from error
 
 
@@ -83,9 +88,62 @@ def transformer_arguments(config: Config | str | os.PathLike[str]) -> dict[str, 
     config = require_config(config)
     model_type = str(config.get("model_type"))
     if model_type not in MODEL_TYPES:
-        raise ConfigError(f"`model_type` of a {CONFIG} must be one of {MODEL_TYPES}, got {model_type!r}")
+        raise ConfigError(f"`model_type` of a {CONFIG} must be one of {MODEL_TYPES}, got {model_type!r:.100}")
+    _check_types(config)
     # Two families cover the three types: Mistral differs from Llama by settings alone.
-    return _gpt2_arguments(config) if model_type == "gpt2" else _llama_arguments(config)
+    try:
+        arguments = _gpt2_arguments(config) if model_type == "gpt2" else _llama_arguments(config)
+        TransformerLM(**arguments).make_settings()  # sizes that must divide each other, and the scaling
+    except KeyError as error:
+        raise ConfigError(f"{error.args[0]!r} of a {CONFIG} must be given for the model type {model_type!r}") from None
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a {CONFIG} must describe a model: {error}") from None
+    return arguments
+
+
+@dataclasses.dataclass
+class _Types:
+    """Types of the settings that are read; null stands for the default."""
+
+    vocab_size: _Size | None = None
+    n_embd: _Size | None = None
+    n_layer: _Depth | None = None
+    n_head: _Size | None = None
+    n_positions: _Size | None = None
+    n_inner: _Size | None = None
+    layer_norm_epsilon: Positive | None = None
+    activation_function: str | None = None
+    hidden_size: _Size | None = None
+    num_hidden_layers: _Depth | None = None
+    num_attention_heads: _Size | None = None
+    num_key_value_heads: _Size | None = None
+    head_dim: _Size | None = None
+    intermediate_size: _Size | None = None
+    sliding_window: _Size | None = None
+    max_position_embeddings: _Size | None = None
+    rope_theta: float | None = None
+    rope_scaling: Mapping[str, Any] | None = None
+    rope_parameters: Mapping[str, Any] | None = None
+    rms_norm_eps: Positive | None = None
+    hidden_act: str | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    tie_word_embeddings: bool | None = None
+
+
+def _check_types(config: Config) -> None:
+    """Raise ConfigError for a setting of another type or out of range; the file may be from anyone."""
+    known = {field.name for field in dataclasses.fields(_Types)}
+    try:
+        check_values(CONFIG, _Types, {name: value for name, value in config.items() if name in known})
+    except TypeError as error:
+        raise ConfigError(str(error)) from None
+    for settings in (config, config.get("rope_parameters") or {}, config.get("rope_scaling") or {}):
+        base = settings.get("rope_theta")
+        if base is not None and (not is_host_number(base) or base not in Range(gt=1, le=1e300)):
+            raise ConfigError(f"`rope_theta` of a {CONFIG} must be a number above 1, got {base!r:.100}")
 
 
 def _gpt2_arguments(config: Config) -> dict[str, Any]:
@@ -135,7 +193,9 @@ def _find_scaling(rope: Mapping[str, Any], max_length: int | None) -> dict[str, 
     """Return `TransformerLM.rotary_scaling` for `rope_parameters`, or the `rope_scaling` of older files."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", *_ROPE_KEYS):
-        raise ConfigError(f"`rope_type` of a {CONFIG} must be 'default', 'linear', 'llama3' or 'yarn', got {kind!r}")
+        raise ConfigError(
+            f"`rope_type` of a {CONFIG} must be 'default', 'linear', 'llama3' or 'yarn', got {kind!r:.100}"
+        )
     known = ("rope_type", "type", "rope_theta", *_ROPE_KEYS.get(kind, ()))
     unknown = [name for name, value in rope.items() if name not in known and value is not None]
     if unknown:

@@ -9,7 +9,6 @@ biases and norms from decay instead of everything else (`strict_upstream=True` r
 language weight matches inside any outer module; and a setting that matches no parameter is an error.
 """
 
-import json
 import logging
 import os
 import pathlib
@@ -20,11 +19,13 @@ from typing import Any, ClassVar
 from jengine import paths
 from jengine.annotations import is_mapping
 from jengine.errors import ConfigError
+from jengine.json_codec import decode
 from jengine.model.module_types import kind_of
 from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, merge_equal
 from jengine.optim.param_groups.modules import Module, Parameter, ParamsSource, get_params, module_tree
 from jengine.optim.param_groups.paramwise_cfg import check_value
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from jengine.storage import read_bytes
 
 logger = logging.getLogger("jengine")
 
@@ -112,7 +113,7 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
 
     def _read_language_weights(self) -> None:
         file = self.paramwise_cfg["language_weights_file"]
-        names = json.loads(pathlib.Path(file).expanduser().read_text())
+        names = decode(read_bytes(pathlib.Path(file).expanduser()))
         if not isinstance(names, list | dict) or not all(isinstance(name, str) for name in names):
             raise ConfigError(
                 f"`paramwise_cfg.language_weights_file` must hold a JSON list of names, got {os.fspath(file)!r}"
