@@ -2,11 +2,14 @@
 
 import base64
 import contextlib
+import contextvars
 import functools
+import hashlib
 import os
 import pathlib
 import posixpath
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -15,7 +18,13 @@ from etils import epath
 from jengine.errors import ConfigError, MissingPackageError, require_extra
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_WEB = re.compile("https?://", re.IGNORECASE)
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
+LARGE = 2**36  # bytes; a limit for weights and data that are read as a whole
+_MAX_BYTES = 2**30  # of other local files
+_CHUNK = 2**20  # bytes
+_only: contextvars.ContextVar[str | None] = contextvars.ContextVar("jengine_reading_only", default=None)
+_GONE = (404, 410)  # HTTP status of what is not there
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -25,6 +34,21 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     (True, False)
     """
     return _SCHEME.match(os.fspath(path)) is not None
+
+
+def strip_query(path: str | os.PathLike[str]) -> str:
+    """Return a web address without query and fragment, and any other path or URL unchanged.
+
+    >>> strip_query("https://host/models/w.npz?download=true"), strip_query("s3://bucket/what?.npz")
+    ('https://host/models/w.npz', 's3://bucket/what?.npz')
+    """
+    text = os.fspath(path)
+    return re.split("[?#]", text, maxsplit=1)[0] if _WEB.match(text) else text
+
+
+def file_name(path: str | os.PathLike[str]) -> str:
+    """Return the last part of a path or a URL, without a query."""
+    return strip_query(path).rstrip("/").rpartition("/")[2]
 
 
 def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
@@ -58,19 +82,68 @@ def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
     return epath.Path(f"{match[0]}{bucket}{posixpath.normpath(f'/{key}').rstrip('/')}")
 
 
+@contextlib.contextmanager
+def reading_only(directory: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Let code inside read files in `directory` alone, in this thread; None restricts nothing.
+
+    For configs from elsewhere: what they name must be neither read nor requested with the rights of this user.
+    """
+    token = _only.set(None if directory is None else os.fspath(directory))
+    try:
+        yield
+    finally:
+        _only.reset(token)
+
+
+def allowed_directory() -> str | None:
+    """Return the directory of `reading_only`; None outside of it."""
+    return _only.get()
+
+
+def check_allowed(path: str | os.PathLike[str]) -> None:
+    """Raise ConfigError inside of `reading_only` if a path or URL is outside of that directory."""
+    directory = _only.get()
+    if directory is None:
+        return
+    text = os.fspath(path)
+    if is_url(text) or is_url(directory):
+        is_allowed = f"{text}/".startswith(directory.rstrip("/") + "/") and ".." not in text.split("/")
+    else:
+        is_allowed = pathlib.Path(os.path.realpath(text)).is_relative_to(os.path.realpath(directory))
+    if not is_allowed:
+        raise ConfigError(
+            f"a config from elsewhere must name only files in {directory}, got {text!r}; if you trust the file, pass "
+            "trust=True (on the command line --trust), with which it can run any code"
+        )
+
+
 def get_filesystem(path: str | os.PathLike[str]) -> Any:
     """Return the fsspec file system of a URL, for what `etils.epath` cannot do: listings with sizes, requests in bulk.
 
     It keeps no listings, since other processes write too.
 
     Raises:
-      ConfigError: fsspec does not know the scheme. MissingPackageError: the package for it is missing.
+      ConfigError: fsspec does not know the scheme, or see `check_allowed`. MissingPackageError: the package for it is
+        missing.
     """
+    check_allowed(path)
     return _make_filesystem(os.fspath(path).partition(":")[0], os.getpid())  # fsspec's own cache has one per thread
 
 
 class StorageError(RuntimeError):
     """Error of a request to object storage, after all retries. Unlike an OSError it never means that a file is bad."""
+
+
+class UnsafeFileError(ConfigError):
+    """Error of a file that is not read: a pipe, a device, or one that is too large. Reading it again will not help.
+
+    Attributes:
+      strerror: the reason, as for an OSError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        super().__init__(f"{os.fspath(path)}: {reason}")
+        self.strerror = reason
 
 
 class FileInfo(NamedTuple):
@@ -84,23 +157,85 @@ class FileInfo(NamedTuple):
 def _requests(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
-    except (FileNotFoundError, FileExistsError):
-        raise
     except Exception as error:  # of aiohttp, Google or botocore
-        raise StorageError(f"{os.fspath(path)}: {str(error) or type(error).__name__}") from error
+        if (failure := _find_failure(path, error)) is None:
+            raise
+        raise failure from error
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
+def _find_failure(path: str | os.PathLike[str], error: Exception) -> StorageError | None:
+    """Return the StorageError for an error of a request; None if the error itself says what is wrong."""
+    if isinstance(error, FileExistsError | ConfigError | MissingPackageError):
+        return None
+    cause: BaseException = error
+    if isinstance(error, FileNotFoundError):
+        # To fsspec a file is missing after every error of a web server, and the cause is the error itself.
+        if not _WEB.match(os.fspath(path)) or error.__cause__ is None:
+            return None
+        cause = error.__cause__
+    status = getattr(cause, "status", None)
+    if isinstance(error, FileNotFoundError) and status in _GONE:
+        return None
+    reason = str(cause) or type(cause).__name__
+    if status is not None:
+        reason = f"HTTP status {status} ({getattr(cause, 'message', '')})"
+    return StorageError(f"{os.fspath(path)}: {reason}")
+
+
+def read_bytes(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> bytes:
     """Return the bytes of a file, with one request if it is a URL.
 
+    A local file may be from anyone: a pipe, a device or a link to one is refused, since reading it may never end.
+
+    Args:
+      path: the file.
+      limit: the largest size of a local file, in bytes.
+
     Raises:
-      FileNotFoundError: it does not exist. OSError: it is not readable. StorageError: the request failed.
+      FileNotFoundError: it does not exist. OSError: it is not readable. UnsafeFileError: it is not a regular file, or
+        larger than `limit`. StorageError: the request failed.
     """
     if not is_url(path):
-        return pathlib.Path(path).read_bytes()
+        check_allowed(path)
+        return _read_local(path, limit)
     with _requests(path):
         content: bytes = get_filesystem(path).cat_file(os.fspath(path))
     return content
+
+
+def read_text(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> str:
+    """Return a file as UTF-8 text, with every line end as a newline; for the errors see `read_bytes`."""
+    return read_bytes(path, limit).decode().replace("\r\n", "\n").replace("\r", "\n")
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise UnsafeFileError if a local path is a pipe or a device, or a link to one; ConfigError, see `check_allowed`.
+
+    For files that a library opens: opening a pipe blocks, and reading a device may never end.
+    """
+    check_allowed(path)
+    if os.path.exists(path):
+        _check_mode(path, os.stat(path).st_mode)
+
+
+def _check_mode(path: str | os.PathLike[str], mode: int) -> None:
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UnsafeFileError(path, "it must be a regular file, not a pipe or a device")
+
+
+def _read_local(path: str | os.PathLike[str], limit: int) -> bytes:
+    content = bytearray()
+    # A pipe without a writer would block. The open file is checked, since another may take its name meanwhile.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        _check_mode(path, status.st_mode)
+        size = status.st_size
+        while size <= limit and (chunk := file.read(_CHUNK)):  # files in /proc have the size 0
+            content += chunk
+            size = max(size, len(content))
+    if size > limit:
+        raise UnsafeFileError(path, f"it must have at most {limit:,} bytes, got {size:,}")
+    return bytes(content)
 
 
 def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
@@ -113,8 +248,8 @@ def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
     contents: dict[str, bytes] = {}
     if not names or not is_url(names[0]):
         for name in names:
-            with contextlib.suppress(OSError):
-                contents[name] = read_bytes(name)
+            with contextlib.suppress(OSError, UnsafeFileError):
+                contents[name] = read_bytes(name, limit=LARGE)
         return contents
     scheme = names[0].partition("//")[0] + "//"
     with _requests(names[0]):
@@ -174,11 +309,24 @@ def list_files(directory: str | os.PathLike[str]) -> dict[str, FileInfo]:
         found = get_filesystem(directory).find(os.fspath(directory), detail=True)
     # As the file system names it: `bucket/run`, for `memory://` `/run`, for `https://` all of it
     prefix = str(strip_protocol(os.fspath(directory))).rstrip("/") + "/"
+    for name in found:
+        # A listing is data: files are copied to these names below a local directory.
+        if name.startswith(prefix) and not is_inside(name.removeprefix(prefix)):
+            raise StorageError(f"{os.fspath(directory)} must have no file with '..' in the name, got {name!r}")
     return {
         name.removeprefix(prefix): FileInfo(info["size"], _read_md5(info))
         for name, info in sorted(found.items())
         if name.startswith(prefix) and info["type"] == "file" and not name.endswith("/")
     }
+
+
+def is_inside(name: str) -> bool:
+    """Return whether a relative name from a listing stays below the directory.
+
+    >>> is_inside("vis_data/scalars.json"), is_inside("../.bashrc"), is_inside("/etc/passwd")
+    (True, False, False)
+    """
+    return not name.startswith("/") and ".." not in name.split("/")
 
 
 def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:
@@ -199,10 +347,44 @@ def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:
     return {name.removeprefix(prefix): kind for name, kind in kinds.items() if name.startswith(prefix)}
 
 
-def download_file(url: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy an object to a local file."""
+def download_file(
+    url: str | os.PathLike[str], target: str | os.PathLike[str], info: Mapping[str, Any] | None = None
+) -> None:
+    """Copy an object to a local file, and compare size and checksum with those in `info`, from `file_info`.
+
+    Raises:
+      FileNotFoundError: there is no such object. StorageError: the request failed, or the file differs from `info`.
+    """
+    info = file_info(url) if info is None else info
     with _requests(url):
         get_filesystem(url).get_file(os.fspath(url), os.fspath(target))
+    if info.get("contentEncoding", "identity") == "identity":  # another file is decompressed on the way
+        _check_copy(os.fspath(url), pathlib.Path(target), info)
+
+
+def _check_copy(url: str, copy: pathlib.Path, info: Mapping[str, Any]) -> None:
+    size = copy.stat().st_size
+    if info.get("size") not in (None, size):  # a proxy may end an answer early, and end it properly
+        raise StorageError(f"{url}: the file must have {info['size']:,} bytes, got {size:,}; try again")
+    # In base64. The ETag of S3 is another checksum if the bucket is encrypted.
+    expected = info.get("Content-MD5") or info.get("md5Hash")
+    if expected is None:
+        return
+    with copy.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).digest()
+    if (found := base64.b64encode(digest).decode()) != expected:
+        raise StorageError(f"{url}: the file must have the MD5 {expected}, got {found}; try again")
+
+
+def file_info(url: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what a store says about a file, with the names of the file system.
+
+    Raises:
+      FileNotFoundError: there is no such file. StorageError: the request failed; the message has the HTTP status.
+    """
+    with _requests(url):
+        info: dict[str, Any] = get_filesystem(url).info(os.fspath(url))
+    return info
 
 
 def upload_file(path: str | os.PathLike[str], url: str | os.PathLike[str]) -> None:

@@ -8,18 +8,21 @@ A directory of the Hub has `config.json`, whose `model_type` names the layout, a
 | `llama`, `mistral` | RMS norms, rotary positions, shared keys and values, gated MLP; projections stored (out, in) |
 """
 
+import dataclasses
 import os
 import re
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from jengine.annotations import Positive, Range, check_values, is_host_number
 from jengine.checkpoint.array_rules import RuleLike
 from jengine.errors import ConfigError
-from jengine.json_codec import decode
+from jengine.json_codec import decode_object
 from jengine.model import LinenModel, TransformerLM
 from jengine.model.model import ModelWrapper
+from jengine.storage import read_bytes
 
 Config = Mapping[str, Any]  # the content of a `config.json`
 Shapes = dict[str, tuple[int, ...]]
@@ -77,6 +80,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "llama": (*_LLAMA_KEYS, "attention_bias", "mlp_bias"),
     "mistral": (*_LLAMA_KEYS, "sliding_window"),
 }
+_Size = Annotated[int, Range(ge=1, lt=2**31)]  # of an axis
+_Depth = Annotated[int, Range(ge=1, le=10_000)]
 _QUERY_KEY_VALUE = ("query", "key", "value")
 
 
@@ -87,11 +92,11 @@ def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
       ValueError: it is not JSON.
     """
     path = Path(directory) / CONFIG
-    if not path.is_file():
-        return {}
     try:
-        return dict(decode(path.read_text()))
-    except (ValueError, TypeError) as error:
+        return decode_object(read_bytes(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except ValueError as error:
         raise ValueError(f"{path} is not a config of a model: {error}") from error
 
 
@@ -121,10 +126,64 @@ def transformer_arguments(config: Config | str | os.PathLike[str]) -> dict[str, 
     config = require_config(config)
     model_type = str(config.get("model_type"))
     if model_type not in MODEL_TYPES:
-        raise ConfigError(f"`model_type` of a {CONFIG} must be one of {MODEL_TYPES}, got {model_type!r}")
+        raise ConfigError(f"`model_type` of a {CONFIG} must be one of {MODEL_TYPES}, got {model_type!r:.100}")
+    _check_types(config)
     _check_known(config, model_type)
     # Two families cover the three types: Mistral differs from Llama by settings alone.
-    return _gpt2_arguments(config) if model_type == "gpt2" else _llama_arguments(config)
+    try:
+        arguments = _gpt2_arguments(config) if model_type == "gpt2" else _llama_arguments(config)
+        TransformerLM(**arguments).make_settings()  # sizes that must divide each other, and the scaling
+    except KeyError as error:
+        raise ConfigError(f"{error.args[0]!r} of a {CONFIG} must be given for the model type {model_type!r}") from None
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a {CONFIG} must describe a model: {error}") from None
+    return arguments
+
+
+@dataclasses.dataclass
+class _Types:
+    """Types of the settings that are read; null stands for the default."""
+
+    vocab_size: _Size | None = None
+    n_embd: _Size | None = None
+    n_layer: _Depth | None = None
+    n_head: _Size | None = None
+    n_positions: _Size | None = None
+    n_inner: _Size | None = None
+    layer_norm_epsilon: Positive | None = None
+    activation_function: str | None = None
+    hidden_size: _Size | None = None
+    num_hidden_layers: _Depth | None = None
+    num_attention_heads: _Size | None = None
+    num_key_value_heads: _Size | None = None
+    head_dim: _Size | None = None
+    intermediate_size: _Size | None = None
+    sliding_window: _Size | None = None
+    max_position_embeddings: _Size | None = None
+    original_max_position_embeddings: _Size | None = None
+    rope_theta: float | None = None
+    rope_scaling: Mapping[str, Any] | None = None
+    rope_parameters: Mapping[str, Any] | None = None
+    rms_norm_eps: Positive | None = None
+    hidden_act: str | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    tie_word_embeddings: bool | None = None
+
+
+def _check_types(config: Config) -> None:
+    """Raise ConfigError for a setting of another type or out of range; the file may be from anyone."""
+    known = {field.name for field in dataclasses.fields(_Types)}
+    try:
+        check_values(CONFIG, _Types, {name: value for name, value in config.items() if name in known})
+    except TypeError as error:
+        raise ConfigError(str(error)) from None
+    for settings in (config, config.get("rope_parameters") or {}, config.get("rope_scaling") or {}):
+        base = settings.get("rope_theta")
+        if base is not None and (not is_host_number(base) or base not in Range(gt=1, le=1e300)):
+            raise ConfigError(f"`rope_theta` of a {CONFIG} must be a number above 1, got {base!r:.100}")
 
 
 def _gpt2_arguments(config: Config) -> dict[str, Any]:
@@ -150,8 +209,6 @@ def _llama_arguments(config: Config) -> dict[str, Any]:
     attention_bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
     # Before version 5 of transformers, the base and the scaling stood apart.
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(rope, Mapping):
-        raise ConfigError(f"the rotations of a {CONFIG} must be an object, got {rope!r}")
     # As in transformers, a length beside the rotations takes precedence, and the longest context is the last resort.
     longest = config.get("max_position_embeddings") or (131_072 if is_mistral else 2048)
     original = config.get(_ORIGINAL) or rope.get(_ORIGINAL) or longest
@@ -183,8 +240,10 @@ def _find_scaling(rope: Mapping[str, Any], original: int, longest: int) -> dict[
       longest: the context afterwards.
     """
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in _ROPE_KEYS:
-        raise ConfigError(f"`rope_type` of a {CONFIG} must be 'default', 'linear', 'llama3' or 'yarn', got {kind!r}")
+    if kind not in tuple(_ROPE_KEYS):
+        raise ConfigError(
+            f"`rope_type` of a {CONFIG} must be 'default', 'linear', 'llama3' or 'yarn', got {kind!r:.100}"
+        )
     known = ("rope_type", "type", "rope_theta", *_ROPE_KEYS[kind])
     unknown = [name for name, value in rope.items() if name not in known and not _is_neutral(name, value)]
     if unknown:

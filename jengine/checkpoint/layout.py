@@ -39,7 +39,7 @@ from jengine.checkpoint.manifest import (
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.distributed.processes import ProcessGroup, SingleProcess
 from jengine.errors import did_you_mean
-from jengine.json_codec import decode, encode, pack, unpack
+from jengine.json_codec import decode_object, encode, pack, unpack
 from jengine.storage import is_url, list_directory, read_bytes, read_many, storage_path, write_bytes
 
 POINTER = "last_checkpoint"
@@ -248,9 +248,12 @@ def read_meta(path: str | os.PathLike[str], states: bool = False) -> dict[str, A
     contents = read_many([directory / META, directory / BLOBS] if states else [directory / META])
     if str(directory / META) not in contents:
         raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {META} is missing")
-    meta: dict[str, Any] = decode(contents[str(directory / META)])
     blobs = contents.get(str(directory / BLOBS), b"") if states else None
-    return meta | {key: unpack(meta[key], blobs) for key in _STATES if key in meta}
+    try:
+        meta = decode_object(contents[str(directory / META)])
+        return meta | {key: unpack(meta[key], blobs) for key in _STATES if key in meta}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {META} is unreadable ({error})") from error
 
 
 def pack_states(meta: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:

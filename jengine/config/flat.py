@@ -151,12 +151,15 @@ def _merge(result: FlatConfig, own: dict[str, Any]) -> None:
 def _load_data(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[pathlib.Path]) -> FlatConfig:
     """Return the keys in a JSON or YAML file, merged with those of its `_base_` files."""
     text, result = _substitute(file.read_text(encoding="utf-8"), file), FlatConfig()
-    if file.suffix == ".json":
-        values = json.loads(text)
-    else:
-        import yaml
+    try:
+        if file.suffix == ".json":
+            values = json.loads(text)
+        else:
+            import yaml
 
-        values = yaml.safe_load(text)
+            values = yaml.safe_load(text)
+    except RecursionError:
+        raise ConfigError(f"a config file must not be nested so deeply, got {str(file)!r}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"a config file must contain a dict, got {type(values).__name__} in {str(file)!r}")
     _inherit(result, values.pop("_base_", []), file, heirs)

@@ -17,7 +17,7 @@ from jengine.data.samplers import random_state
 from jengine.downloads import local_copy
 from jengine.errors import ConfigError, config_path
 from jengine.registry import DATASETS
-from jengine.storage import is_url
+from jengine.storage import LARGE, allowed_directory, file_name, is_url, read_bytes, read_text
 
 Record = dict[str, Any]
 Indices = int | Sequence[int] | np.ndarray | None
@@ -273,18 +273,21 @@ def _select(indices: Indices, count: int) -> list[int]:
 def _read_lines(value: Any) -> Any:
     """Return the lines of a file for its name, and a copy of anything else."""
     if isinstance(value, str) and (is_url(value) or os.path.isfile(value)):
-        with open(local_copy(value), encoding="utf-8") as file:
-            return file.read().splitlines()
+        return read_text(local_copy(value)).splitlines()
     return copy.deepcopy(value)
 
 
 def _load_file(path: str) -> Any:
-    if path.endswith((".pkl", ".pickle")):
-        with open(local_copy(path), "rb") as file:
-            return pickle.load(file)
-    if path.endswith(".json"):
-        with open(local_copy(path), encoding="utf-8") as file:
-            return json.load(file)
+    name = file_name(path)
+    if name.endswith((".pkl", ".pickle")):
+        if allowed_directory() is not None:
+            raise ConfigError(f"a config from elsewhere must name no pickle, which may run any code, got {path!r}")
+        return pickle.loads(read_bytes(local_copy(path), limit=LARGE))
+    if name.endswith(".json"):
+        try:
+            return json.loads(read_bytes(local_copy(path), limit=LARGE))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"`ann_file` must be JSON, got {path}: {error}") from None
     raise ConfigError(
         f"`ann_file` must end in .json, .pkl or .pickle, got {path!r}; another format needs a subclass with "
         "`load_data_list`"

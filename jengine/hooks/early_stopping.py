@@ -8,9 +8,10 @@ from jengine.annotations import Finite, Index, NonNegative
 from jengine.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.json_codec import decode, encode
+from jengine.json_codec import decode_object, encode
 from jengine.registry import HOOKS
 from jengine.runs import TRIAL
+from jengine.runs.study import named_errors, open_journal
 from jengine.scores import infer_rule, is_better, pick_metric
 from jengine.storage import read_bytes, write_bytes
 
@@ -169,18 +170,16 @@ class OptunaPruningHook(Hook):
     def before_train(self, runner: RunnerProtocol) -> None:
         """Find the trial in the study that the sweep's record names."""
         import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
 
         self._record = pathlib.Path(runner.work_dir, TRIAL)
-        study = decode(read_bytes(self._record)).get("study") if self._record.exists() else None
+        study = decode_object(read_bytes(self._record)).get("study") if self._record.exists() else None
         if study is None:
             raise ConfigError("OptunaPruningHook: the run must be one of `jengine sweep --search`, got another one")
-        loaded = optuna.load_study(
-            study_name=study["name"], storage=JournalStorage(JournalFileBackend(study["path"]))
-        )  # fmt: skip
-        numbers = {trial.number: trial._trial_id for trial in loaded.get_trials(deepcopy=False)}
-        self._trial = optuna.Trial(loaded, numbers[study["number"]])
+        storage = open_journal(study["path"])
+        with named_errors(study["path"]):
+            loaded = optuna.load_study(study_name=study["name"], storage=storage)
+            numbers = {trial.number: trial._trial_id for trial in loaded.get_trials(deepcopy=False)}
+            self._trial = optuna.Trial(loaded, numbers[study["number"]])
 
     def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Report the metric, and end training if the run is to be pruned."""
@@ -190,10 +189,19 @@ class OptunaPruningHook(Hook):
         if value is None:
             return
         # By iteration: Optuna compares trials at equal steps, and epochs of trials may differ in length.
-        self._trial.report(value, runner.iter)
-        if self._trial.should_prune():
+        try:
+            self._trial.report(value, runner.iter)
+            is_pruned = self._trial.should_prune()
+        except Exception as error:
+            # Of any type, if the study's file is locked, damaged, or on a full disk. A search is not worth a run.
+            runner.logger.warning(
+                f"Optuna did not compare {self.monitor} at iteration {runner.iter} with the other runs, so training "
+                f"goes on: {type(error).__name__}: {error}"
+            )
+            return
+        if is_pruned:
             # The run ends in the ordinary way, with a last checkpoint and reports; an exception would look like a
             # failure.
             runner.train_loop.stop_training = True
             runner.logger.info(f"Training stops early: {self.monitor} is {value:.4g}, worse than in most other runs.")
-            write_bytes(self._record, encode({**decode(read_bytes(self._record)), "pruned": True}).encode())
+            write_bytes(self._record, encode({**decode_object(read_bytes(self._record)), "pruned": True}).encode())

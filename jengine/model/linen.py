@@ -19,6 +19,7 @@ from jengine.model.adapters import (
 from jengine.model.autocast import autocast
 from jengine.model.layer_shapes import Shapes, record_shapes, select_stacked
 from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
+from jengine.model.module_types import ModuleType, describe_class, find_stacked
 from jengine.model.padding import exclude_padding
 from jengine.model.remat import check_patterns, remat_linen
 from jengine.model.sown import Sown, SownValues
@@ -85,17 +86,25 @@ class LinenModel(Model):
         self._sown = SownValues("LinenModel", sown_losses, sown_predictions)
         # Collections that a call makes anew: kept in the state, they would grow and change its structure.
         self._sown_collections: tuple[str, ...] = (_INTERMEDIATES, *self._sown.names)
-        self.module_types: dict[str, str] = {}
+        self.module_types: dict[str, ModuleType] = {}
         self.logical_axes: dict[str, tuple[str | None, ...]] = {}
         self.layer_shapes: Shapes = {}
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Initialize the module in inference mode, and record the submodule types and the logical axes."""
-        types: dict[str, str] = {}
+        classes: dict[str, type] = {}
+        layers: dict[str, dict[str, Any]] = {}  # shapes of the modules' own parameters, within `nn.scan` and `nn.vmap`
 
         def record_type(next_fun: Next, args: Args, kwargs: Kwargs, context: nn.module.InterceptorContext) -> Any:
-            types[".".join(context.module.path)] = type(context.module).__name__
-            return next_fun(*args, **kwargs)
+            module, path = context.module, ".".join(context.module.path)
+            classes.setdefault(path, type(module))  # in the order of the definition
+            outputs = next_fun(*args, **kwargs)
+            classes[path] = type(module)  # classes of transformations, such as that of `nn.remat`, have other paths
+            own = module.variables.get("params", {})
+            layers.setdefault(path, {}).update(
+                {name: jax.tree.leaves(x)[0].shape for name, x in own.items() if not isinstance(x, Mapping)}
+            )
+            return outputs
 
         shapes: Shapes = {}
         inputs = select_inputs(batch, self._inputs, "LinenModel")
@@ -109,8 +118,9 @@ class LinenModel(Model):
             explain_static_modes(modes),
         ):
             variables = self.module.init(rngs, *inputs, **modes)
-        self.module_types = types
-        check_patterns(self._remat, types)
+        params = variables.get("params", {})
+        self.module_types = {path: _describe(path, cls, params, layers.get(path, {})) for path, cls in classes.items()}
+        check_patterns(self._remat, self.module_types)
         # The box of `nn.with_partitioning` is the leaf here: the axis names are in it, not in the array.
         leaves = jax.tree_util.tree_flatten_with_path(
             variables.get("params", {}), is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned)
@@ -203,6 +213,18 @@ class LinenModel(Model):
         except Exception:  # of any type: the module reads a variable that is missing
             return False
         return True
+
+
+def _describe(path: str, cls: type, params: Any, layers: Mapping[str, Any]) -> ModuleType:
+    """Return the type of a module, with the axes that its own parameters have and those of a single layer have not."""
+    for name in filter(None, path.split(".")):
+        params = params.get(name, {}) if isinstance(params, Mapping) else {}
+    shapes = [(jax.tree.leaves(params[name])[0].shape, layer) for name, layer in layers.items() if name in params]
+    if not shapes:
+        return describe_class(cls)
+    # A module whose own parameters have axes for experts says how many
+    experts = getattr(cls, "expert_axes", 0)
+    return describe_class(cls, find_stacked([(shape, layer[experts:]) for shape, layer in shapes]))
 
 
 def _dense_general_without_mesh() -> Any:

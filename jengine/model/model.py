@@ -72,6 +72,13 @@ class Model:
         super().__init_subclass__(**kwargs)
         recorded(cls)  # so that the work dir's config has the model of a run in Python
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a number that a hook sets during training becomes an input of the compiled step."""
+        super().__setattr__(name, value)
+        follower = self.__dict__.get("_follower")  # a weak reference, which copies of the model may have
+        if follower is not None and (programs := follower()) is not None:
+            programs.assign(name, value)
+
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)`, nested dicts with arrays.
 

@@ -26,6 +26,7 @@ from jengine.model.adapters import (
 from jengine.model.autocast import autocast, current_dtype
 from jengine.model.layer_shapes import Shapes, find_nnx_shapes, select_stacked
 from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
+from jengine.model.module_types import ModuleType
 from jengine.model.nnx_filters import NnxFilter, announce_training, build_filter, is_adapter, select_trained
 from jengine.model.nnx_state import (
     Path,
@@ -115,7 +116,7 @@ class NnxModel(Model):
             self._wrt = build_filter(wrt)
         self._remat = tuple(activation_checkpointing)
         self._structure: _Structure | None = None
-        self.module_types: dict[str, str] = {}
+        self.module_types: dict[str, ModuleType] = {}
         self.logical_axes: dict[str, tuple[Any, ...]] = {}
         self.layer_shapes: Shapes = {}
 

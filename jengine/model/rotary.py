@@ -58,6 +58,11 @@ class Llama3Scaling:
     original_length: Count
     amplitude = 1.0
 
+    def __post_init__(self) -> None:
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if high <= low:
+            raise ConfigError(f"`high_freq_factor` must be above low_freq_factor = {low}, got {high}")
+
     def scale(self, frequencies: jax.Array, base: float) -> jax.Array:
         """Return the new frequencies, f32[K / 2]."""
         # Angles are frequency * position, so this is how often a wave fits into the original context.

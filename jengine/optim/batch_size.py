@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 from jengine.annotations import Count
 from jengine.errors import ConfigError, config_path
+from jengine.model.module_types import is_batch_norm
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.registry import check_arguments
 
 
 def warn_of_accumulation(optim_wrapper: AnyWrapper, module_types: Mapping[str, str], logger: logging.Logger) -> None:
     """Log a warning about BatchNorm under gradient accumulation, unless one of them is absent."""
-    # By the class name: Linen, NNX and users' own norms share no base class.
-    norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
+    norms = [path for path, kind in module_types.items() if is_batch_norm(kind)]
     if not (optim_wrapper.accumulates and norms):
         return
     counts = max(wrapper.accumulative_counts for wrapper in wrappers_by_name(optim_wrapper).values())

@@ -2,10 +2,11 @@
 
 import contextlib
 import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,34 @@ from jengine.optim.transforms.clip import ClipByNorm, clipping_parts, parse_clip
 from jengine.registry import OPTIM_WRAPPERS
 
 _get_lr = operator.itemgetter("lr")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def functional(example: str) -> Callable[[Method], Method]:
+    """Have a method raise TypeError with `example` if it is called as MMEngine's, whose wrapper has a state of its own.
+
+    The same holds for the value of a loss in the place of `loss_fn`.
+    """
+
+    def decorate(method: Method) -> Method:
+        signature = inspect.signature(method)
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                arguments = signature.bind(*args, **kwargs).arguments
+                if not callable(arguments.get("loss_fn", len)):
+                    raise TypeError(f"`loss_fn` must be a function of the parameters, got {arguments['loss_fn']!r}")
+            except TypeError as error:
+                raise TypeError(
+                    f"{type(args[0]).__name__}.{method.__name__}: {error}. The wrapper keeps neither parameters nor "
+                    f"state, so write `{example}`"
+                ) from None
+            return method(*args, **kwargs)
+
+        return cast("Method", call)
+
+    return decorate
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -336,10 +365,12 @@ class OptimWrapper:
         """Restore the settings in a `group_state_dict`; raise ValueError for another number of groups."""
         self.grouped.load_state_dict(state_dict)
 
+    @functional("wrapper.state_dict(opt_state)")
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
         """Return `state` (arrays), `param_groups` and, with more than one group, `base_param_settings`."""
         return {"state": opt_state, **self.group_state_dict()}
 
+    @functional("opt_state = wrapper.load_state_dict(state_dict, opt_state)")
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
         """Restore a `state_dict` from a run with the same config.
 
@@ -359,6 +390,7 @@ class OptimWrapper:
 
     # ------------------------------------------------------------------ one call per iteration, without a Runner
 
+    @functional("params, opt_state, loss = wrapper.update_params(loss_fn, params, opt_state, *args)")
     def update_params(
         self,
         loss_fn: Callable[..., Any],
@@ -403,6 +435,7 @@ class OptimWrapper:
 
         return run_iteration
 
+    @functional("opt_state, loss = wrapper.backward(loss_fn, params, opt_state, *args)")
     def backward(
         self, loss_fn: Callable[..., Any], params: Params, opt_state: OptState, *args: Any, has_aux: bool = False
     ) -> tuple[OptState, Any]:
@@ -416,6 +449,7 @@ class OptimWrapper:
         chain = self._build_chain(every=2)  # any number above 1: `is_last` is False
         return chain.update(grads, opt_state, None, is_last=False)[1], outputs
 
+    @functional("params, opt_state = wrapper.step(params, opt_state)")
     def step(
         self, params: Params, opt_state: OptState, hyperparams: Mapping[str, Any] | None = None
     ) -> tuple[Params, OptState]:
@@ -436,6 +470,7 @@ class OptimWrapper:
         new_state = state._replace(inner_state=window._replace(inner_state=state.inner_state))
         return optax.apply_updates(params, updates), new_state
 
+    @functional("opt_state = wrapper.zero_grad(opt_state)")
     def zero_grad(self, opt_state: OptState) -> OptState:
         """Clear the accumulated gradients."""
         window = opt_state.inner_state
@@ -446,7 +481,10 @@ class OptimWrapper:
 
     @contextlib.contextmanager
     def optim_context(self, model: Any = None) -> Iterator[bool]:
-        """Surround the forward pass, as in MMEngine; yield whether this iteration updates, and do nothing else."""
+        """Surround the forward pass, as in MMEngine; yield whether this iteration updates, and do nothing else.
+
+        Without low precision nothing else is necessary: within an accumulation window replicas exchange nothing.
+        """
         yield self.should_sync()
 
     def autocast(self, apply_fn: Callable[..., Any]) -> Callable[..., Any]:

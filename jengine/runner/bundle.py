@@ -37,6 +37,7 @@ from jengine.runner.runner_protocol import RunnerInternals
 from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks
+from jengine.train.traced_model import is_number
 from jengine.versions import __version__, environment_versions
 
 PyTree = Any
@@ -151,7 +152,10 @@ def resume(runner: RunnerInternals, path: str) -> None:
     runner.message_hub.load_state_dict(bundle["message_hub"])
     runner.visualizer.load_state_dict(bundle["visualizer"], meta["iter"])  # drops scalars written after it
     runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
-    runner.hyperparams.update(bundle["hyperparams"])
+    # A number that is an attribute of the model is the attribute's now, until a hook sets it again
+    model = get_model(runner.model)
+    saved = bundle["hyperparams"].items()
+    runner.hyperparams.update({name: x for name, x in saved if not is_number(getattr(model, name, None))})
     restore_position(runner, bundle["data"])
     restore_hyperparams(runner, bundle)  # after the position, which may move `epoch_start`
     for name, hook in hook_names(runner.hooks).items():

@@ -281,19 +281,19 @@ class TrainLoop:
     # --- Checks and validations ---
 
     def check(self) -> None:
-        """Check at a log line that hooks are still as they were traced, and that the fetched losses are finite.
+        """Check at a log line that model and hooks are still as they were traced, and that fetched losses are finite.
 
         Raises:
-          RuntimeError: an attribute that a hook's traced method has read has changed.
+          RuntimeError: an attribute has changed that the trace has read from a hook, the model or its loss.
           NonFiniteLossError: a loss is not finite. WorkDirLockedError: another run has taken over.
         """
         self.runner.files.check()
-        self.runner.programs.check_hooks()
+        self.runner.programs.check_reads()
         check_losses(self.runner, at_line=True)
 
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validate if it is due after `count` epochs or iterations."""
-        self.runner.programs.check_hooks()
+        self.runner.programs.check_reads()
         check_losses(self.runner)  # before a validation that would be wasted
         intervals = self._get_intervals(count + 1)
         due = [name for name, interval in intervals.items() if count % interval == 0 or count == end]
@@ -388,6 +388,7 @@ class EpochBasedTrainLoop(TrainLoop):
     def run(self) -> None:
         """Train to the end, and validate after each epoch at which it is due."""
         self.runner.call_hook("before_train")
+        self.runner.programs.follow_model()
         self._validate_before_first(self.epoch, self.max_epochs, at_boundary=self.iter == self.epoch_start)
         with contextlib.closing(self):  # also after an error: readers have threads
             while self.epoch < self.max_epochs and not self.stop_training:
@@ -479,6 +480,7 @@ class IterBasedTrainLoop(TrainLoop):
         """Train to the end, and validate after each iteration at which it is due."""
         runner = self.runner
         runner.call_hook("before_train")
+        runner.programs.follow_model()
         self._validate_before_first(self.iter, self.max_iters, at_boundary=True)
         runner.call_hook("before_train_epoch")
         with contextlib.closing(self._stream(self._repeat_data())) as batches:

@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +18,9 @@ from jengine.logging import PhaseTimer
 from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model
 from jengine.model.labels import find_wrong_labels
+from jengine.model.model import ModelWrapper
 from jengine.optim import OptimWrapper, OptimWrapperDict
+from jengine.optim.param_groups.freeze import PREFIX
 from jengine.sharding import DispatchLimiter, Strategy
 from jengine.sharding.placement import Rules
 from jengine.sharding.replica_axis import map_per_replica
@@ -37,6 +40,7 @@ from jengine.train.out_of_memory import explain_out_of_memory
 from jengine.train.phases import PhaseConfig
 from jengine.train.scanned_step import ChunkMetrics
 from jengine.train.step import WEIGHT, with_flat_metrics
+from jengine.train.traced_model import is_number, optimizer_names
 
 PyTree = Any
 
@@ -55,6 +59,7 @@ class TrainPrograms:
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
       on_traced: called when the first step is traced, before it is compiled.
       batch_rules: see `Strategy.put_batch`.
+      hyperparams: those that hooks set, to which numbers are added that hooks assign to attributes of the model.
 
     Attributes:
       update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
@@ -77,6 +82,7 @@ class TrainPrograms:
         on_traced: Callable[[], None] = lambda: None,
         batch_rules: Rules | None = None,
         micro_batches: int = 1,
+        hyperparams: MutableMapping[str, Any] | None = None,
     ) -> None:
         def guard(step: Callable[..., Any]) -> RecompilationGuard:
             return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
@@ -112,8 +118,10 @@ class TrainPrograms:
         # On an accelerator, a call with a host array takes four times as long as one with an array on the device.
         self._takes_host_arrays = strategy.platform == "cpu"
         self._sent: tuple[HyperparamsVector | None, Any] = (None, None)
-        self._traced_hooks = [step.hooks for step in steps]
-        self._by_example = [step.by_example for step in steps]
+        self._steps = steps
+        self._hyperparams: MutableMapping[str, Any] = {} if hyperparams is None else hyperparams
+        self._optimizer_names = optimizer_names(optim_wrapper)
+        self._reported: set[str] = set()  # hyperparameters that nothing reads
         self._intervals = update.intervals  # of phases that act every n-th iteration
         self._last: RecompilationGuard | None = None  # the suspect if the device runs out of memory
         self._failed = False  # whether a dispatch raised
@@ -168,7 +176,7 @@ class TrainPrograms:
 
     def are_by_example(self, names: Iterable[str]) -> dict[str, bool]:
         """Return for each metric of a step whether it is the model's, a mean over the examples."""
-        return {name: any(name in found for found in self._by_example) for name in names}
+        return {name: any(name in step.by_example for step in self._steps) for name in names}
 
     def _put_hyperparams(self, hyperparams: HyperparamsVector) -> HyperparamsVector:
         """Return the vector on the devices; it is sent again only if a value has changed since the last call."""
@@ -238,10 +246,45 @@ class TrainPrograms:
         with whole_batches(self._batch_rules is not None):
             return find_wrong_labels(compute_losses, batch)
 
-    def check_hooks(self) -> None:
-        """Raise RuntimeError if a hook attribute that the compiled steps have read has changed."""
-        for hooks in self._traced_hooks:
-            hooks.check_unchanged()
+    def follow_model(self, *, end: bool = False) -> None:
+        """Let numbers that hooks assign to attributes of the model be hyperparameters, until the end of training."""
+        model: Any = self._model
+        while isinstance(model, Model):
+            vars(model)["_follower"] = None if end else weakref.ref(self)
+            model = model.model if isinstance(model, ModelWrapper) else None
+
+    def assign(self, name: str, value: Any) -> None:
+        """Make a number that a hook has assigned to an attribute of the model an input of the steps.
+
+        Once the step is traced, only attributes that it has read: others would compile it again for nothing.
+        """
+        if name.startswith("_") or name in self._optimizer_names or not is_number(value):
+            return
+        is_traced = any(step.shapes is not None for step in self._compiled)
+        if name in self._hyperparams or not is_traced or any(step.model.has_read(name) for step in self._steps):
+            self._hyperparams[name] = value
+
+    def check_reads(self) -> None:
+        """Check that attributes that the compiled steps have read are unchanged, and report unread hyperparameters.
+
+        Raises:
+          RuntimeError: an attribute of a hook, of the model or of its loss has changed.
+        """
+        read: set[str] = set()
+        for step in self._steps:
+            step.hooks.check_unchanged()
+            step.model.check_unchanged(self._hyperparams)
+            read |= step.hooks.hyperparams_read | step.model.hyperparams_read
+        if all(step.shapes is None for step in self._compiled):
+            return
+        for name in self._hyperparams.keys() - self._optimizer_names - read - self._reported:
+            if not name.startswith(PREFIX):  # which the optimizer reads
+                self._reported.add(name)
+                logger.warning(
+                    f"{name!r}, which a hook sets in runner.hyperparams or as an attribute of the model, has no effect "
+                    f"in the step, which does not read it: read hyperparams[{name!r}] in the loss, or `self.{name}` in "
+                    "a method of the model"
+                )
 
     def flops(self) -> Flops:
         """Return per-iteration FLOPs over all devices, see `count_flops`; {} before the first iteration."""

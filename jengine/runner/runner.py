@@ -276,7 +276,7 @@ class Runner(MMEngineNames):
         parts = self.model, self.optim_wrapper, self.hooks, self.strategy, self.dispatch_limiter, self.phase_timer
         settings = self.train_loop.phases, self.train_loop.on_recompile, self.files.open
         batches = dict(batch_rules=self.train_dataloader.batch_rules, micro_batches=self.train_loop.micro_batches)
-        return TrainPrograms(*parts, *settings, **batches)
+        return TrainPrograms(*parts, *settings, **batches, hyperparams=self.hyperparams)
 
     def _run_train_loop(self) -> None:
         loop = self.train_loop
@@ -293,6 +293,8 @@ class Runner(MMEngineNames):
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
                 raise
+            finally:
+                self.programs.follow_model(end=True)
 
     # --- Evaluation and prediction ---
 

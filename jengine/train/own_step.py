@@ -19,6 +19,7 @@ from jengine.train import phases as parts
 from jengine.train.phases import Constrain, Gather, Metrics, Phase, PhaseConfig
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
+from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 LossFn = Callable[[PyTree], Any]  # params -> losses, or (losses, model_state)
@@ -180,6 +181,7 @@ class OwnStep(NamedTuple):
     """The `train_step` of a model, between `traced_batch` and `traced_update`."""
 
     model: Model
+    traced: TracedModel
     optimizers: Mapping[str, OptimWrapper]
     constrain: Constrain
     gather_tables: Gather
@@ -196,11 +198,13 @@ class OwnStep(NamedTuple):
         # Present from the start: a loop of JAX keeps the structure of its carry
         flag = {_APPLY: jnp.ones((), bool) if ctx.apply_update is None else ctx.apply_update} if decides else {}
         given = state.replace(hook_state={**hook_state, **flag})
-        update_ctx = UpdateContext(
-            ctx.batch, ctx.rng, ctx.hyperparams, self.optimizers, ctx.axis_name, hooks, self.constrain,
-            self.gather_tables,
-        )  # fmt: skip
-        new_state, metrics = check_result(given, self.model.train_step(given, ctx.batch, update_ctx), self.optimizers)
+        with self.traced.trace(ctx.hyperparams) as hyperparams:
+            update_ctx = UpdateContext(
+                ctx.batch, ctx.rng, hyperparams, self.optimizers, ctx.axis_name, hooks, self.constrain,
+                self.gather_tables,
+            )  # fmt: skip
+            result = self.model.train_step(given, ctx.batch, update_ctx)
+        new_state, metrics = check_result(given, result, self.optimizers)
         if ctx.axis_name is not None:  # what the model has computed itself belongs to one replica
             metrics = jax.lax.pmean(metrics, ctx.axis_name)
         hook_state = dict(new_state.hook_state)
@@ -214,12 +218,13 @@ class OwnStep(NamedTuple):
 
 def build_own_step(
     model: Model,
+    traced: TracedModel,
     optim_wrapper: OptimWrapper | OptimWrapperDict,
     phases: Sequence[PhaseConfig] | None,
     constrain: Constrain,
     gather_tables: Gather,
 ) -> OwnStep | None:
-    """Return the model's own step; None if it has none.
+    """Return the model's own step, in which `traced` reads the attributes; None if it has none.
 
     Raises:
       ValueError: gradient accumulation or phases, which the model's step would not see.
@@ -237,7 +242,7 @@ def build_own_step(
         "for a model with its own `train_step`; it can add the gradients of several parts of a batch itself",
     )
     optimizers = optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
-    return OwnStep(parts.apply_precision(model, optim_wrapper), optimizers, constrain, gather_tables)
+    return OwnStep(parts.apply_precision(model, optim_wrapper), traced, optimizers, constrain, gather_tables)
 
 
 def check_result(given: TrainState, result: Any, optimizers: Iterable[str]) -> tuple[TrainState, Metrics]:

@@ -18,6 +18,7 @@ from jengine.optim.transforms.loss_scale import all_finite
 from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
 from jengine.train.micro_batches import Part, differentiate_in_parts
 from jengine.train.traced_hooks import StepContext
+from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 Metrics = OrderedDict[str, jax.Array]  # JAX sorts the keys of a dict
@@ -127,11 +128,14 @@ def _batch_indices(phases: Sequence[PhaseSettings]) -> list[list[int]]:
 
 def build_phases(
     model: Model,
+    traced: TracedModel,
     optim_wrapper: OptimWrapper | OptimWrapperDict,
     phases: Sequence[PhaseConfig] | None,
     micro_batches: int = 1,
 ) -> list[Phase]:
     """Return a step's updates in order; a phase with several updates is repeated.
+
+    `traced` wraps the losses of `model`.
 
     Raises:
       ValueError: a phase that is not an optimizer name, phases for a single optimizer, or accumulation.
@@ -139,14 +143,15 @@ def build_phases(
     if not isinstance(optim_wrapper, Mapping):
         if phases is not None:
             raise ValueError(f"phases must be None for a single optimizer, got {list(phases)}")
-        return [Phase("", optim_wrapper, apply_precision(model, optim_wrapper).loss, micro_batches=micro_batches)]
+        loss = traced.wrap(apply_precision(model, optim_wrapper).loss)
+        return [Phase("", optim_wrapper, loss, micro_batches=micro_batches)]
     settings = [PhaseSettings(name) for name in optim_wrapper] if phases is None else parse_phases(phases) or []
     built = []
     for (name, _, every, _), batches in zip(settings, _batch_indices(settings), strict=True):
         if name not in optim_wrapper:
             raise ValueError(f"phases must name optimizers, got {name!r}{closest(name, optim_wrapper)}")
         check_no_accumulation(optim_wrapper, "with several optimizers in one step")
-        loss = functools.partial(apply_precision(model, optim_wrapper[name]).phase_loss, name)
+        loss = traced.wrap(functools.partial(apply_precision(model, optim_wrapper[name]).phase_loss, name))
         built += [Phase(name, optim_wrapper[name], loss, every, batch) for batch in batches]
     return built
 

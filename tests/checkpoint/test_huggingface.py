@@ -1,6 +1,7 @@
 """Load language models recorded from Hugging Face transformers (see tests/data/pretrained/record_lm.py)."""
 
 import json
+import os
 import pathlib
 import shutil
 import tracemalloc
@@ -144,7 +145,7 @@ def test_loading_holds_one_tensor_beside_the_result(tmp_path):
         (dict(a_new_setting=True), "`a_new_setting` of a config.json must be a setting of TransformerLM, got True"),
         (dict(sliding_window=8), "`sliding_window` of a config.json must be a setting"),  # only Mistral's
         (dict(partial_rotary_factor=0.5), "`partial_rotary_factor` of a config.json must be 1.0"),
-        (dict(rope_scaling=4.0), "the rotations of a config.json must be an object, got 4.0"),
+        (dict(rope_scaling=4.0), "`config.json.rope_scaling` must be a dict or None, got 4.0"),
         (dict(hidden_act="quick_gelu"), "activation of a config.json must be one of .* got 'quick_gelu'"),
     ],
 )
@@ -202,6 +203,71 @@ def test_a_llama_without_its_output_layer_has_no_prefix_and_leaves_the_head_to_t
     params["head"]["kernel"] = head.T
     loaded, _, _ = load_pretrained(tmp_path, params, exclude=["head"])
     np.testing.assert_allclose(model.apply({"params": loaded}, tokens), logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(num_attention_heads=0), r"`config.json.num_attention_heads` must be an integer in \[1, .*, got 0"),
+        (dict(num_attention_heads="4"), r"`config.json.num_attention_heads` must be an integer .*, got '4'"),
+        (dict(num_attention_heads=None), "a config.json must describe a model: `TransformerLM.heads` must be an integer"),
+        (dict(num_attention_heads=3), "a config.json must describe a model: TransformerLM: `heads` must be a multiple"),
+        (dict(hidden_size=10**12), r"`config.json.hidden_size` must be an integer in \[1, 2147483648\) or None, got 10000"),
+        (dict(hidden_size=10**400), "`config.json.hidden_size` must be an integer"),
+        (dict(hidden_size=True), "`config.json.hidden_size` must be an integer .*, got True"),
+        (dict(head_dim=5), "a config.json must describe a model: TransformerLM: `head_size` must be even"),
+        (dict(num_hidden_layers=10**6), r"`config.json.num_hidden_layers` must be an integer in \[1, 10000\]"),
+        (dict(rms_norm_eps=float("nan")), "`config.json.rms_norm_eps` must be a number above 0 or None, got nan"),
+        (dict(attention_bias="no"), "`config.json.attention_bias` must be True or False or None, got 'no'"),
+        (dict(rope_parameters="linear"), "`config.json.rope_parameters` must be a dict or None, got 'linear'"),
+        (dict(rope_parameters=dict(rope_theta=1)), "`rope_theta` of a config.json must be a number above 1, got 1"),
+        (dict(rope_parameters=dict(rope_theta=[])), r"`rope_theta` of a config.json must be a number above 1, got \[\]"),
+        (dict(rope_parameters=dict(rope_type=[1])), r"`rope_type` of a config.json must be .*, got \[1\]"),
+        (dict(rope_parameters=dict(rope_type="linear")), "a config.json must describe a model: .* needs .* 'factor'"),
+        (dict(rope_parameters=dict(rope_type="linear", factor="8")), "`rotary_scaling.factor` must be a number above"),
+        (
+            dict(rope_parameters=dict(
+                rope_type="llama3", factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0,
+                original_max_position_embeddings=64,
+            )),
+            "`high_freq_factor` must be above low_freq_factor = 4.0, got 4.0",
+        ),
+        (dict(model_type=["llama"]), r"`model_type` of a config.json must be one of .*, got .*llama"),
+        (dict(hidden_act=5), "`config.json.hidden_act` must be a string or None, got 5"),
+    ],
+)  # fmt: skip
+def test_a_config_with_impossible_settings_is_refused_in_one_sentence(changes, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        transformer_arguments({**read_config(DATA / "llama"), **changes})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling", "head_dim", "num_key_value_heads"])
+def test_null_in_a_config_stands_for_the_default(name):
+    config = read_config(DATA / "llama")
+    without = {key: value for key, value in config.items() if key != name}
+    assert transformer_arguments({**config, name: None}) == transformer_arguments(without)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkfifo, "config.json: it must be a regular file, not a pipe or a device"),
+        (lambda path: path.symlink_to("/dev/zero"), "config.json: it must be a regular file, not a pipe or a device"),
+        (lambda path: path.write_text("[" * 200_000), "JSON must be nested at most 100 levels deep"),
+        (lambda path: path.write_text("[1]"), "it must be a JSON object, got a list"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "config.json is not a config of a model"),
+    ],
+    ids=["pipe", "device", "deep", "list", "binary"],
+)
+def test_a_config_that_cannot_be_read_is_one_clear_error(tmp_path, make, message):
+    from safetensors.numpy import save_file
+
+    save_file({"norm.weight": np.ones(3, np.float32)}, tmp_path / "model.safetensors")
+    make(tmp_path / "config.json")
+    for function in (read_config, transformer_arguments, open_weights):
+        with pytest.raises(ValueError, match=message):
+            function(tmp_path)
 
 
 def test_the_settings_of_rotations_have_the_same_meaning_in_older_configs():

@@ -13,6 +13,7 @@ from jengine.downloads import local_copy
 from jengine.errors import ConfigError
 from jengine.json_codec import decode
 from jengine.registry import DATASETS
+from jengine.storage import LARGE, file_name, read_text
 
 Record: TypeAlias = str | Mapping[str, Any]
 Part: TypeAlias = tuple[str, bool]  # text, and whether it is learned
@@ -178,13 +179,13 @@ def read_records(source: Source, *, lines: bool = False) -> Records:
         return DATASETS.build(source)
     if not isinstance(source, str):
         return source
-    if not source.endswith((".jsonl", ".txt")):
+    if not file_name(source).endswith((".jsonl", ".txt")):
         raise ConfigError(f"a file of text must end with .jsonl or .txt, got {source!r}")
     try:
-        text = local_copy(source).read_text(encoding="utf-8")
+        text = read_text(local_copy(source), limit=LARGE)
     except UnicodeDecodeError as error:
         raise ConfigError(f"a file of text must be UTF-8, got {source}: {error}") from None
-    if source.endswith(".txt"):
+    if file_name(source).endswith(".txt"):
         return [line for line in text.splitlines() if line] if lines else [text]
     records: list[Record] = []
     for number, line in enumerate(text.split("\n"), 1):  # a string in JSON may contain other line separators
@@ -193,6 +194,24 @@ def read_records(source: Source, *, lines: bool = False) -> Records:
         except (ValueError, TypeError) as error:
             raise ConfigError(f"each line of {source} must be JSON, got in line {number}: {error}") from None
         if not isinstance(record, str | Mapping):
-            raise ConfigError(f"each line of {source} must be an object or a string, got in line {number}: {record!r}")
+            raise ConfigError(
+                f"each line of {source} must be an object or a string, got in line {number}: {reprlib.repr(record)}"
+            )
+        if isinstance(record, Mapping) and (problem := _find_problem(record)):
+            raise ConfigError(f"{problem}, got in line {number} of {source}: {reprlib.repr(record)}")
         records += [record] if record else []
     return records
+
+
+def _find_problem(record: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the form of a record from a file; None if nothing is."""
+    messages = record.get("messages")
+    if "messages" in record and not (isinstance(messages, list) and messages and all(map(_is_message, messages))):
+        return "`messages` of a record must be a list of objects with a `role`"
+    if "messages" not in record and not isinstance(record.get("text", ""), str):
+        return "`text` of a record must be a string"
+    return None
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and isinstance(message.get("role"), str)
