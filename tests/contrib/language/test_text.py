@@ -74,7 +74,7 @@ def test_pieces_of_characters_have_the_bytes_of_their_text(tmp_path):
         ("empty.jsonl", b"\n", "a source must have at least one record with text, got 0 without"),
         ("number.jsonl", b"3\n", "must be an object or a string, got in line 1: 3"),
         ("broken.jsonl", b'"a"\n{oops\n', "must be JSON, got in line 2"),
-        ("null.jsonl", b'{"text": null}\n', "the texts of a record must be strings, got None"),
+        ("null.jsonl", b'{"text": null}\n', "`text` of a record must be a string, got in line 1"),
         ("latin.txt", b"caf\xe9", "must be UTF-8, got .*latin.txt"),
         ("table.csv", b"", "must end with .jsonl or .txt"),
     ],
