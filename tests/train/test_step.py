@@ -236,7 +236,7 @@ def test_an_overflow_within_a_window_leaves_the_model_state_finite():
     means, state = [], start(model, wrapper)
     for x, step in zip((2.0, 1e5, 4.0), (*steps[:1], *steps), strict=True):
         batch = {"x": np.array([x, 0.0], np.float32)}
-        state, _ = step(state, batch, {**wrapper.hyperparams, "accumulation_divisor": 3.0})
+        state, _ = step(state, batch, wrapper.hyperparams)
         means.append(float(state.model_state["mean"]))
     assert means == [1.0, 1.0, 2.5]
     assert state.params["w"].tolist() == [1.0, 1.0]  # the window overflowed
