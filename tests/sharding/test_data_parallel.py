@@ -12,7 +12,7 @@ from jengine.errors import ConfigError
 from jengine.hooks import Hook, SyncBuffersHook
 from jengine.model import FunctionalModel, LinenModel
 from jengine.registry import STRATEGIES
-from jengine.sharding import Collective, DataParallel
+from jengine.sharding import Collective, DataParallel, convert_replica_axis
 from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives
 
 IMPLS = ["shard_map", "pmap"]
@@ -293,6 +293,16 @@ def test_a_run_resumes_on_another_number_of_replicas_with_their_statistics_and_g
             merge(merge_replicas, part(seen["state"]), resumed), merge(merge_replicas, part(first), saved), strict=True
         ):
             np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, None), (None, 2), (2, 4)])
+def test_typed_keys_of_the_model_state_come_from_the_first_replica(before, after):
+    keys = jax.random.split(jax.random.key(0), before or 1)
+    state = {"model_state": {"key": keys if before else keys[0]}}
+    found = convert_replica_axis(state, before, after)["model_state"]["key"]
+    assert found.shape == (() if after is None else (after,))
+    expected = np.broadcast_to(jax.random.key_data(keys[0]), (*found.shape, 2))
+    np.testing.assert_array_equal(jax.random.key_data(found), expected)
 
 
 def test_replicas_start_from_weights_of_one_device(make_run, tmp_path):
