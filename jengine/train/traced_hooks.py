@@ -9,6 +9,7 @@ from flax import struct
 from optax import OptState, Params, Updates
 
 from jengine.data.batch_check import Batch
+from jengine.train.kept_types import keep_types
 from jengine.train.traced_reads import check_reads, record_reads
 
 PyTree = Any
@@ -77,7 +78,8 @@ class TracedHooks:
         """Pass the context through one of the `POINTS` of each hook, in order; return it with the new hook states.
 
         Raises:
-          TypeError: a hook did not return a context. Exception: a hook's error, with its name as a note.
+          TypeError: a hook did not return a context. ValueError: its state has changed, see `keep_types`. Exception: a
+            hook's error, with its name as a note.
         """
         rng = ctx.rng
         for name, hook in self._hooks.items():
@@ -97,8 +99,8 @@ class TracedHooks:
                     f"{type(hook).__name__}.{point} must return the context (`return ctx.replace(...)`), "
                     f"got {type(ctx).__name__}"
                 )
-            if name in states:
-                states = {**states, name: ctx.hook_state}  # a new dict: a branch may not change the old one
+            if name in states:  # a new dict: a branch may not change the old one
+                states = {**states, name: keep_types(states[name], ctx.hook_state, f"hook_state.{name}.")}
         return ctx.replace(rng=rng, hook_state=None), states  # both belonged to the last hook
 
     def have(self, point: str) -> bool:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from optax import OptState, Params, Updates
 
+from jengine.model.autocast import cast_floating_like
 from jengine.optim.optimizers.common import Parts, strip_weak_types, upcast
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.param_groups import freeze
@@ -170,7 +171,8 @@ def _named_chain(*parts: tuple[str, optax.GradientTransformation]) -> optax.Grad
 
     def update(grads: Updates, state: OptState, params: Params | None = None, **extra: Any) -> tuple[Updates, OptState]:
         updates, new_state = chain.update(grads, state, params, **extra)
-        return updates, dict(new_state)
+        # Hyperparameters are float64 if one parameter is, and would make the states of float32 parameters float64 too.
+        return updates, cast_floating_like(dict(new_state), state)
 
     return optax.GradientTransformationExtraArgs(lambda params: dict(chain.init(params)), update)
 
