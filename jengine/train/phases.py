@@ -238,10 +238,10 @@ def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bo
         value_and_grad, lambda grads, change: (jax.tree.map(lambda g: change.astype(g.dtype) * g, grads),)
     )
 
-    def value_fn(params: Params, grad_fn: object = None) -> jax.Array:
-        """Return the total loss as a function of the parameters alone, for line searches.
+    def value_fn(params: Params, grad_fn: object = None, obj_fn: object = None) -> jax.Array:
+        """Return the total loss as a function of the parameters alone, for line searches, and `obj_fn` for `sophia`.
 
-        They refuse extra arguments that this function does not take, such as `grad_fn`.
+        Line searches refuse extra arguments that this function does not take, such as `grad_fn`.
         """
         return mean_value(params)
 
@@ -251,7 +251,7 @@ def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bo
 
     # functions of the loss at other parameters cost nothing if the optimizer does not call them
     value = ctx.metrics[f"loss_{name}" if name else "loss"] if has_loss else None
-    loss = dict(value=value, value_fn=value_fn, grad_fn=grad_fn) if has_loss else {}
+    loss = dict(value=value, value_fn=value_fn, grad_fn=grad_fn, obj_fn=value_fn) if has_loss else {}
     params, new_opt_state = wrapper.apply_gradients(
         ctx.grads,
         opt_state,

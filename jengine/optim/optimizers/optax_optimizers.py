@@ -29,7 +29,7 @@ OPTAX_NAMES = (
 )  # fmt: skip
 OPTAX_CONTRIB_NAMES = (
     "acprop", "ademamix", "adopt", "cocob", "dadapt_adamw", "dog", "dowg", "galore", "madgrad", "momo", "momo_adam",
-    "muon", "prodigy", "schedule_free_adamw", "schedule_free_sgd", "simplified_ademamix",
+    "muon", "prodigy", "schedule_free_adamw", "schedule_free_sgd", "simplified_ademamix", "sophia",
 )  # fmt: skip
 
 Factory = Callable[..., optax.GradientTransformation]

@@ -206,13 +206,16 @@ def _restrict_to_trainable(extra: Mapping[str, Any], layout: GroupLayout, params
     restricted = dict(extra)
     if "grad" in extra and jax.tree.structure(extra["grad"]) == layout.treedef:
         restricted["grad"] = layout.trainable(extra["grad"])
-    if (value_fn := extra.get("value_fn")) is not None:
 
+    def restrict(value_fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(value_fn)  # line searches read the signature
         def evaluate(trainable: Params, *args: Any, **kwargs: Any) -> Any:
             return value_fn(layout.combine(trainable, params), *args, **kwargs)
 
-        restricted["value_fn"] = evaluate
+        return evaluate
+
+    names = [name for name in ("value_fn", "obj_fn") if extra.get(name) is not None]
+    restricted |= {name: restrict(extra[name]) for name in names}
     if (grad_fn := extra.get("grad_fn")) is not None:
 
         def differentiate(trainable: Params, *args: Any) -> Updates:
