@@ -96,7 +96,8 @@ def cast_floating(tree: PyTree, dtype: DTypeLike) -> PyTree:
 
 def cast_floating_like(tree: PyTree, like: PyTree) -> PyTree:
     """Return `tree` with its floating-point arrays in the dtypes of `like`; with another structure, as it is."""
-    if jax.tree.structure(tree) != jax.tree.structure(like):
+    structure: Any = jax.tree.structure(tree)
+    if structure != jax.tree.structure(like):
         return tree  # the training step refuses it, with the path
     return jax.tree.map(lambda x, y: x.astype(y.dtype) if _is_floating(x) and _is_floating(y) else x, tree, like)
 

@@ -114,8 +114,8 @@ def _explain_masks(tx: optax.GradientTransformationExtraArgs) -> optax.GradientT
         except (TypeError, ValueError) as error:
             error.add_note(
                 "A mask or labels of an optax transformation must be a function of parameters, `mask=lambda params: "
-                "jax.tree.map(lambda p: p.ndim > 1, params)`, or a tree with their structure, that of "
-                "`runner.state.params`: nested dicts for a module of Flax NNX."
+                "jax.tree.map(lambda p: p.ndim > 1, params)`, or a tree with their structure: nested dicts, also for a "
+                "module of Flax NNX or Equinox."
             )
             raise
 
