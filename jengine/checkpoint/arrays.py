@@ -8,12 +8,14 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -24,6 +26,7 @@ from jengine.errors import ConfigError
 from jengine.paths import dotted, flatten, map_with_path, unwrap
 from jengine.storage import is_url, read_bytes
 
+_EMPTY = re.compile(r"empty:(\w+):(\d+(?:x\d+)*)")
 _UNLIMITED = 10**9  # seconds; Orbax requires a limit, and `wait_for_processes` has a better one
 
 
@@ -52,7 +55,8 @@ def encode(state: Any, *, alone: bool = False) -> Any:
     """
     check_storable(state)  # before anything is copied
     encode_leaf = functools.partial(_encode_leaf, alone=alone)
-    storable = unwrap(map_with_path(encode_leaf, state))  # Orbax then uses the same paths as `flatten`
+    # Orbax uses the same paths as `flatten` then
+    storable = jax.tree.map(functools.partial(_replace_empty, alone=alone), unwrap(map_with_path(encode_leaf, state)))
     # Orbax copies the arrays on other devices before its `save` returns. On one CPU, NumPy arrays are written faster.
     in_memory = _in_host_memory(storable)
     return jax.tree.map(lambda x: np.array(x) if in_memory or isinstance(x, np.ndarray) else x, storable)
@@ -65,21 +69,18 @@ def check_storable(state: Any) -> None:
       state: pytree with arrays, `jax.ShapeDtypeStruct`s, typed PRNG keys and numbers.
 
     Raises:
-      ConfigError: a leaf is empty or has a dtype that TensorStore lacks, or two leaves have the same dotted path.
+      ConfigError: a leaf has a dtype that TensorStore lacks, or two leaves have the same dotted path.
 
-    >>> check_storable({"scale": np.zeros((0, 3))})
+    >>> check_storable({"a": {"b": 1}, "a.b": 2})
     Traceback (most recent call last):
-    jengine.errors.ConfigError: `scale` must have at least one element, got shape (0, 3); leave it out
+    jengine.errors.ConfigError: two arrays of the state have the same dotted path; use names without dots
     """
     leaves = flatten(state)
     # The store is flat: the second array with a path would overwrite the first.
     if len(leaves) != len(jax.tree.leaves(state)):
         raise ConfigError("two arrays of the state have the same dotted path; use names without dots")
     for path, leaf in leaves.items():
-        # Tensorstore cannot write an array without chunks; without this check the first save would fail, after an
-        # epoch.
-        if 0 in getattr(leaf, "shape", ()):
-            raise ConfigError(f"`{path}` must have at least one element, got shape {tuple(leaf.shape)}; leave it out")
+        # Without this check the first save would fail, after an epoch.
         if hasattr(leaf, "dtype") and not is_key(leaf) and not _is_storable(np.dtype(leaf.dtype)):
             raise ConfigError(
                 f"`{path}` must have a dtype that checkpoints can store, got {leaf.dtype}; store the values as "
@@ -116,6 +117,24 @@ def _encode_leaf(path: str, leaf: Any, alone: bool) -> Any:
     else:
         raise TypeError(f"`{path}` must be an array, got {type(leaf).__name__}; store other values in `meta`")
     return leaf
+
+
+def _replace_empty(leaf: jax.Array | np.ndarray, alone: bool) -> Any:
+    """Return an array; for one without elements, which TensorStore cannot write, a byte with its shape in its name."""
+    if leaf.size:
+        return leaf
+    name = f"empty:{leaf.dtype.name}:{'x'.join(map(str, leaf.shape))}"
+    return {name: _encode_leaf(name, np.zeros(1, bool), alone)}
+
+
+def _find_empty(node: Any) -> jax.ShapeDtypeStruct | None:
+    """Return the array for which `_replace_empty` has stored the node of a tree on disk; None for other nodes."""
+    if not isinstance(node, Mapping) or len(node) != 1:
+        return None
+    found = _EMPTY.fullmatch(str(next(iter(node))))
+    shape = tuple(map(int, found[2].split("x"))) if found else ()
+    # Only without elements: a file must not allocate memory by the name of an array.
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(found[1])) if found and 0 in shape else None
 
 
 def _in_host_memory(state: Any) -> bool:
@@ -163,6 +182,14 @@ def read_structs(directory: PurePath) -> Any:
 
     A string, which other training loops may store, has the dtype object.
     """
+
+    def replace(node: Any) -> Any:
+        return node if (empty := _find_empty(node)) is None else empty
+
+    return jax.tree.map(replace, _read_stored_structs(directory), is_leaf=lambda node: _find_empty(node) is not None)
+
+
+def _read_stored_structs(directory: PurePath) -> Any:
     text = jax.ShapeDtypeStruct((), np.dtype(object))
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else text, _find_metadata(directory)
@@ -210,13 +237,21 @@ def read(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> An
             return ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype)
         return ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype, global_shape=leaf.shape)
 
-    tree = read_structs(directory)  # Orbax wants the whole tree, not only what is read
+    tree = _read_stored_structs(directory)  # Orbax wants the whole tree, not only what is read
     item = map_with_path(lambda path, leaf: structs.get(path, ocp.PLACEHOLDER), tree)
     args = ocp.args.PyTreeRestore(item=item, restore_args=map_with_path(restore_args, tree))
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)]
     # Without a limit, Orbax holds two copies of most arrays. The largest array must fit into the limit.
     with _make_reader(max_bytes_in_flight=max(2 * max(sizes), sum(sizes) // 10)) as reader:
-        return reader.restore(epath.Path(find_local(directory)), args=args)
+        stored = reader.restore(epath.Path(find_local(directory)), args=args)
+
+    def fill(path: Any, node: Any) -> Any:
+        if _find_empty(node) is None:
+            return node
+        struct = structs.get(dotted(path))
+        return ocp.PLACEHOLDER if struct is None else put_like(np.zeros(struct.shape, struct.dtype), struct)
+
+    return jax.tree_util.tree_map_with_path(fill, stored, is_leaf=lambda node: _find_empty(node) is not None)
 
 
 def read_flat(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
@@ -225,7 +260,8 @@ def read_flat(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) 
     If a sharding has devices of several processes, all of them call this together: what more than one needs is read
     by one of them.
     """
-    plans = plan_reads(structs, _read_chunks(directory)) if jax.process_count() > 1 else {}
+    stored = {path: struct for path, struct in structs.items() if struct.size}
+    plans = plan_reads(stored, _read_chunks(directory)) if jax.process_count() > 1 else {}
     own = {path: struct for path, struct in structs.items() if path not in plans}
     for path, plan in plans.items():
         if plan.source.addressable_devices:

@@ -110,14 +110,11 @@ class LinenModel(Model):
         inputs = select_inputs(batch, self._inputs, "LinenModel")
         # A dict drops duplicates: training and prediction may use the same stream.
         rngs = _keys(dict.fromkeys(("params", *self._rngs, *self._predict_rngs)), rng)
-        modes = train_arguments(type(self.module).__call__, train=False)
-        with (
-            nn.intercept_methods(record_type),
-            record_shapes(shapes),
-            _dense_general_without_mesh(),
-            explain_static_modes(modes),
-        ):
-            variables = self.module.init(rngs, *inputs, **modes)
+        with nn.intercept_methods(record_type), record_shapes(shapes):
+            variables = self._initialize(rngs, inputs, train=False)
+            if self._has_more_in_training(variables, rngs, inputs):  # the values of the others stay as they are
+                training = _flatten_nested(self._initialize(rngs, inputs, train=True))
+                variables = traverse_util.unflatten_dict({**training, **_flatten_nested(variables)})
         params = variables.get("params", {})
         self.module_types = {path: _describe(path, cls, params, layers.get(path, {})) for path, cls in classes.items()}
         check_patterns(self._remat, self.module_types)
@@ -194,6 +191,25 @@ class LinenModel(Model):
         with _dense_general_without_mesh(), explain_static_modes(kwargs):
             return autocast(self.module.apply)(*args, **kwargs)
 
+    def _initialize(self, rngs: Mapping[str, jax.Array], inputs: tuple[Any, ...], train: bool) -> Mapping[str, Any]:
+        modes = train_arguments(type(self.module).__call__, train=train)
+        with _dense_general_without_mesh(), explain_static_modes(modes):
+            variables: Mapping[str, Any] = self.module.init(rngs, *inputs, **modes)
+            return variables
+
+    def _has_more_in_training(
+        self, variables: Mapping[str, Any], rngs: Mapping[str, jax.Array], inputs: tuple[Any, ...]
+    ) -> bool:
+        """Return whether there are parameters that exist only in training mode, such as those of an auxiliary head."""
+        if not train_arguments(type(self.module).__call__, train=True):
+            return False
+        try:
+            training = jax.eval_shape(lambda: self._initialize(rngs, inputs, train=True))
+        except Exception:  # of any type: the loss, which calls the module in training mode, explains its errors
+            return False
+        known, found = (_flatten_nested(tree.get("params", {})) for tree in (variables, training))
+        return not found.keys() <= known.keys()
+
     def _is_sown(self, name: str, variables: Mapping[str, Any], inputs: tuple[Any, ...]) -> bool:
         """Return whether the module only sows into a collection: it works without, as `sow` then does nothing.
 
@@ -241,6 +257,11 @@ def _dense_general_without_mesh() -> Any:
             return next_fun(*args, **kwargs)
 
     return nn.intercept_methods(call)
+
+
+def _flatten_nested(tree: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+    flat: dict[tuple[str, ...], Any] = traverse_util.flatten_dict(dict(tree), keep_empty_nodes=True)
+    return flat
 
 
 def _flatten(collections: Mapping[str, Any]) -> Sown:

@@ -119,7 +119,7 @@ class OptimWrapper:
 
         `update(grads, state, params)` takes these optional extra arguments:
           hyperparams: values by name that replace those in `state.hyperparams`, see `OptimWrapper.hyperparams`.
-          is_last, weight, divisor: see `accumulate_gradients`.
+          is_last, weight: see `accumulate_gradients`.
           value, grad, value_fn and others: for optimizers of optax that take them.
         """
         return self._build_chain(self.accumulative_counts)
@@ -149,17 +149,9 @@ class OptimWrapper:
     def hyperparams(self) -> dict[str, Any]:
         """The current group hyperparameters, which should be passed to the compiled step.
 
-        They are float32[], or float32[G] for G groups: `learning_rate`, `weight_decay`, …; with accumulation also
-        `accumulation_divisor`, float32[], which divides the summed gradients in the current window.
+        They are float32[], or float32[G] for G groups: `learning_rate`, `weight_decay`, …
         """
-        hyperparams = self.grouped.hyperparams()
-        if self.accumulates:
-            counts, total = self.accumulative_counts, self._max_count
-            index, remainder = max(self.inner_count - 1, 0), total % counts if total > 0 else 0
-            is_shorter = remainder and total - remainder <= index < total  # the last window
-            # The last window of a run may be shorter: its mean is over the iterations that it has.
-            hyperparams["accumulation_divisor"] = self.grouped.cast(remainder if is_shorter else counts)
-        return hyperparams
+        return self.grouped.hyperparams()
 
     @property
     def param_settings(self) -> dict[str, dict[str, Any]]:
@@ -271,11 +263,9 @@ class OptimWrapper:
         # Values read in a trace would stay in the program, and schedules would have no effect.
         if hyperparams is None and not any(isinstance(g, jax.core.Tracer) for g in jax.tree.leaves(grads)):
             hyperparams = self.hyperparams
-        divisor = (hyperparams or {}).get("accumulation_divisor")
         return self.tx.update(
-            grads, opt_state, params, hyperparams=hyperparams, is_last=True, weight=self._window_weight(weight),
-            divisor=divisor, **extra,
-        )  # fmt: skip
+            grads, opt_state, params, hyperparams=hyperparams, is_last=True, weight=self._window_weight(weight), **extra
+        )
 
     def apply_gradients(
         self,

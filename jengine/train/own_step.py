@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from optax import Params, Updates
 
-from jengine import paths
 from jengine.data.batch_check import Batch
 from jengine.model import Model
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.gradients import loss_names
 from jengine.optim.transforms import LossScaleState, get_field
 from jengine.train import phases as parts
+from jengine.train.kept_types import keep_types
 from jengine.train.phases import Constrain, Gather, Metrics, Phase, PhaseConfig
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
@@ -249,28 +249,14 @@ def check_result(given: TrainState, result: Any, optimizers: Iterable[str]) -> t
     """Return the state and metrics that a model's `train_step` has returned; without a `loss`, the sum of the losses.
 
     Raises:
-      TypeError: not a pair of a TrainState and a dict. ValueError: a state with another structure, shape or dtype than
-        `given`, metrics that are not scalars, or none with 'loss' in the name.
+      TypeError: not a pair of a TrainState and a dict. ValueError: a state that has changed, see
+        `keep_types`; metrics that are not scalars, or none with 'loss' in the name.
     """
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], TrainState):
         got = [type(item).__name__ for item in result] if isinstance(result, tuple) else type(result).__name__
         raise TypeError(f"train_step must return (state, metrics), with the state from `state.replace(...)`, got {got}")
     state, metrics = result
-    before, after = (
-        {path: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for path, leaf in paths.flatten(tree).items()}
-        for tree in (given, state)
-    )
-    for path in {**before, **after}:
-        if before.get(path) != after.get(path):
-            raise ValueError(
-                f"train_step must return a state with the structure, shapes and dtypes that it got; {path!r} was "
-                f"{before.get(path, 'absent')}, is {after.get(path, 'absent')}"
-            )
-    structure, new_structure = str(jax.tree.structure(given)), str(jax.tree.structure(state))
-    if structure != new_structure:  # as with a list in the place of a tuple
-        raise ValueError(
-            f"train_step must return a state with the structure that it got, {structure}, got {new_structure}"
-        )
+    state = keep_types(given, state, "")
     if not isinstance(metrics, Mapping):
         raise TypeError(f"train_step must return its metrics as a dict by name, got {type(metrics).__name__}")
     for name, value in metrics.items():

@@ -15,6 +15,7 @@ from jengine.errors import ConfigError, closest, config_path
 from jengine.model import CastModel, Model, Precision
 from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 from jengine.optim.transforms.loss_scale import all_finite
+from jengine.train.kept_types import keep_types
 from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
 from jengine.train.micro_batches import Part, differentiate_in_parts
 from jengine.train.traced_hooks import StepContext
@@ -188,6 +189,7 @@ def differentiate(
             params = gather_tables(params)
             losses, state = phase.loss(params, model_state, batch, rng=rng, hyperparams=ctx.hyperparams)
             total, metrics = total_loss(losses, batch)
+            state = keep_types(model_state, state, "model_state.")
             return total, (metrics, state, loss_weight(losses, batch) if is_averaged else None)
 
         (_, part), grads = wrapper.value_and_grad(loss_fn, has_aux=True)(ctx.params, opt_state)
@@ -228,22 +230,33 @@ def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bo
     def mean(tree: PyTree, weight: jax.Array | None) -> PyTree:
         return tree if wrapper.axis_name is None else mean_over_replicas(tree, weight, wrapper.axis_name)
 
-    def value_fn(params: Params, grad_fn: object = None) -> jax.Array:
-        """Return the total loss as a function of the parameters alone, for line searches.
+    def value_and_grad(params: Params) -> tuple[jax.Array, PyTree]:
+        if (axis := wrapper.axis_name) is not None:  # as in `value_and_trainable_grad`
+            params = jax.tree.map(lambda p: jax.lax.pcast(p, axis, to="varying"), params)
+        (value, weight), grads = jax.value_and_grad(local_value, has_aux=True)(params)
+        return mean((value, grads), weight)
 
-        They refuse extra arguments that this function does not take, such as `grad_fn`.
+    # With its own derivative: that of a mean over replicas would be each replica's own, with which line searches, which
+    # differentiate the value, decide differently on each replica and wait for each other forever.
+    mean_value = jax.custom_vjp(lambda params: mean(*local_value(params)))
+    mean_value.defvjp(
+        value_and_grad, lambda grads, change: (jax.tree.map(lambda g: change.astype(g.dtype) * g, grads),)
+    )
+
+    def value_fn(params: Params, grad_fn: object = None, obj_fn: object = None) -> jax.Array:
+        """Return the total loss as a function of the parameters alone, for line searches, and `obj_fn` for `sophia`.
+
+        Line searches refuse extra arguments that this function does not take, such as `grad_fn`.
         """
-        return mean(*local_value(params))
+        return mean_value(params)
 
     def grad_fn(params: Params, _: int = 0) -> PyTree:
         """Return the gradients at other parameters, for `optax.contrib.sam` in its opaque mode."""
-        if (axis := wrapper.axis_name) is not None:  # as in `value_and_trainable_grad`
-            params = jax.tree.map(lambda p: jax.lax.pcast(p, axis, to="varying"), params)
-        return mean(*jax.grad(local_value, has_aux=True)(params))
+        return value_and_grad(params)[1]
 
     # functions of the loss at other parameters cost nothing if the optimizer does not call them
     value = ctx.metrics[f"loss_{name}" if name else "loss"] if has_loss else None
-    loss = dict(value=value, value_fn=value_fn, grad_fn=grad_fn) if has_loss else {}
+    loss = dict(value=value, value_fn=value_fn, grad_fn=grad_fn, obj_fn=value_fn) if has_loss else {}
     params, new_opt_state = wrapper.apply_gradients(
         ctx.grads,
         opt_state,
@@ -254,6 +267,7 @@ def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bo
         grad=ctx.grads,
         **loss,
     )
+    new_opt_state = keep_types(opt_state, new_opt_state, f"opt_state.{name}." if name else "opt_state.")
     model_state, finite = ctx.model_state, wrapper.is_finite(new_opt_state)
     if finite is not None and not wrapper.accumulates:  # after an overflow the model state is kept as well
         model_state = _select(finite, model_state, old_model_state)

@@ -14,10 +14,10 @@ from jengine.data.masking import get_mask
 from jengine.errors import ConfigError
 from jengine.model import Model, predict_with_key, prediction_key
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.optim.optimizers.common import strip_weak_types
 from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.train import phases as parts
 from jengine.train.hyperparams import HyperparamsVector
+from jengine.train.kept_types import keep_types
 from jengine.train.own_step import OwnStep, build_own_step
 from jengine.train.phases import Constrain, Gather, Metrics, Phase, PhaseConfig, build_phases
 from jengine.train.state import TrainState
@@ -161,10 +161,10 @@ class TrainStep:
         metrics.move_to_end("loss", last=False)  # hooks may have added metrics before it
         next_state = state.replace(
             step=state.step + 1,
-            params=ctx.params,
-            model_state=strip_weak_types(ctx.model_state),  # a weak type would make the next call trace again
-            opt_state=ctx.opt_state,
-            hook_state=strip_weak_types(dict(hook_state)),
+            params=keep_types(state.params, ctx.params, "params."),
+            model_state=keep_types(state.model_state, ctx.model_state, "model_state."),
+            opt_state=keep_types(state.opt_state, ctx.opt_state, "opt_state."),
+            hook_state=dict(hook_state),
         )
         return self.constrain(next_state, ""), metrics
 

@@ -9,6 +9,7 @@ from flax import struct
 from optax import OptState, Params, Updates
 
 from jengine.data.batch_check import Batch
+from jengine.train.kept_types import keep_types
 from jengine.train.traced_reads import RecordedScalars, check_reads, record_reads
 
 PyTree = Any
@@ -85,7 +86,8 @@ class TracedHooks:
         """Pass the context through one of the `POINTS` of each hook, in order; return it with the new hook states.
 
         Raises:
-          TypeError: a hook did not return a context. Exception: a hook's error, with its name as a note.
+          TypeError: a hook did not return a context. ValueError: its state has changed, see `keep_types`. Exception: a
+            hook's error, with its name as a note.
         """
         rng, hyperparams = ctx.rng, ctx.hyperparams
         for name, hook in self._hooks.items():
@@ -109,8 +111,8 @@ class TracedHooks:
                 )
             if ctx.hyperparams is not recorded:  # the hook has changed them
                 hyperparams = ctx.hyperparams
-            if name in states:
-                states = {**states, name: ctx.hook_state}  # a new dict: a branch may not change the old one
+            if name in states:  # a new dict: a branch may not change the old one
+                states = {**states, name: keep_types(states[name], ctx.hook_state, f"hook_state.{name}.")}
         # these belonged to the last hook
         return ctx.replace(rng=rng, hook_state=None, hyperparams=hyperparams), states
 

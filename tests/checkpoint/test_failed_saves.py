@@ -77,18 +77,9 @@ def test_a_directory_that_cannot_be_created_is_an_error_with_its_path(tmp_path):
     writer.close()
 
 
-@pytest.mark.parametrize(
-    ("leaf", "error", "message"),
-    [
-        ("text", TypeError, r"`params\.layer` must be an array, got str"),
-        (np.zeros((0, 3)), ValueError, r"`params\.layer` must have at least one element, got shape \(0, 3\)"),
-    ],
-)
-def test_a_leaf_that_cannot_be_stored_is_an_error_before_anything_is_written(
-    checkpointer, tmp_path, leaf, error, message
-):
-    with pytest.raises(error, match=message):
-        checkpointer.save(tmp_path / "epoch_1", {"params": {"layer": leaf}}, make_meta())
+def test_a_leaf_that_cannot_be_stored_is_an_error_before_anything_is_written(checkpointer, tmp_path):
+    with pytest.raises(TypeError, match=r"`params\.layer` must be an array, got str"):
+        checkpointer.save(tmp_path / "epoch_1", {"params": {"layer": "text"}}, make_meta())
     assert os.listdir(tmp_path) == []
 
 

@@ -341,12 +341,12 @@ def test_gradients_are_unscaled_under_a_loss_scale_and_networks_compute_in_low_p
         (
             lambda state, m: (state.replace(params={"w": state.params["w"]}), m),
             ValueError,
-            "'params.b' was float32.*absent",
+            r"`params.b` must stay float32\[\] in a training step, got absent",
         ),
         (
             lambda state, m: (state.replace(params={**state.params, "w": jnp.zeros(4)}), m),
             ValueError,
-            r"'params.w' was float32\[3\], is float32\[4\]",
+            r"`params.w` must stay float32\[3\] in a training step, got float32\[4\]",
         ),
         (
             lambda state, m: (state, {**m, "p": jnp.ones(2)}),

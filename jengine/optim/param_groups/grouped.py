@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import ArrayLike
 from optax import OptState, Params
 
 from jengine import paths
@@ -131,10 +130,6 @@ class GroupedOptimizer:
                 self._read(name, values)
         # A copy of the dict, so that a caller may add entries for its step.
         return dict(self._arrays)
-
-    def cast(self, value: ArrayLike) -> np.ndarray:
-        """Return a value in the dtype of the hyperparameters."""
-        return np.asarray(value, self._dtype)
 
     def _read(self, name: str, values: list[Any]) -> None:
         """Read the current values of a setting in the groups."""
