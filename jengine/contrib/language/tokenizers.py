@@ -15,6 +15,7 @@ from jengine.contrib.language.chat import ChatTemplate
 from jengine.downloads import local_copy
 from jengine.errors import require_extra
 from jengine.json_codec import decode
+from jengine.storage import read_bytes, read_text
 
 END = "<|endoftext|>"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # in vocabularies of characters, for other characters
@@ -120,7 +121,7 @@ class FileTokenizer:
                 f"FileTokenizer: `path` must be a tokenizer.json or a directory with one, got {path}"
             )
         try:
-            model = tokenizers.Tokenizer.from_file(os.fspath(file))
+            model = tokenizers.Tokenizer.from_buffer(read_bytes(file))
         except Exception as error:  # the library raises no narrower type
             raise ValueError(f"FileTokenizer: `path` must be a file of a tokenizer, got {path}: {error}") from None
         ends = ends or [tokens.get("eos_token", END)]
@@ -213,7 +214,7 @@ class FileTokenizer:
 
 
 def _read(file: Path) -> Any:
-    return decode(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return decode(read_text(file)) if file.is_file() else {}
 
 
 def _find_special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -234,7 +235,7 @@ def _read_end_tokens(directory: Path) -> list[int]:
 def _read_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     file, text = directory / "chat_template.jinja", settings.get("chat_template")
     if file.is_file():
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     elif isinstance(text, list):  # several by name
         text = next((each["template"] for each in text if each["name"] == "default"), None)
     return text
