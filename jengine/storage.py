@@ -2,13 +2,15 @@
 
 import base64
 import contextlib
+import errno
 import functools
 import os
 import pathlib
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from etils import epath
 
@@ -16,6 +18,11 @@ from jengine.errors import ConfigError, MissingPackageError, require_extra
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
+_T = TypeVar("_T")
+# What is there is no file, or there is none: nothing that another attempt could change
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ELOOP)
+_PAUSES = (0.1, 0.3, 1.0)  # seconds before a local read is tried again
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -70,7 +77,7 @@ def get_filesystem(path: str | os.PathLike[str]) -> Any:
 
 
 class StorageError(RuntimeError):
-    """Error of a request to object storage, after all retries. Unlike an OSError it never means that a file is bad."""
+    """Error of a disk or of object storage, after all retries. Unlike an OSError it never means that a file is bad."""
 
 
 class FileInfo(NamedTuple):
@@ -90,14 +97,37 @@ def _requests(path: str | os.PathLike[str]) -> Iterator[None]:
         raise StorageError(f"{os.fspath(path)}: {str(error) or type(error).__name__}") from error
 
 
+def retry_read(path: str | os.PathLike[str], read: Callable[[], _T]) -> _T:
+    """Return what `read` returns for a local path; try again if the disk fails.
+
+    A network file system may answer ESTALE or EIO for a file that is whole: unreadable is not absent.
+
+    Raises:
+      StorageError: all attempts failed. OSError: there is no such file or directory.
+    """
+    pauses = iter(_PAUSES)
+    while True:
+        try:
+            return read()
+        except _ABSENT:
+            raise
+        except OSError as error:
+            if error.errno in _IMPOSSIBLE:
+                raise
+            pause = None if isinstance(error, PermissionError) else next(pauses, None)
+            if pause is None:
+                raise StorageError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from error
+        time.sleep(pause)
+
+
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """Return the bytes of a file, with one request if it is a URL.
 
     Raises:
-      FileNotFoundError: it does not exist. OSError: it is not readable. StorageError: the request failed.
+      FileNotFoundError: it does not exist. OSError: it is no file. StorageError: it cannot be read.
     """
     if not is_url(path):
-        return pathlib.Path(path).read_bytes()
+        return retry_read(path, pathlib.Path(path).read_bytes)
     with _requests(path):
         content: bytes = get_filesystem(path).cat_file(os.fspath(path))
     return content
@@ -107,7 +137,7 @@ def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
     """Return the bytes of those files that exist by path; URLs are read many at a time.
 
     Raises:
-      StorageError: a request failed.
+      StorageError: a file cannot be read.
     """
     names = [os.fspath(path) for path in paths]
     contents: dict[str, bytes] = {}
@@ -166,8 +196,12 @@ def list_files(directory: str | os.PathLike[str]) -> dict[str, FileInfo]:
     {'log.txt': FileInfo(size=8, md5=None)}
     """
     if not is_url(directory):
-        files = (path for path in sorted(pathlib.Path(directory).rglob("*")) if path.is_file())
-        return {str(path.relative_to(directory)): FileInfo(path.stat().st_size) for path in files}
+
+        def find() -> dict[str, FileInfo]:
+            files = (path for path in sorted(pathlib.Path(directory).rglob("*")) if path.is_file())
+            return {str(path.relative_to(directory)): FileInfo(path.stat().st_size) for path in files}
+
+        return retry_read(directory, find)
     from fsspec.core import strip_protocol
 
     with _requests(directory):
@@ -182,11 +216,19 @@ def list_files(directory: str | os.PathLike[str]) -> dict[str, FileInfo]:
 
 
 def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:
-    """Return the names in a directory, each with whether it is a directory; {} if there is none."""
+    """Return the names in a directory, each with whether it is a directory; {} if there is none.
+
+    Raises:
+      StorageError: it cannot be read.
+    """
     if not is_url(directory):
-        try:
+
+        def scan() -> dict[str, bool]:
             with os.scandir(directory) as entries:
                 return {entry.name: entry.is_dir() for entry in sorted(entries, key=lambda entry: entry.name)}
+
+        try:
+            return retry_read(directory, scan)
         except (OSError, ValueError):  # also a name that is too long, or not a name at all
             return {}
     try:
@@ -197,6 +239,41 @@ def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:
     prefix = os.fspath(directory).partition("://")[2] + "/"  # an object with the directory's own name is no entry
     kinds: dict[str, bool] = {info["name"].rstrip("/"): info["type"] == "directory" for info in found}
     return {name.removeprefix(prefix): kind for name, kind in kinds.items() if name.startswith(prefix)}
+
+
+def make_pointer(directory: pathlib.PurePath, path: pathlib.PurePath) -> str:
+    """Return the text of a pointer in `directory` to `path`, which a copy of both resolves to the copy.
+
+    It is relative, unless there is no relative path: to another bucket, or between a bucket and a disk.
+
+    >>> make_pointer(epath.Path("/runs/a"), epath.Path("/runs/a/iter_4"))
+    'iter_4'
+    """
+    if path.parent == directory:
+        return path.name
+    if not is_url(path) and not is_url(directory):  # a directory behind a link has another parent
+        return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), os.path.realpath(directory))
+    source, target = os.fspath(directory).split("/", 3), os.fspath(path).split("/", 3)
+    if source[:3] != target[:3] or not is_url(path):
+        return str(path)
+    return posixpath.relpath(f"/{target[3]}", f"/{''.join(source[3:])}")
+
+
+def resolve_pointer(directory: pathlib.PurePath, text: str) -> epath.Path:
+    """Return the path that `make_pointer` made into `text`; it need not exist.
+
+    Absolute paths, which older versions and MMEngine wrote, mean what has this name in `directory`, if there is such.
+
+    >>> resolve_pointer(epath.Path("/runs/a"), "iter_4").as_posix()
+    '/runs/a/iter_4'
+    """
+    if is_url(text) or os.path.isabs(text):
+        path = storage_path("pointer", text)
+        is_same_kind = is_url(text) == is_url(directory)
+        return directory / path.name if is_same_kind and list_directory(directory / path.name) else path
+    if is_url(directory) or not text.startswith(".."):
+        return storage_path("pointer", f"{directory}/{text}")
+    return storage_path("pointer", os.path.join(os.path.realpath(directory), text))
 
 
 def download_file(url: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

@@ -180,7 +180,7 @@ class Checkpointer:
             seal(incoming, **sealing)
             commit.finish(path)
             if sealing["is_latest"]:
-                write_pointer(self._work_dir, str(path))
+                write_pointer(self._work_dir, path)
             self._evict(path.parent, evict)
         if not self._alone:
             # Also at the end: a process that left earlier could start the next save while the first one is still

@@ -59,7 +59,6 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
     }
     stored = read_many(path / META for path, problem in problems.items() if problem is None)
     metadata = {path: decode(stored[str(path / META)]) for path, problem in problems.items() if problem is None}
-    # Compare names: `last_checkpoint` of a copied work dir, or of one behind a link, has another path.
     latest = os.path.basename(find_latest(root) or "") if metadata else ""
     reasons, metrics = _collect_reasons(metadata), _collect_metrics(metadata)
     entries = []
@@ -114,7 +113,7 @@ def remove_checkpoints(
     if pointer is not None and pointer.name in {entry.name for entry in removed}:
         remove_files([root / POINTER])  # `find_latest` then looks for the newest that is left
         if (latest := find_latest(storage_path("path", removed[0].path).parent)) is not None:
-            write_pointer(root, latest)
+            write_pointer(root, storage_path("path", latest))
     return removed
 
 
