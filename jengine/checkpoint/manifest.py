@@ -326,30 +326,38 @@ class DamagedFileError(ValueError):
     """Error of a file of a checkpoint that is missing, or not what the manifest says."""
 
 
-def read_files(directory: PurePath, manifest: Manifest, names: Sequence[str]) -> dict[str, bytes]:
-    """Return the bytes of small files that are in the manifest, compared with its hashes.
+def read_files(
+    directory: PurePath, manifest: Manifest, names: Sequence[str], contents: Mapping[str, bytes] | None = None
+) -> dict[str, bytes]:
+    """Return the bytes of small files, those that the manifest lists, compared with its hashes.
+
+    Args:
+      directory: the checkpoint.
+      manifest: its manifest.
+      names: the files.
+      contents: by path, if they have been read.
 
     Raises:
       DamagedFileError: a file is missing or has other bytes, at a second read too.
     """
-    due = [name for name in names if name in manifest.files]
-    contents: dict[str, bytes] = {}
-    for is_last in (False, True):
-        # In one call: at a URL the files are fetched side by side, and each round trip costs more than the bytes.
-        found = read_many(directory / name for name in due)
-        contents |= {name: found[str(directory / name)] for name in due if str(directory / name) in found}
-        problems = {
-            name: check_content(name, contents[name], *manifest.files[name])
-            if name in contents
+    paths = {name: directory / name for name in names if name in manifest.files}
+
+    def find_problems(contents: Mapping[str, bytes]) -> list[str]:
+        problems = (
+            check_content(name, contents[str(path)], *manifest.files[name])
+            if str(path) in contents
             else f"{name} is missing"
-            for name in due
-        }
-        due = [name for name, problem in problems.items() if problem is not None]
-        if not due:
-            break
-        if is_last:
-            raise DamagedFileError(problems[due[0]])
-    return contents
+            for name, path in paths.items()
+        )
+        return list(filter(None, problems))
+
+    # In one call: at a URL the files are fetched side by side, and each round trip costs more than the bytes.
+    contents = read_many(paths.values()) if contents is None else contents
+    if find_problems(contents):
+        contents = read_many(paths.values())
+    if problems := find_problems(contents):
+        raise DamagedFileError(problems[0])
+    return {name: contents[str(path)] for name, path in paths.items()}
 
 
 def _parse(content: bytes) -> Manifest:

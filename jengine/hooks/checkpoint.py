@@ -416,6 +416,15 @@ class CheckpointHook(Hook):
             hub.update_info(f"best_score{suffix}", best[0]["score"])
             hub.update_info(f"best_ckpt{suffix}", self._path(best[0]["name"]))
 
+    def before_save_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
+        """Store the hub's paths of checkpoints as names: those in a copy of the directory are the copy's."""
+        info = checkpoint["message_hub"]["runtime_info"]
+        paths = {self._path(best[0]["name"]) for best in self._best.values()}
+        paths |= {self._path(self._last)} if self._last is not None else set()
+        for key, value in info.items():
+            if isinstance(value, str) and value in paths:
+                info[key] = os.path.basename(value)
+
     def _publish(self, runner: RunnerProtocol) -> None:
         runner.checkpointer.wait()  # the newest may still be in the making
         names = [self._last] if self.save_last and self._last else []

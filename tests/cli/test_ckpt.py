@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jengine.checkpoint import Checkpointer, WorkDirLock, find_latest, load
-from jengine.checkpoint.manifest import claim, seal
+from jengine.checkpoint.manifest import claim, read_manifest, seal
 from jengine.cli import main
 
 CONFIG = """
@@ -111,6 +111,8 @@ def test_ls_sorts_checkpoints_of_the_same_iteration_by_name(run, capsys):
     meta = run / "epoch_5" / "meta.json"
     time = load(run / "epoch_5").meta["meta"]["time"]
     meta.write_text(meta.read_text().replace(time, "2001" + time[4:]))
+    manifest = read_manifest(run / "epoch_5")
+    seal(run / "epoch_5", run=manifest.run, is_latest=manifest.is_latest, iteration=manifest.iteration)
     assert main(["ckpt", "ls", str(run)]) == 0
     assert list(read_table(capsys.readouterr().out))[-2:] == ["best_loss_epoch_5", "epoch_5"]
 
