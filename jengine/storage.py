@@ -18,6 +18,9 @@ from jengine.errors import ConfigError, MissingPackageError, require_extra
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
+# fsspec, which removes objects too, takes some for patterns; the stores advise against the others
+_REFUSED = re.compile(r"[#*;?\[\]\x00-\x1f\x7f]")
+_MAX_KEY = 800  # bytes: a store has names of at most 1,024, and those of checkpoint files are longer
 _T = TypeVar("_T")
 # What is there is no file, or there is none: nothing that another attempt could change
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -48,7 +51,8 @@ def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
       path: file or directory, which need not exist.
 
     Raises:
-      ConfigError: a URL of another scheme, or one without a bucket. MissingPackageError: the extra `cloud` is missing.
+      ConfigError: a URL of another scheme, without a bucket, or with a name that some library takes for a pattern.
+      MissingPackageError: the extra `cloud` is missing.
     """
     text = os.fspath(path)
     if not (match := _SCHEME.match(text)):
@@ -61,8 +65,23 @@ def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
     bucket, _, key = text[match.end() :].partition("/")
     if not bucket:
         raise ConfigError(f"`{name}` must have the name of a bucket, like '{match[0]}bucket/run', got {text!r}")
+    if found := _REFUSED.search(key):
+        raise ConfigError(
+            f"`{name}` must be a URL without {found[0]!r}, which libraries for buckets misread, got {text!r}"
+        )
+    if len(key.encode()) > _MAX_KEY:
+        raise ConfigError(f"`{name}` must be a URL with at most {_MAX_KEY} bytes after the bucket, got {text!r}")
     _prepare(match[1])
     return epath.Path(f"{match[0]}{bucket}{posixpath.normpath(f'/{key}').rstrip('/')}")
+
+
+def plain_name(text: str) -> str:
+    """Return `text` as a name of one file or directory on a disk or in a bucket: other characters become `_`.
+
+    >>> plain_name("bbox/mAP@[.5:.95]")
+    'bbox_mAP@_.5:.95_'
+    """
+    return _REFUSED.sub("_", text).replace("/", "_")
 
 
 def get_filesystem(path: str | os.PathLike[str]) -> Any:

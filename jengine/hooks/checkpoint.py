@@ -22,7 +22,7 @@ from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.hooks.save_schedule import KeepPolicy, SaveHistory, SavePolicy, check_policies, make_schedule
 from jengine.registry import HOOKS, is_built_in
-from jengine.storage import storage_path
+from jengine.storage import plain_name, storage_path
 from jengine.train import TrainState
 
 # Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
@@ -340,7 +340,7 @@ class CheckpointHook(Hook):
         """Save a best checkpoint and keep `ranking`, best first: 0 is the new one, 1 the earlier best, …"""
         by_epoch = self.by_epoch and runner.train_loop.by_epoch
         number = runner.epoch if by_epoch else runner.iter
-        name = f"best_{key}_{self._name(number, by_epoch)}".replace("/", "_")  # metrics may be 'accuracy/top1'
+        name = plain_name(f"best_{key}_{self._name(number, by_epoch)}")  # metrics may be 'accuracy/top1'
         entries = [{"score": score, "name": name}, *self._best.get(key, [])]
         kept = [entries[i] for i in ranking if i == 0 or entries[i]["name"] != name]
         kept_names = {entry["name"] for entry in kept}
@@ -498,10 +498,10 @@ def _check_destination(out_dir: str | None, filename_tmpl: str | None) -> None:
             f"CheckpointHook: filename_tmpl must not end in {INCOMING!r} or {OUTGOING!r}, the names of checkpoints "
             f"that are being written or removed, got {filename_tmpl!r}"
         )
-    if filename_tmpl.count("{}") != 1 or os.sep in filename_tmpl:
+    if filename_tmpl.count("{}") != 1 or plain_name(filename_tmpl) != filename_tmpl:
         raise ValueError(
             f"CheckpointHook: filename_tmpl must be a file name with one {{}} for the number, like 'epoch_{{}}', "
-            f"got {filename_tmpl!r}"
+            f"and without characters of patterns, got {filename_tmpl!r}"
         )
 
 
