@@ -9,7 +9,7 @@ import pathlib
 import posixpath
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from etils import epath
@@ -75,6 +75,15 @@ def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
     return epath.Path(f"{match[0]}{bucket}{posixpath.normpath(f'/{key}').rstrip('/')}")
 
 
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is a file or directory at a path; at a URL, whether it has files.
+
+    Raises:
+      StorageError: the store does not answer.
+    """
+    return bool(list_files(path)) if is_url(path) else os.path.exists(path)
+
+
 def plain_name(text: str) -> str:
     """Return `text` as a name of one file or directory on a disk or in a bucket: other characters become `_`.
 
@@ -106,14 +115,21 @@ class FileInfo(NamedTuple):
     md5: str | None = None  # hexadecimal; None for a local file, or where the store does not know it
 
 
-@contextlib.contextmanager
-def _requests(path: str | os.PathLike[str]) -> Iterator[None]:
-    try:
-        yield
-    except (FileNotFoundError, FileExistsError):
-        raise
-    except Exception as error:  # of aiohttp, Google or botocore
-        raise StorageError(f"{os.fspath(path)}: {str(error) or type(error).__name__}") from error
+def _ask(path: str | os.PathLike[str], request: Callable[[], _T]) -> _T:
+    """Return what a request to a store returns; all of them may be repeated.
+
+    The clients repeat those that fail, but not those with an answer that makes no sense, or has another checksum.
+    """
+    attempts = len(_PAUSES)
+    while True:
+        try:
+            return request()
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except Exception as error:  # of aiohttp, Google or botocore
+            attempts -= 1
+            if attempts == 0 or isinstance(error, OSError):
+                raise StorageError(f"{os.fspath(path)}: {str(error) or type(error).__name__}") from error
 
 
 def retry_read(path: str | os.PathLike[str], read: Callable[[], _T]) -> _T:
@@ -147,8 +163,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """
     if not is_url(path):
         return retry_read(path, pathlib.Path(path).read_bytes)
-    with _requests(path):
-        content: bytes = get_filesystem(path).cat_file(os.fspath(path))
+    content: bytes = _ask(path, lambda: get_filesystem(path).cat_file(os.fspath(path)))
     return content
 
 
@@ -166,7 +181,8 @@ def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
                 contents[name] = read_bytes(name)
         return contents
     scheme = names[0].partition("//")[0] + "//"
-    with _requests(names[0]):
+
+    def fetch() -> dict[str, bytes]:
         found = get_filesystem(names[0]).cat(names, on_error="return")
         found = {names[0]: found} if isinstance(found, bytes) else found
         for name, content in found.items():
@@ -174,14 +190,15 @@ def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
                 contents[scheme + name.removeprefix(scheme)] = content
             elif not isinstance(content, FileNotFoundError):
                 raise content
-    return contents
+        return contents
+
+    return _ask(names[0], fetch)
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Replace a file at once: with one request if it is a URL, else also flushed to disk with its directory."""
     if is_url(path):
-        with _requests(path):
-            get_filesystem(path).pipe_file(os.fspath(path), content)
+        _ask(path, lambda: get_filesystem(path).pipe_file(os.fspath(path), content))
         return
     path = pathlib.Path(path)
     temporary = path.with_name(f"{path.name}.new")
@@ -223,8 +240,7 @@ def list_files(directory: str | os.PathLike[str]) -> dict[str, FileInfo]:
         return retry_read(directory, find)
     from fsspec.core import strip_protocol
 
-    with _requests(directory):
-        found = get_filesystem(directory).find(os.fspath(directory), detail=True)
+    found = _ask(directory, lambda: get_filesystem(directory).find(os.fspath(directory), detail=True))
     # As the file system names it: `bucket/run`, for `memory://` `/run`, for `https://` all of it
     prefix = str(strip_protocol(os.fspath(directory))).rstrip("/") + "/"
     return {
@@ -251,8 +267,7 @@ def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:
         except (OSError, ValueError):  # also a name that is too long, or not a name at all
             return {}
     try:
-        with _requests(directory):
-            found = get_filesystem(directory).ls(os.fspath(directory), detail=True)
+        found = _ask(directory, lambda: get_filesystem(directory).ls(os.fspath(directory), detail=True))
     except FileNotFoundError:
         return {}
     prefix = os.fspath(directory).partition("://")[2] + "/"  # an object with the directory's own name is no entry
@@ -297,20 +312,17 @@ def resolve_pointer(directory: pathlib.PurePath, text: str) -> epath.Path:
 
 def download_file(url: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Copy an object to a local file."""
-    with _requests(url):
-        get_filesystem(url).get_file(os.fspath(url), os.fspath(target))
+    _ask(url, lambda: get_filesystem(url).get_file(os.fspath(url), os.fspath(target)))
 
 
 def upload_file(path: str | os.PathLike[str], url: str | os.PathLike[str]) -> None:
     """Copy a local file to an object, a large one in parts."""
-    with _requests(url):
-        get_filesystem(url).put_file(os.fspath(path), os.fspath(url))
+    _ask(url, lambda: get_filesystem(url).put_file(os.fspath(path), os.fspath(url)))
 
 
 def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Copy an object within a store, which does it without sending the bytes here."""
-    with _requests(source):
-        get_filesystem(source).cp_file(os.fspath(source), os.fspath(target))
+    _ask(source, lambda: get_filesystem(source).cp_file(os.fspath(source), os.fspath(target)))
 
 
 def remove_files(paths: Iterable[str | os.PathLike[str]]) -> None:
@@ -322,8 +334,8 @@ def remove_files(paths: Iterable[str | os.PathLike[str]]) -> None:
         for name in names:
             pathlib.Path(name).unlink(missing_ok=True)
         return
-    with contextlib.suppress(FileNotFoundError), _requests(names[0]):
-        get_filesystem(names[0]).rm(names)
+    with contextlib.suppress(FileNotFoundError):
+        _ask(names[0], lambda: get_filesystem(names[0]).rm(names))
 
 
 def check_local_path(name: str, path: str | os.PathLike[str]) -> str:

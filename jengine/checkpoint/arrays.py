@@ -24,7 +24,7 @@ from jengine.errors import ConfigError
 from jengine.paths import dotted, flatten, map_with_path, unwrap
 from jengine.storage import StorageError, is_url, read_bytes
 
-_ATTEMPTS = 3  # of a read
+_ATTEMPTS = 5  # of a read
 _UNLIMITED = 10**9  # seconds; Orbax requires a limit, and `wait_for_processes` has a better one
 
 
@@ -219,7 +219,7 @@ def read(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> An
     # Without a limit, Orbax holds two copies of most arrays. The largest array must fit into the limit.
     with _make_reader(max_bytes_in_flight=max(2 * max(sizes), sum(sizes) // 10)) as reader:
         if is_url(local):
-            return _retry(lambda: reader.restore(epath.Path(local), args=args))
+            return _retry(local, lambda: reader.restore(epath.Path(local), args=args))
         return reader.restore(epath.Path(local), args=args)
 
 

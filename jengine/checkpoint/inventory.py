@@ -21,7 +21,6 @@ from jengine.checkpoint.manifest import (
     MANIFEST,
     META,
     DamagedFileError,
-    read_complete,
     read_files,
     validate_checkpoint,
     validate_objects,

@@ -197,8 +197,8 @@ def _verify(path: PurePath, checksums: bool, processes: ProcessGroup) -> str | N
     if problem is None and failure is None and checksums and processes.index == 0:
         try:
             arrays.read_structs(path / STATE)
-        except Exception as error:  # of any type: from Orbax, from TensorStore, or from a file of another version
-            failure = f"Orbax cannot read the arrays of {path} ({type(error).__name__}: {error})"
+        except StorageError as error:
+            failure = str(error)
     if processes.count > 1:
         wait_for_processes("verification")  # may take longer than devices wait for each other
     found = processes.all_gather(f"the verification of {path}", (problem, failure))

@@ -24,13 +24,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from etils import epath
-
 from jengine.checkpoint.progress import report_progress
 from jengine.json_codec import decode, encode
 from jengine.storage import (
     FileInfo,
     StorageError,
+    exists,
     is_url,
     list_files,
     read_bytes,
@@ -175,7 +174,7 @@ def read_complete(directory: PurePath) -> tuple[Manifest, str | None]:
     try:
         manifest = _read(directory)
     except (FileNotFoundError, NotADirectoryError):
-        return manifest, f"{MANIFEST} is missing" if epath.Path(directory).exists() else "it does not exist"
+        return manifest, f"{MANIFEST} is missing" if exists(directory) else "it does not exist"
     except (OSError, ValueError) as error:
         return manifest, f"{MANIFEST} is damaged ({error})"
     return manifest, None if manifest.is_complete else "its save was never finished"

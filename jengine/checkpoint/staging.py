@@ -6,25 +6,27 @@ for `s3://`, a save writes to a temporary directory and uploads the files. So th
 checkpoint, and one process must hold the whole state: Orbax merges the files of several in one directory.
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
 from typing import Any
 
 import jax
 
-from jengine.checkpoint.manifest import find_damage, read_manifest
+from jengine.checkpoint.manifest import confirm, find_damage, read_manifest
 from jengine.errors import ConfigError
 from jengine.storage import FileInfo, StorageError, download_file, is_url, list_files, upload_file
 
 # Orbax puts paths into patterns of globs, and TensorStore takes a backslash for a slash
 _SPECIAL = re.compile(r"[*?\[\]\\]")
 _ATTEMPTS = 3  # of a download
+_TRANSFERS = 16  # at a time
 _copy: tuple[Any, tempfile.TemporaryDirectory[str]] | None = None  # the last one: a restore opens it several times
 
 
@@ -60,16 +62,22 @@ def upload_after(
         with folder:
             finish_write()
             prepare()
-            for name in list_files(local):
-                upload_file(local / name, directory / name)
-            found = list_files(directory)
-            for name, info in list_files(local).items():
-                stored = found.get(name, FileInfo(-1))
-                digest = stored.md5 and f"md5:{stored.md5}"
-                if problem := find_damage(local / name, name, stored.size, digest):
-                    raise StorageError(f"{directory} was not uploaded as it was written: {problem}")
+            names = list(list_files(local))
+            with concurrent.futures.ThreadPoolExecutor(_TRANSFERS) as pool:
+                list(pool.map(lambda name: upload_file(local / name, directory / name), names))
+            if problem := confirm(lambda: _compare_upload(local, directory, names)):
+                raise StorageError(f"{directory} was not uploaded as it was written: {problem}")
 
     return finish
+
+
+def _compare_upload(local: PurePath, directory: PurePath, names: Iterable[str]) -> str | None:
+    found = list_files(directory)
+    stored = {name: found.get(name, FileInfo(-1)) for name in names}
+    problems = (
+        find_damage(local / name, name, info.size, info.md5 and f"md5:{info.md5}") for name, info in stored.items()
+    )
+    return next(filter(None, problems), None)
 
 
 def find_local(directory: PurePath, *, arrays: bool = False) -> PurePath:
@@ -94,11 +102,14 @@ def find_local(directory: PurePath, *, arrays: bool = False) -> PurePath:
     if _copy is None or _copy[0] != key:
         folder = tempfile.TemporaryDirectory(prefix="jengine-restore-")
         manifest = read_manifest(directory.parent)  # Orbax's own checkpoints have none
-        for name, info in files.items():
-            expected = (info.size, info.md5 and f"md5:{info.md5}")
-            if manifest is not None:
-                expected = manifest.files.get(f"{directory.name}/{name}", expected)
-            _download(directory / name, Path(folder.name, name), *expected)
+        sealed = {} if manifest is None else manifest.files
+
+        def fetch(name: str) -> None:
+            listed = (files[name].size, files[name].md5 and f"md5:{files[name].md5}")
+            _download(directory / name, Path(folder.name, name), *sealed.get(f"{directory.name}/{name}", listed))
+
+        with concurrent.futures.ThreadPoolExecutor(_TRANSFERS) as pool:
+            list(pool.map(fetch, files))  # which raises errors
         _copy = (key, folder)  # which removes the previous one
     return PurePath(_copy[1].name)
 
