@@ -181,8 +181,24 @@ def _find_metadata(directory: PurePath) -> Any:
 
 def _read_metadata(directory: str | PurePath) -> Any:
     """Return what Orbax knows of each array."""
-    with _make_reader() as reader:
-        return reader.metadata(epath.Path(directory)).tree
+
+    def read() -> Any:
+        with _make_reader() as reader:
+            return reader.metadata(epath.Path(directory)).tree
+
+    return _retry(directory, read)
+
+
+def _retry(directory: str | PurePath, read: Callable[[], Any]) -> Any:
+    """Return what `read` returns, which is tried again: TensorStore has no type for an answer that was cut off."""
+    attempts = _ATTEMPTS
+    while True:
+        try:
+            return read()
+        except Exception as error:  # of any type, also about a file that another version wrote
+            attempts -= 1
+            if attempts == 0:
+                raise StorageError(f"Orbax cannot read the arrays of {directory}: {error}") from error
 
 
 @functools.lru_cache(maxsize=1)
