@@ -207,7 +207,7 @@ def test_a_damaged_file_is_found_by_the_process_that_has_it_in_its_share(finishe
         (path / name).write_bytes(content[:-1] + b"?")
         problem = f"{name} is damaged (its SHA-256 is not that of the manifest)"
         found = [validate_checkpoint(path, checksums=True, share=(index, count)) for index in range(count)]
-        assert [reason for reason in found if reason is not None and "damaged" in reason] == [problem]
+        assert {reason for reason in found if reason is not None and "damaged" in reason} == {problem}
         (path / name).write_bytes(content)
     (path / "manifest.1.json").write_text((path / "manifest.1.json").read_text().replace("1", "2"))
     assert validate_checkpoint(path) == "manifest.1.json is damaged (its SHA-256 is not that of the manifest)"
