@@ -45,6 +45,7 @@ from jengine.errors import did_you_mean
 from jengine.json_codec import decode, encode, pack, unpack
 from jengine.storage import (
     StorageError,
+    exists,
     is_url,
     list_directory,
     make_pointer,
@@ -173,7 +174,7 @@ def _iter_candidates(root: PurePath) -> Iterator[tuple[PurePath, str | None]]:
             age = 0 if is_url(path) else os.stat(path).st_mtime_ns
             candidates.append((manifest.is_latest, manifest.iteration, age, path))
     if target is not None and pointed is None and target not in listed:
-        if not is_url(target) and not target.parent.exists():
+        if not is_url(target) and not exists(target.parent):
             yield target, f"{target.parent} does not exist; is it mounted?"
         else:  # removed by hand; in a bucket, what has no manifest is no checkpoint
             _LOGGER.warning("skipped checkpoint %s: %s", target, find_incomplete(target))
