@@ -267,6 +267,9 @@ def find_damage(path: PurePath, name: str, size: int, digest: str | None) -> str
         # A link or a pipe with the right size could show other bytes at the next read, or block it.
         if not stat.S_ISREG(status.st_mode):
             return f"{name} must be a file"
+        root = os.path.realpath(str(path).removesuffix(name))
+        if os.path.realpath(path) != os.path.join(root, name):  # a checkpoint is data: it shows no files from elsewhere
+            return f"{name} must be a file in the checkpoint, got a link"
         if status.st_size != size:
             return f"{name} must have {size} bytes, got {status.st_size}"
         if digest is not None and retry_read(path, lambda: _hash_as(digest, path)) != digest:

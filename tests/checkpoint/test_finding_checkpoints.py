@@ -151,7 +151,9 @@ def test_one_read_of_other_bytes_is_no_damage(run, monkeypatch, name):
 def test_without_a_readable_checkpoint_the_search_is_an_error_with_each_reason(run):
     truncate(run / "epoch_1")
     (run / "epoch_2" / "manifest.json").write_text('{"format"')
-    with pytest.raises(CorruptCheckpointError, match="none can be read: epoch_2 .*damaged.*epoch_1 .*must have") as error:
+    with pytest.raises(
+        CorruptCheckpointError, match="none can be read: epoch_2 .*damaged.*epoch_1 .*must have"
+    ) as error:
         find_latest(run)
     assert f"{run} has checkpoints" in str(error.value)
     (run / "epoch_2" / "manifest.json").unlink()

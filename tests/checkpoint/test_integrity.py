@@ -234,3 +234,14 @@ def test_files_are_on_disk_before_the_rename_and_the_pointer_before_a_removal(tm
     assert commit < parent < pointers[1] < removal
     synced_pointer = [i for i, line in enumerate(lines) if re.search(r"fsync\(\d+<.*last_checkpoint\.new>\)", line)]
     assert synced_pointer[1] < pointers[1]
+
+
+def test_a_link_to_files_outside_of_a_checkpoint_is_damage(two_checkpoints, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    os.rename(two_checkpoints / "epoch_1" / "state", other / "state")
+    (two_checkpoints / "epoch_1" / "state").symlink_to(other / "state")
+    os.rename(two_checkpoints / "epoch_2" / "meta.json", other / "meta.json")
+    (two_checkpoints / "epoch_2" / "meta.json").symlink_to(other / "meta.json")
+    for name in ("epoch_1", "epoch_2"):
+        with pytest.raises(CorruptCheckpointError, match="must be a file in the checkpoint, got a link"):
+            load(two_checkpoints / name)

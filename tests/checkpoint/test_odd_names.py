@@ -51,7 +51,9 @@ def test_names_that_buckets_take_have_checkpoints_that_can_be_read(request, buck
 @pytest.mark.parametrize("name", ["run[1]", "a*b", "a?b", "a#b", "a;b", "a\nb", "a\x7fb"], ids=ascii)
 def test_a_url_with_characters_that_libraries_misread_is_refused(name):
     for scheme in ("gs", "s3"):
-        with pytest.raises(ConfigError, match=r"`work_dir` must be a URL without '.*', which libraries .* misread, got"):
+        with pytest.raises(
+            ConfigError, match=r"`work_dir` must be a URL without '.*', which libraries .* misread, got"
+        ):
             storage_path("work_dir", f"{scheme}://bucket/{name}/run")
     with pytest.raises(ConfigError, match="at most 800 bytes after the bucket"):
         storage_path("work_dir", "gs://bucket/" + "é" * 401)
