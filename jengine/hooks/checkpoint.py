@@ -500,8 +500,8 @@ def _check_destination(out_dir: str | None, filename_tmpl: str | None) -> None:
         )
     if filename_tmpl.count("{}") != 1 or plain_name(filename_tmpl) != filename_tmpl:
         raise ValueError(
-            f"CheckpointHook: filename_tmpl must be a file name with one {{}} for the number, like 'epoch_{{}}', "
-            f"and without characters of patterns, got {filename_tmpl!r}"
+            "CheckpointHook: filename_tmpl must be a file name without characters of patterns (* ? [ ]), and with "
+            f"one {{}} for the number, like 'epoch_{{}}', got {filename_tmpl!r}"
         )
 
 

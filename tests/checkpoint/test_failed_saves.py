@@ -143,7 +143,9 @@ def test_the_first_save_of_a_run_is_read_back_with_an_array(tmp_path, monkeypatc
         write(directory, jax.tree.map(lambda x: x + 1 if x.dtype == np.int32 else x, state))
 
     monkeypatch.setattr(arrays, "write_from_process", write_others)
-    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
-        with pytest.raises(CheckpointSaveError, match="has other values"):
-            save_and_wait(checkpointer, tmp_path / "epoch_1", {"step": jnp.int32(3), "w": jnp.ones(9)}, make_meta(1))
+    with (
+        contextlib.closing(Checkpointer(tmp_path)) as checkpointer,
+        pytest.raises(CheckpointSaveError, match="has other values"),
+    ):
+        save_and_wait(checkpointer, tmp_path / "epoch_1", {"step": jnp.int32(3), "w": jnp.ones(9)}, make_meta(1))
     assert find_latest(tmp_path) is None
