@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import contextvars
+import errno
 import functools
 import hashlib
 import os
@@ -10,8 +11,9 @@ import pathlib
 import posixpath
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from etils import epath
 
@@ -25,6 +27,14 @@ _MAX_BYTES = 2**30  # of other local files
 _CHUNK = 2**20  # bytes
 _only: contextvars.ContextVar[str | None] = contextvars.ContextVar("jengine_reading_only", default=None)
 _GONE = (404, 410)  # HTTP status of what is not there
+# fsspec, which removes objects too, takes some for patterns; the stores advise against the others
+_REFUSED = re.compile(r"[#*;?\[\]\x00-\x1f\x7f]")
+_MAX_KEY = 800  # bytes: a store has names of at most 1,024, and those of checkpoint files are longer
+_T = TypeVar("_T")
+# What is there is no file, or there is none: nothing that another attempt could change
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ELOOP)
+_PAUSES = (0.1, 0.3, 1.0)  # seconds before a local read is tried again
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -65,7 +75,8 @@ def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
       path: file or directory, which need not exist.
 
     Raises:
-      ConfigError: a URL of another scheme, or one without a bucket. MissingPackageError: the extra `cloud` is missing.
+      ConfigError: a URL of another scheme, without a bucket, or with a name that some library takes for a pattern.
+      MissingPackageError: the extra `cloud` is missing.
     """
     text = os.fspath(path)
     if not (match := _SCHEME.match(text)):
@@ -78,6 +89,12 @@ def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
     bucket, _, key = text[match.end() :].partition("/")
     if not bucket:
         raise ConfigError(f"`{name}` must have the name of a bucket, like '{match[0]}bucket/run', got {text!r}")
+    if found := _REFUSED.search(key):
+        raise ConfigError(
+            f"`{name}` must be a URL without {found[0]!r}, which libraries for buckets misread, got {text!r}"
+        )
+    if len(key.encode()) > _MAX_KEY:
+        raise ConfigError(f"`{name}` must be a URL with at most {_MAX_KEY} bytes after the bucket, got {text!r}")
     _prepare(match[1])
     return epath.Path(f"{match[0]}{bucket}{posixpath.normpath(f'/{key}').rstrip('/')}")
 
@@ -117,6 +134,25 @@ def check_allowed(path: str | os.PathLike[str]) -> None:
         )
 
 
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is a file or directory at a path; at a URL, whether it has files.
+
+    Raises:
+      StorageError: the store does not answer.
+    """
+    return bool(list_files(path)) if is_url(path) else os.path.exists(path)
+
+
+def plain_name(text: str) -> str:
+    """Return `text` as a name of one file or directory on a disk or in a bucket: other characters become `_`.
+
+    >>> plain_name("bbox/mAP@[.5:.95]")
+    'bbox_mAP@_.5:.95_'
+    """
+    return _REFUSED.sub("_", text).replace("/", "_")
+
+
+
 def get_filesystem(path: str | os.PathLike[str]) -> Any:
     """Return the fsspec file system of a URL, for what `etils.epath` cannot do: listings with sizes, requests in bulk.
 
@@ -131,7 +167,7 @@ def get_filesystem(path: str | os.PathLike[str]) -> Any:
 
 
 class StorageError(RuntimeError):
-    """Error of a request to object storage, after all retries. Unlike an OSError it never means that a file is bad."""
+    """Error of a disk or of object storage, after all retries. Unlike an OSError it never means that a file is bad."""
 
 
 class UnsafeFileError(ConfigError):
@@ -153,14 +189,44 @@ class FileInfo(NamedTuple):
     md5: str | None = None  # hexadecimal; None for a local file, or where the store does not know it
 
 
-@contextlib.contextmanager
-def _requests(path: str | os.PathLike[str]) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # of aiohttp, Google or botocore
-        if (failure := _find_failure(path, error)) is None:
+def _ask(path: str | os.PathLike[str], request: Callable[[], _T]) -> _T:
+    """Return what a request to a store returns; all of them may be repeated.
+
+    The clients repeat those that fail, but not those with an answer that makes no sense, or has another checksum.
+    """
+    attempts = len(_PAUSES)
+    while True:
+        try:
+            return request()
+        except Exception as error:  # of aiohttp, Google or botocore
+            if (failure := _find_failure(path, error)) is None:
+                raise
+            attempts -= 1
+            if attempts == 0 or isinstance(error, OSError):
+                raise failure from error
+
+
+def retry_read(path: str | os.PathLike[str], read: Callable[[], _T]) -> _T:
+    """Return what `read` returns for a local path; try again if the disk fails.
+
+    A network file system may answer ESTALE or EIO for a file that is whole: unreadable is not absent.
+
+    Raises:
+      StorageError: all attempts failed. OSError: there is no such file or directory.
+    """
+    pauses = iter(_PAUSES)
+    while True:
+        try:
+            return read()
+        except _ABSENT:
             raise
-        raise failure from error
+        except OSError as error:
+            if error.errno in _IMPOSSIBLE:
+                raise
+            pause = None if isinstance(error, PermissionError) else next(pauses, None)
+            if pause is None:
+                raise StorageError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from error
+        time.sleep(pause)
 
 
 def _find_failure(path: str | os.PathLike[str], error: Exception) -> StorageError | None:
@@ -192,14 +258,13 @@ def read_bytes(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> bytes:
       limit: the largest size of a local file, in bytes.
 
     Raises:
-      FileNotFoundError: it does not exist. OSError: it is not readable. UnsafeFileError: it is not a regular file, or
-        larger than `limit`. StorageError: the request failed.
+      FileNotFoundError: it does not exist. OSError: it is no file. UnsafeFileError: it is not a regular file, or larger
+        than `limit`. StorageError: it cannot be read, or the request failed.
     """
     if not is_url(path):
         check_allowed(path)
-        return _read_local(path, limit)
-    with _requests(path):
-        content: bytes = get_filesystem(path).cat_file(os.fspath(path))
+        return retry_read(path, lambda: _read_local(path, limit))
+    content: bytes = _ask(path, lambda: get_filesystem(path).cat_file(os.fspath(path)))
     return content
 
 
@@ -242,7 +307,7 @@ def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
     """Return the bytes of those files that exist by path; URLs are read many at a time.
 
     Raises:
-      StorageError: a request failed.
+      StorageError: a file cannot be read.
     """
     names = [os.fspath(path) for path in paths]
     contents: dict[str, bytes] = {}
@@ -252,7 +317,8 @@ def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
                 contents[name] = read_bytes(name, limit=LARGE)
         return contents
     scheme = names[0].partition("//")[0] + "//"
-    with _requests(names[0]):
+
+    def fetch() -> dict[str, bytes]:
         found = get_filesystem(names[0]).cat(names, on_error="return")
         found = {names[0]: found} if isinstance(found, bytes) else found
         for name, content in found.items():
@@ -260,14 +326,15 @@ def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
                 contents[scheme + name.removeprefix(scheme)] = content
             elif not isinstance(content, FileNotFoundError):
                 raise content
-    return contents
+        return contents
+
+    return _ask(names[0], fetch)
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Replace a file at once: with one request if it is a URL, else also flushed to disk with its directory."""
     if is_url(path):
-        with _requests(path):
-            get_filesystem(path).pipe_file(os.fspath(path), content)
+        _ask(path, lambda: get_filesystem(path).pipe_file(os.fspath(path), content))
         return
     path = pathlib.Path(path)
     temporary = path.with_name(f"{path.name}.new")
@@ -301,12 +368,15 @@ def list_files(directory: str | os.PathLike[str]) -> dict[str, FileInfo]:
     {'log.txt': FileInfo(size=8, md5=None)}
     """
     if not is_url(directory):
-        files = (path for path in sorted(pathlib.Path(directory).rglob("*")) if path.is_file())
-        return {str(path.relative_to(directory)): FileInfo(path.stat().st_size) for path in files}
+
+        def find() -> dict[str, FileInfo]:
+            files = (path for path in sorted(pathlib.Path(directory).rglob("*")) if path.is_file())
+            return {str(path.relative_to(directory)): FileInfo(path.stat().st_size) for path in files}
+
+        return retry_read(directory, find)
     from fsspec.core import strip_protocol
 
-    with _requests(directory):
-        found = get_filesystem(directory).find(os.fspath(directory), detail=True)
+    found = _ask(directory, lambda: get_filesystem(directory).find(os.fspath(directory), detail=True))
     # As the file system names it: `bucket/run`, for `memory://` `/run`, for `https://` all of it
     prefix = str(strip_protocol(os.fspath(directory))).rstrip("/") + "/"
     for name in found:
@@ -330,21 +400,63 @@ def is_inside(name: str) -> bool:
 
 
 def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:
-    """Return the names in a directory, each with whether it is a directory; {} if there is none."""
+    """Return the names in a directory, each with whether it is a directory; {} if there is none.
+
+    Raises:
+      StorageError: it cannot be read.
+    """
     if not is_url(directory):
-        try:
+
+        def scan() -> dict[str, bool]:
             with os.scandir(directory) as entries:
                 return {entry.name: entry.is_dir() for entry in sorted(entries, key=lambda entry: entry.name)}
+
+        try:
+            return retry_read(directory, scan)
         except (OSError, ValueError):  # also a name that is too long, or not a name at all
             return {}
     try:
-        with _requests(directory):
-            found = get_filesystem(directory).ls(os.fspath(directory), detail=True)
+        found = _ask(directory, lambda: get_filesystem(directory).ls(os.fspath(directory), detail=True))
     except FileNotFoundError:
         return {}
     prefix = os.fspath(directory).partition("://")[2] + "/"  # an object with the directory's own name is no entry
     kinds: dict[str, bool] = {info["name"].rstrip("/"): info["type"] == "directory" for info in found}
     return {name.removeprefix(prefix): kind for name, kind in kinds.items() if name.startswith(prefix)}
+
+
+def make_pointer(directory: pathlib.PurePath, path: pathlib.PurePath) -> str:
+    """Return the text of a pointer in `directory` to `path`, which a copy of both resolves to the copy.
+
+    It is relative, unless there is no relative path: to another bucket, or between a bucket and a disk.
+
+    >>> make_pointer(epath.Path("/runs/a"), epath.Path("/runs/a/iter_4"))
+    'iter_4'
+    """
+    if path.parent == directory:
+        return path.name
+    if not is_url(path) and not is_url(directory):  # a directory behind a link has another parent
+        return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), os.path.realpath(directory))
+    source, target = os.fspath(directory).split("/", 3), os.fspath(path).split("/", 3)
+    if source[:3] != target[:3] or not is_url(path):
+        return str(path)
+    return posixpath.relpath(f"/{target[3]}", f"/{''.join(source[3:])}")
+
+
+def resolve_pointer(directory: pathlib.PurePath, text: str) -> epath.Path:
+    """Return the path that `make_pointer` made into `text`; it need not exist.
+
+    Absolute paths, which older versions and MMEngine wrote, mean what has this name in `directory`, if there is such.
+
+    >>> resolve_pointer(epath.Path("/runs/a"), "iter_4").as_posix()
+    '/runs/a/iter_4'
+    """
+    if is_url(text) or os.path.isabs(text):
+        path = storage_path("pointer", text)
+        is_same_kind = is_url(text) == is_url(directory)
+        return directory / path.name if is_same_kind and list_directory(directory / path.name) else path
+    if is_url(directory) or not text.startswith(".."):
+        return storage_path("pointer", f"{directory}/{text}")
+    return storage_path("pointer", os.path.join(os.path.realpath(directory), text))
 
 
 def download_file(
@@ -356,8 +468,7 @@ def download_file(
       FileNotFoundError: there is no such object. StorageError: the request failed, or the file differs from `info`.
     """
     info = file_info(url) if info is None else info
-    with _requests(url):
-        get_filesystem(url).get_file(os.fspath(url), os.fspath(target))
+    _ask(url, lambda: get_filesystem(url).get_file(os.fspath(url), os.fspath(target)))
     if info.get("contentEncoding", "identity") == "identity":  # another file is decompressed on the way
         _check_copy(os.fspath(url), pathlib.Path(target), info)
 
@@ -382,21 +493,18 @@ def file_info(url: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       FileNotFoundError: there is no such file. StorageError: the request failed; the message has the HTTP status.
     """
-    with _requests(url):
-        info: dict[str, Any] = get_filesystem(url).info(os.fspath(url))
+    info: dict[str, Any] = _ask(url, lambda: get_filesystem(url).info(os.fspath(url)))
     return info
 
 
 def upload_file(path: str | os.PathLike[str], url: str | os.PathLike[str]) -> None:
     """Copy a local file to an object, a large one in parts."""
-    with _requests(url):
-        get_filesystem(url).put_file(os.fspath(path), os.fspath(url))
+    _ask(url, lambda: get_filesystem(url).put_file(os.fspath(path), os.fspath(url)))
 
 
 def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Copy an object within a store, which does it without sending the bytes here."""
-    with _requests(source):
-        get_filesystem(source).cp_file(os.fspath(source), os.fspath(target))
+    _ask(source, lambda: get_filesystem(source).cp_file(os.fspath(source), os.fspath(target)))
 
 
 def remove_files(paths: Iterable[str | os.PathLike[str]]) -> None:
@@ -408,8 +516,8 @@ def remove_files(paths: Iterable[str | os.PathLike[str]]) -> None:
         for name in names:
             pathlib.Path(name).unlink(missing_ok=True)
         return
-    with contextlib.suppress(FileNotFoundError), _requests(names[0]):
-        get_filesystem(names[0]).rm(names)
+    with contextlib.suppress(FileNotFoundError):
+        _ask(names[0], lambda: get_filesystem(names[0]).rm(names))
 
 
 def check_local_path(name: str, path: str | os.PathLike[str]) -> str:

@@ -21,12 +21,13 @@ from etils import epath
 
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.checkpoint.shared_reads import plan_reads, share
-from jengine.checkpoint.staging import find_local, is_staged, upload_after
+from jengine.checkpoint.staging import find_local, is_staged, make_plain, remove_copy, upload_after
 from jengine.errors import ConfigError
 from jengine.paths import dotted, flatten, map_with_path, unwrap
-from jengine.storage import is_url, read_bytes
+from jengine.storage import StorageError, is_url, read_bytes
 
 _EMPTY = re.compile(r"empty:(\w+):(\d+(?:x\d+)*)")
+_ATTEMPTS = 5  # of a read
 _UNLIMITED = 10**9  # seconds; Orbax requires a limit, and `wait_for_processes` has a better one
 
 
@@ -198,17 +199,33 @@ def _read_stored_structs(directory: PurePath) -> Any:
 
 def _find_metadata(directory: PurePath) -> Any:
     version = b""
-    if is_url(directory) and not is_staged(directory):
-        with contextlib.suppress(FileNotFoundError):  # of arrays that are not in Orbax's OCDBT format
-            version = read_bytes(directory / "manifest.ocdbt")  # each save has another
     local = find_local(directory)
+    if is_url(local):
+        with contextlib.suppress(FileNotFoundError):  # of arrays that are not in Orbax's OCDBT format
+            version = read_bytes(local / "manifest.ocdbt")  # each save has another
     return _read_cached_metadata(os.fspath(local), version) if version else _read_metadata(local)
 
 
 def _read_metadata(directory: str | PurePath) -> Any:
     """Return what Orbax knows of each array."""
-    with _make_reader() as reader:
-        return reader.metadata(epath.Path(directory)).tree
+
+    def read() -> Any:
+        with _make_reader() as reader:
+            return reader.metadata(epath.Path(directory)).tree
+
+    return _retry(directory, read)
+
+
+def _retry(directory: str | PurePath, read: Callable[[], Any]) -> Any:
+    """Return what `read` returns, which is tried again: TensorStore has no type for an answer that was cut off."""
+    attempts = _ATTEMPTS
+    while True:
+        try:
+            return read()
+        except Exception as error:  # of any type, also about a file that another version wrote
+            attempts -= 1
+            if attempts == 0:
+                raise StorageError(f"Orbax cannot read the arrays of {directory}: {error}") from error
 
 
 @functools.lru_cache(maxsize=1)
@@ -237,13 +254,17 @@ def read(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> An
             return ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype)
         return ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype, global_shape=leaf.shape)
 
-    tree = _read_stored_structs(directory)  # Orbax wants the whole tree, not only what is read
+    local = find_local(directory, arrays=True)
+    tree = _read_stored_structs(local)  # Orbax wants the whole tree, not only what is read
     item = map_with_path(lambda path, leaf: structs.get(path, ocp.PLACEHOLDER), tree)
     args = ocp.args.PyTreeRestore(item=item, restore_args=map_with_path(restore_args, tree))
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)]
     # Without a limit, Orbax holds two copies of most arrays. The largest array must fit into the limit.
     with _make_reader(max_bytes_in_flight=max(2 * max(sizes), sum(sizes) // 10)) as reader:
-        stored = reader.restore(epath.Path(find_local(directory)), args=args)
+        if is_url(local):
+            stored = _retry(local, lambda: reader.restore(epath.Path(local), args=args))
+        else:
+            stored = reader.restore(epath.Path(local), args=args)
 
     def fill(path: Any, node: Any) -> Any:
         if _find_empty(node) is None:
@@ -252,6 +273,46 @@ def read(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> An
         return ocp.PLACEHOLDER if struct is None else put_like(np.zeros(struct.shape, struct.dtype), struct)
 
     return jax.tree_util.tree_map_with_path(fill, stored, is_leaf=lambda node: _find_empty(node) is not None)
+
+
+class WrittenArrays:
+    """What was written, to be compared with what can be read before a checkpoint counts.
+
+    Args:
+      state: the state that `encode` returned.
+      with_values: whether to read the smallest array too, as the first save of a run does: at a path or on a file
+        system that Orbax cannot read, no checkpoint could be read.
+    """
+
+    def __init__(self, state: Any, *, with_values: bool) -> None:
+        leaves = flatten(state)
+        self._structs = {path: (tuple(leaf.shape), np.dtype(leaf.dtype)) for path, leaf in leaves.items()}
+        whole = {
+            path: leaf
+            for path, leaf in leaves.items()
+            if getattr(leaf, "is_fully_addressable", True) and not _EMPTY.search(path)
+        }
+        smallest = min(whole, key=lambda path: whole[path].size) if with_values and whole else None
+        self._values = {} if smallest is None else {smallest: np.asarray(whole[smallest])}
+
+    def compare(self, directory: PurePath) -> None:
+        """Raise StorageError unless Orbax can read from `directory` what was written."""
+        if is_staged(directory) and not self._values:
+            return  # the upload has compared the bytes
+        try:
+            found = {path: (leaf.shape, leaf.dtype) for path, leaf in flatten(_read_stored_structs(directory)).items()}
+            if found != self._structs:
+                others = sorted(path for path in {*found, *self._structs} if found.get(path) != self._structs.get(path))
+                raise StorageError(f"{others[0]} is {found.get(others[0])}, not {self._structs.get(others[0])}")
+            for path, value in self._values.items():
+                read_back = read_flat(directory, {path: jax.ShapeDtypeStruct(value.shape, value.dtype)})[path]
+                if read_back.tobytes() != value.tobytes():
+                    raise StorageError(f"{path} has other values")
+        except Exception as error:  # of any type, from Orbax or TensorStore
+            raise StorageError(f"what was written to {directory} cannot be read: {error}") from error
+        finally:
+            if self._values:
+                remove_copy()
 
 
 def read_flat(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
@@ -334,7 +395,7 @@ class BackgroundWriter:
         # Orbax's own barriers in `save` end after 300 s, which cannot be set: so none of the processes may be late.
         self._wait("start of a save")
         self._directory = directory
-        self._orbax.save(epath.Path(directory), args=ocp.args.PyTreeSave(state))
+        self._orbax.save(epath.Path(make_plain(directory)), args=ocp.args.PyTreeSave(state))
         finish: Callable[[], None] = self._orbax.wait_until_finished
         return finish
 
@@ -361,6 +422,7 @@ def write_from_process(directory: PurePath, state: Any) -> None:
         upload_after(lambda local: lambda: write_from_process(local, state), directory)()
         return
     _silence_orbax()
+    directory = make_plain(directory)
     handler = _make_handler(_single_process_options())
     if not is_url(directory):
         Path(directory).mkdir(parents=True)  # the handler does not create it

@@ -23,7 +23,7 @@ from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.hooks.save_schedule import KeepPolicy, SaveHistory, SavePolicy, check_policies, make_schedule
 from jengine.registry import HOOKS, is_built_in
 from jengine.scores import check_rule, infer_rule, keep_best, pick_metric
-from jengine.storage import storage_path
+from jengine.storage import plain_name, storage_path
 from jengine.train import TrainState
 
 # Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
@@ -346,7 +346,7 @@ class CheckpointHook(Hook):
         """Save a best checkpoint and keep `ranking`, best first; the last of all entries is the new one."""
         by_epoch = self.by_epoch and runner.train_loop.by_epoch
         number = runner.epoch if by_epoch else runner.iter
-        name = f"best_{key}_{self._name(number, by_epoch)}".replace("/", "_")  # metrics may be 'accuracy/top1'
+        name = plain_name(f"best_{key}_{self._name(number, by_epoch)}")  # metrics may be 'accuracy/top1'
         entries = [*self._best.get(key, []), {"score": score, "name": name}]
         new = len(entries) - 1
         kept = [entries[i] for i in ranking if i == new or entries[i]["name"] != name]
@@ -424,6 +424,15 @@ class CheckpointHook(Hook):
             hub.update_info(f"best_score{suffix}", best[0]["score"])
             hub.update_info(f"best_ckpt{suffix}", self._path(best[0]["name"]))
 
+    def before_save_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
+        """Store the hub's paths of checkpoints as names: those in a copy of the directory are the copy's."""
+        info = checkpoint["message_hub"]["runtime_info"]
+        paths = {self._path(best[0]["name"]) for best in self._best.values()}
+        paths |= {self._path(self._last)} if self._last is not None else set()
+        for key, value in info.items():
+            if isinstance(value, str) and value in paths:
+                info[key] = os.path.basename(value)
+
     def _publish(self, runner: RunnerProtocol) -> None:
         runner.checkpointer.wait()  # the newest may still be in the making
         names = [self._last] if self.save_last and self._last else []
@@ -497,10 +506,10 @@ def _check_destination(out_dir: str | None, filename_tmpl: str | None) -> None:
             f"CheckpointHook: filename_tmpl must not end in {INCOMING!r} or {OUTGOING!r}, the names of checkpoints "
             f"that are being written or removed, got {filename_tmpl!r}"
         )
-    if filename_tmpl.count("{}") != 1 or os.sep in filename_tmpl:
+    if filename_tmpl.count("{}") != 1 or plain_name(filename_tmpl) != filename_tmpl:
         raise ValueError(
-            f"CheckpointHook: filename_tmpl must be a file name with one {{}} for the number, like 'epoch_{{}}', "
-            f"got {filename_tmpl!r}"
+            "CheckpointHook: filename_tmpl must be a file name without characters of patterns (* ? [ ]), and with "
+            f"one {{}} for the number, like 'epoch_{{}}', got {filename_tmpl!r}"
         )
 
 

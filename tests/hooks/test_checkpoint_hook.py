@@ -443,7 +443,7 @@ def test_the_files_on_disk_are_those_to_keep(make, tmp_path):
     assert sorted(regular) == ["config.py", "current_run", "epoch_2", "last_checkpoint"]
     assert best == ["best_acc_epoch_1"]
     assert sorted(name.split("-")[0] for name in published) == ["best_acc_epoch_1", "epoch_2"]
-    assert (directory / "last_checkpoint").read_text() == str(directory / "epoch_2")
+    assert (directory / "last_checkpoint").read_text() == "epoch_2"
     assert list(load(directory / "best_acc_epoch_1").params["w"]) == [2, 2]
     saved = read_meta(directory / "epoch_2")["hooks"]["CheckpointHook"]
     assert saved["best"] == {"acc": [{"score": 0.5, "name": "best_acc_epoch_1"}]}
