@@ -462,7 +462,9 @@ def resolve_pointer(directory: pathlib.PurePath, text: str) -> epath.Path:
 def download_file(
     url: str | os.PathLike[str], target: str | os.PathLike[str], info: Mapping[str, Any] | None = None
 ) -> None:
-    """Copy an object to a local file, and compare size and checksum with those in `info`, from `file_info`.
+    """Copy an object to a local file, and compare size and checksum with those in `info`.
+
+    `info` is from `file_info`, which is asked for without it; {} has nothing to compare.
 
     Raises:
       FileNotFoundError: there is no such object. StorageError: the request failed, or the file differs from `info`.

@@ -124,7 +124,7 @@ def _download(url: PurePath, target: Path, size: int, digest: str | None) -> Non
     os.makedirs(target.parent, exist_ok=True)
     problem = None
     for _ in range(_ATTEMPTS):
-        download_file(url, target)
+        download_file(url, target, {})  # compared below with what the manifest says
         if (problem := find_damage(target, target.name, size, digest)) is None:
             return
     raise StorageError(f"{url} has other bytes at each download: {problem}")

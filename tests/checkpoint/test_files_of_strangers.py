@@ -7,6 +7,7 @@ import pytest
 from jengine.checkpoint import CorruptCheckpointError, find_checkpoint, find_latest, read_meta
 from jengine.checkpoint.manifest import seal
 from jengine.cli import main
+from jengine.storage import StorageError
 
 
 @pytest.mark.parametrize("name", ["last_checkpoint", "current_run"])
@@ -24,7 +25,8 @@ def test_a_manifest_that_is_no_file_makes_a_checkpoint_corrupt(tmp_path, make):
     make(tmp_path / "iter_3" / "manifest.json")
     with pytest.raises(CorruptCheckpointError, match="it must be a regular file, not a pipe or a device"):
         read_meta(tmp_path / "iter_3")
-    assert find_latest(tmp_path) is None
+    with pytest.raises(CorruptCheckpointError, match="none can be read"):
+        find_latest(tmp_path)
 
 
 META = {
@@ -56,6 +58,6 @@ def test_a_checkpoint_with_metadata_that_are_nested_too_deeply_is_skipped(tmp_pa
         (directory / "state").mkdir(parents=True)
         (directory / "meta.json").write_text(text)
         seal(directory, run="a", is_latest=True, iteration=iteration)
-    assert find_latest(tmp_path, checksums=True) is None  # the other one has no arrays
+    with pytest.raises(StorageError, match="Orbax cannot read the arrays of .*iter_2"):  # it has none
+        find_latest(tmp_path, checksums=True)
     assert "iter_3: meta.json is unreadable (ValueError('JSON must be nested at most 100 levels deep'))" in caplog.text
-    assert "iter_2: its arrays are unreadable" in caplog.text

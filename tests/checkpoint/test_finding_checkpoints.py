@@ -94,18 +94,18 @@ def test_a_copy_of_work_dir_and_out_dir_finds_its_own_checkpoints(tmp_path):
 @pytest.fixture
 def fail_reads(monkeypatch):
     """Return a function that makes the next reads of files of a name fail."""
-    original = pathlib.Path.read_bytes
+    original = os.open
 
     def fail(name, count, code=errno.ESTALE):
         left = [count]
 
-        def read_bytes(path):
-            if path.name == name and left[0] > 0:
+        def open_file(path, *args, **kwargs):
+            if os.path.basename(path) == name and left[0] > 0:
                 left[0] -= 1
                 raise OSError(code, os.strerror(code), str(path))
-            return original(path)
+            return original(path, *args, **kwargs)
 
-        monkeypatch.setattr(pathlib.Path, "read_bytes", read_bytes)
+        monkeypatch.setattr(os, "open", open_file)
 
     return fail
 
@@ -132,17 +132,19 @@ def test_a_directory_that_cannot_be_listed_is_an_error(run, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "meta.json"])
-def test_one_read_of_other_bytes_is_no_damage(run, monkeypatch, name):
-    original, flipped = pathlib.Path.read_bytes, []
+def test_one_read_of_other_bytes_is_no_damage(run, tmp_path, monkeypatch, name):
+    original, flipped = os.open, []
+    copy = tmp_path / "flipped"
 
-    def read_bytes(path):
-        content = original(path)
-        if path.name == name and path not in flipped:
+    def open_file(path, *args, **kwargs):
+        if os.path.basename(path) == name and path not in flipped:
             flipped.append(path)
-            return content[:30] + bytes([content[30] ^ 1]) + content[31:]
-        return content
+            content = pathlib.Path(path).read_bytes()
+            copy.write_bytes(content[:30] + bytes([content[30] ^ 1]) + content[31:])
+            path = copy
+        return original(path, *args, **kwargs)
 
-    monkeypatch.setattr(pathlib.Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(os, "open", open_file)
     assert find_latest(run, checksums=True) == str(run / "epoch_2")
     flipped.clear()
     assert load(run).meta["meta"]["iter"] == 20
