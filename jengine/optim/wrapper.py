@@ -18,6 +18,7 @@ from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.optim.param_groups.grouped import GroupedOptimizer
 from jengine.optim.param_groups.param_group import get_momentum
+from jengine.optim.schedules.chain import ScheduleChain, chain_of
 from jengine.optim.transforms import ClipByNormState, accumulate_gradients, get_field
 from jengine.optim.transforms.accumulate import AccumulateState, init_accumulation, sum_gradients
 from jengine.optim.transforms.clip import ClipByNorm, clipping_parts, parse_clip_grad
@@ -62,6 +63,8 @@ class OptimWrapper:
     Raises:
       ArgumentError: accumulative_counts under 1, or an empty clip_grad. TypeError, ValueError: see `parse_clip_grad`.
     """
+
+    schedule_chain: ScheduleChain | None = None  # its schedules, see `chain_of`
 
     def __init__(
         self,
@@ -318,6 +321,13 @@ class OptimWrapper:
         base = self.base_param_settings
         return {**({} if base is None else {"base_lr": [base["lr"]]}), "lr": list(map(_get_lr, self.param_groups))}
 
+    def set_lr(self, lr: float) -> None:
+        """Set the optimizer's learning rate from the next step on; groups keep their multipliers.
+
+        A schedule goes on from it, see `ScheduleChain`.
+        """
+        chain_of(self).set_value("lr", lr)
+
     def get_momentum(self) -> dict[str, list[float]]:
         """Return the momentum of each group: `momentum`, else the first of `betas`, else `b1`, else 0."""
         if not self.defaults:  # an optax transformation, whose hyperparameters are hidden
@@ -333,8 +343,33 @@ class OptimWrapper:
         return self.grouped.state_dict()
 
     def load_group_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the settings in a `group_state_dict`; raise ValueError for another number of groups."""
+        """Restore the settings in a `group_state_dict`; raise ValueError for another number of groups.
+
+        What has a schedule keeps the value that the schedule gives.
+        """
         self.grouped.load_state_dict(state_dict)
+        if self.schedule_chain is not None:
+            self.schedule_chain.refresh()
+
+    def load_base_settings(self, state_dict: Mapping[str, Any]) -> None:
+        """Replace the settings before any schedule by those in a `group_state_dict`.
+
+        Raises:
+          ValueError: another number of groups, or another value of a setting that is part of the compiled chain.
+        """
+        chain = chain_of(self)
+        self.grouped.load_state_dict(state_dict)
+        for index, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
+            for key in self.optimizer.defaults.keys() & saved.keys():
+                own = list(group[key]) if isinstance(group[key], tuple) else group[key]
+                if own != saved[key]:
+                    raise ValueError(
+                        f"`{key}` of parameter group {index} must be {saved[key]} as in the checkpoint, because it is "
+                        f"part of the compiled chain, got {own}"
+                    )
+        self.grouped.hyperparams()  # refuses what the chain was built without
+        chain.rebase(recorded=False)
+        chain.refresh()
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
         """Return `state` (arrays), `param_groups` and, with more than one group, `base_param_settings`."""
@@ -454,8 +489,8 @@ class OptimWrapper:
         return apply_fn
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for copies and pickles, without the cached chain, which refers to these groups."""
-        return {name: value for name, value in self.__dict__.items() if name != "tx"}
+        """Return the attributes for copies and pickles, without the chains, which refer to these groups."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("tx", "schedule_chain")}
 
     def __repr__(self) -> str:
         return (

@@ -11,6 +11,7 @@ import numpy as np
 
 from jengine.data import select_arrays, stack_batches
 from jengine.data.masking import on_whole_batches, whole_batches
+from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.logging import PhaseTimer
 from jengine.logging.slow_call import report_if_slow
@@ -54,6 +55,7 @@ class TrainPrograms:
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
       on_traced: called when the first step is traced, before it is compiled.
       batch_rules: see `Strategy.put_batch`.
+      refuse_changes: raise ConfigError, instead of a warning, if a program is not that of the checkpoint.
 
     Attributes:
       update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
@@ -76,6 +78,7 @@ class TrainPrograms:
         on_traced: Callable[[], None] = lambda: None,
         batch_rules: Rules | None = None,
         micro_batches: int = 1,
+        refuse_changes: bool = False,
     ) -> None:
         def guard(step: Callable[..., Any]) -> RecompilationGuard:
             return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
@@ -97,6 +100,7 @@ class TrainPrograms:
         self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
         self._model, self._optim_wrapper = model, optim_wrapper
         self.hashes: dict[str, str] = {}
+        self._refuse_changes = refuse_changes
         self._compiled: dict[RecompilationGuard, Any] = {
             self.update: compile_step(with_flat_metrics(self.update)),
             self.accumulate: compile_step(with_flat_metrics(self.accumulate)),
@@ -236,11 +240,13 @@ class TrainPrograms:
             # JAX has kept the trace from the compilation, so only the program text is new
             new = hash_jaxpr(self._compiled[step].trace(*shapes).jaxpr)
             if self.hashes.get(key, new) != new:
-                logger.warning(
-                    "The computation of the training step (%s) has changed since the checkpoint: the model, the loss, "
-                    "the optimizer or a hook computes something else. That of this run is used.",
-                    names[step],
+                message = (
+                    f"The computation of the training step ({names[step]}) has changed since the checkpoint: "
+                    "the model, the loss, the optimizer or a hook computes something else"
                 )
+                if self._refuse_changes:
+                    raise ConfigError(f"{message}, which resume='exact' refuses")
+                logger.warning(f"{message}. That of this run is used.")
             self.hashes[key] = new
         return dict(self.hashes)
 

@@ -140,7 +140,7 @@ def log_start(runner: RunnerInternals, groups: GroupTable) -> None:
     The complete tables with parameters, groups and stages have the level DEBUG: the log file has them.
 
     Raises:
-      ConfigError: the position in the data cannot be saved, and `resume_policy.data` is 'exact'.
+      ConfigError: the position in the data cannot be saved, and `resume` is 'exact'.
     """
     parameters = [
         [path, str(tuple(leaf.shape)), str(leaf.dtype), f"{math.prod(leaf.shape):,}"]

@@ -16,7 +16,7 @@ from jengine.runs.table_format import Cell, Spread, format_cells, spread
 
 # Differences that are no hyperparameters: names, places, and the seed, which has a column of its own
 _NO_HYPERPARAMS = (
-    "work_dir", "experiment_name", "resume", "resume_policy", "log_level", "visualizer", "randomness", "vars",
+    "work_dir", "experiment_name", "resume", "resume_settings", "log_level", "visualizer", "randomness", "vars",
 )  # fmt: skip
 
 
