@@ -237,12 +237,23 @@ class TrainLoop:
         self.is_consistent, self.batch = False, batch
         runner.message_hub.start_iteration(self.iter)
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
+        self._record_rates()
         metrics = runner.train_step(batch)  # dispatched: the host does not wait for them
         runner.phase_timer.enter("hooks")
         runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=metrics)
         self.iter += 1  # after the hooks, which see the index of the iteration
         self.is_consistent, self.batch = True, None
         runner.interrupts.check()  # state, counters and hooks agree only here
+
+    def _record_rates(self) -> None:
+        """Record the learning rates of the step that follows, once all hooks have set them.
+
+        For each name in `get_lr` it is the rate of the first parameter group.
+        """
+        rates = {}  # no comprehension, which is a call in Python 3.11
+        for name, values in self.runner.optim_wrapper.get_lr().items():
+            rates[f"train/{name}"] = values[0]
+        self.runner.message_hub.update_scalars(rates)
 
     def run_chunk(self, batch_idx: int, batches: Sequence[PyTree]) -> None:
         """Run an iteration for each batch in one call, with hooks at the start and end."""
@@ -258,6 +269,7 @@ class TrainLoop:
                 self.iter, batch_idx = self.iter + 1, batch_idx + 1
                 runner.message_hub.iteration = self.iter
                 hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx, data_batch=batch)
+            self._record_rates()
             is_update.append(runner.optim_wrapper.start_step(self.iter))
             hyperparams.append(runner.step_hyperparams())  # as a single step would read them now
         metrics = runner.train_chunk(batches, hyperparams, is_update)

@@ -160,15 +160,11 @@ class ScheduleChain:
         groups = self.optimizer.param_groups
         return groups if self._separate is None else [*groups, self._separate]
 
-    @property
-    def iters(self) -> int:
-        """Completed iterations, as the schedules count them."""
-        return max((member.global_step for member in self.members if not member.by_epoch), default=0)
-
-    @property
-    def epochs(self) -> int:
-        """Completed epochs, as the schedules count them."""
-        return max((member.global_step for member in self.members if member.by_epoch), default=0)
+    def count(self, by_epoch: bool, name: str | None = None) -> int:
+        """Return the completed epochs or iterations, as the schedules count them; those of one value if it has any."""
+        counts = [m.global_step for m in self.members if m.by_epoch is by_epoch and m.param_name == name]
+        counts = counts or [m.global_step for m in self.members if m.by_epoch is by_epoch]
+        return max(counts, default=0)
 
     # --- Building ---
 
@@ -436,14 +432,14 @@ class ScheduleChain:
 
     # --- Training ---
 
-    def advance(self, member: Any) -> None:
-        """Apply the current step of a member to the current values."""
+    def advance(self, member: Any) -> bool:
+        """Apply the current step of a member to the current values; return whether it may change them."""
         # A run calls this once per iteration and schedule: keep it short
         name = member.param_name
         a, b, c = member.change(member.last_step) or (1.0, 0.0, 0.0)
         muting = self._muting[name]
         if a == 1.0 and b == 0.0 and c == 0.0 and not muting:
-            return
+            return False
         lowest, highest = self._ranges[name]
         least, is_plain = member.min_value, not (muting or self._mirrored)
         for index, group, value, target, initial in member.cells:
@@ -459,16 +455,17 @@ class ScheduleChain:
                 group[name] = value.written = new
             else:
                 self._write(name, index, value)
+        return True
 
     def end_epoch(self, epochs: int) -> None:
         """Record at which iteration an epoch has ended, if epochs have no known length."""
         is_unknown = self.epoch_length is None and len(self.epoch_ends) == epochs - 1
         if is_unknown and any(not member.by_epoch for member in self.members):
-            self.epoch_ends.append(self.iters)
+            self.epoch_ends.append(self.count(by_epoch=False))
 
     def reduce(self, member: Any) -> None:
         """Apply the reduction of a plateau schedule."""
-        member.reductions.append([self.iters, self.epochs])
+        member.reductions.append([self.count(by_epoch=False), self.count(by_epoch=True)])
         for index in member.scheduled:
             value: Any = self._values[member.param_name][index]
             value.current = member.reduce(value.current, index)
@@ -492,7 +489,9 @@ class ScheduleChain:
             lowest, highest = value_range(name)
             if not is_host_number(now) or not lowest <= now <= highest:
                 raise ConfigError(f"`{name}` of a parameter group must be {legal_values(name)}, got {now!r}")
-            self.overrides.append(Override(self.iters, self.epochs, name, index, float(now)))
+            # In this iteration the schedules of other values may have stepped already
+            iters, epochs = self.count(by_epoch=False, name=name), self.count(by_epoch=True, name=name)
+            self.overrides.append(Override(iters, epochs, name, index, float(now)))
             value.set(float(now), self._is_muted_now(name))
             self._write(name, index, value)
 

@@ -61,6 +61,7 @@ class ParamScheduler:
 
     need_val_args: ClassVar[bool] = False  # its step takes validation metrics
     mirrors_betas: ClassVar[bool] = False  # 'momentum' is written back into betas[0]
+    names_value: ClassVar[bool] = False  # the class itself says which value it schedules
     skips_zero: ClassVar[bool] = False  # groups whose initial value is 0 keep it
     family: ClassVar[type[Any]]  # the dataclass for the settings
 
@@ -153,8 +154,7 @@ class ParamScheduler:
         if not self.begin <= now < self.end:
             return
         self.last_step += 1
-        chain.advance(self)
-        if self.verbose:
+        if chain.advance(self) and self.verbose:
             self._log_values()
 
     def seek(self, count: int) -> None:
@@ -296,6 +296,11 @@ class ParamScheduler:
         if self.mirrors_betas and not any("momentum" in group or "betas" in group for group in groups):
             raise ConfigError("a momentum schedule must have an optimizer with `momentum` or `betas`, got neither")
         has_value = [name in group or (self.mirrors_betas and "betas" in group) for group in groups]
+        if not any(has_value) and self.names_value:
+            raise UnknownNameError(
+                f"{type(self).__name__} must have an optimizer with a known `{name}`, got one without; write "
+                "optax.adamw(1e-2) as optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2)"
+            )
         if not any(has_value):
             names = {other for group in groups for other, value in group.items() if is_host_number(value)}
             raise UnknownNameError(
