@@ -4,11 +4,12 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import OptState, Params, Updates
 
@@ -17,11 +18,13 @@ from jengine.optim.gradients import value_and_trainable_grad
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.optim.param_groups.grouped import GroupedOptimizer
-from jengine.optim.param_groups.param_group import get_momentum
+from jengine.optim.param_groups.chain import GroupHyperparamsState
+from jengine.optim.param_groups.param_group import GroupLayout, get_momentum
 from jengine.optim.schedules.chain import ScheduleChain, chain_of
 from jengine.optim.transforms import ClipByNormState, accumulate_gradients, get_field
 from jengine.optim.transforms.accumulate import AccumulateState, init_accumulation, sum_gradients
 from jengine.optim.transforms.clip import ClipByNorm, clipping_parts, parse_clip_grad
+from jengine.optim.transforms.loss_scale import LossScaleState
 from jengine.registry import OPTIM_WRAPPERS
 
 _get_lr = operator.itemgetter("lr")
@@ -283,6 +286,34 @@ class OptimWrapper:
     def _call_loss(self, loss_fn: Callable[..., Any], params: Params, args: Any, kwargs: dict[str, Any]) -> Any:
         return loss_fn(params, *args, **kwargs)
 
+    def reset_state(self, opt_state: OptState, params: Params, groups: Sequence[int] | None = None) -> OptState:
+        """Return a state in which the optimizer starts anew, with zero moments and step count.
+
+        The loss scale and the gradients of an unfinished accumulation window stay.
+
+        Args:
+          opt_state, params: the state, and the parameters.
+          groups: the parameter groups that start anew; None for all. The step count, which all groups of an optimizer
+            share, is kept for some: the bias correction of Adam then takes the new moments for old ones, so that the
+            first updates may be larger.
+        """
+        layout = self.grouped.layout(params)
+        return self._reset_part(opt_state, self.tx.init(params), layout, None if groups is None else set(groups))
+
+    def _reset_part(self, old: Any, new: Any, layout: GroupLayout, groups: set[int] | None) -> Any:
+        if isinstance(old, GroupHyperparamsState | AccumulateState | LossScaleState):
+            return old._replace(inner_state=self._reset_part(old.inner_state, new.inner_state, layout, groups))
+        if groups is None:
+            return new
+        flags: list[Any] = []
+        for member in layout.groups:
+            if isinstance(member, tuple):  # layers along the first axis
+                flags.append(np.array([group in groups for group in member]))
+            else:
+                flags.append(True if member in groups else None)
+        # What the other groups have, and what all share, is the current one
+        return self.grouped.select_state(layout, flags, new, old)
+
     # ------------------------------------------------------------------ host: counting, hyperparameters, checkpoints
 
     def initialize_count_status(self, init_counts: int, max_counts: int | float) -> None:
@@ -327,6 +358,15 @@ class OptimWrapper:
         A schedule goes on from it, see `ScheduleChain`.
         """
         chain_of(self).set_value("lr", lr)
+
+    def set_hyperparam(self, name: str, value: float) -> None:
+        """Set a value in `hyperparams`, such as `learning_rate` or `b1`, as `set_lr` does."""
+        setting, index = self.grouped.find_setting(name)
+        if index is None:
+            chain_of(self).set_value(setting, float(value))
+            return
+        for group in (*self.param_groups, *([] if self.base_param_settings is None else [self.base_param_settings])):
+            group[setting] = (*group[setting][:index], float(value), *group[setting][index + 1 :])
 
     def get_momentum(self) -> dict[str, list[float]]:
         """Return the momentum of each group: `momentum`, else the first of `betas`, else `b1`, else 0."""

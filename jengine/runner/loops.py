@@ -250,6 +250,8 @@ class TrainLoop:
 
         For each name in `get_lr` it is the rate of the first parameter group.
         """
+        if self.runner.hyperparams:
+            self.runner.take_hyperparams()
         rates = {}  # no comprehension, which is a call in Python 3.11
         for name, values in self.runner.optim_wrapper.get_lr().items():
             rates[f"train/{name}"] = values[0]

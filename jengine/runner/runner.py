@@ -186,6 +186,7 @@ class Runner(MMEngineNames):
         self.hyperparams, self.optimizer_settings = Hyperparams(), dict[str, dict[str, Any]]()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._predictors: dict[str, Predictor] = {}  # by `batch_rules`
+        self._resets: dict[tuple[str, tuple[int, ...] | None], Any] = {}  # programs by optimizer and groups
         self._loaders = DataLoaders(self._sections, self.seed, self.processes, self.strategy.data_shard, self.cfg)
         self._initializer = StateInitializer(self.model, self.strategy, self.seed, self.cfg)
         self.checkpointer = Checkpointer(self.work_dir, self.run_id, before_seal=self.files.send)
@@ -406,6 +407,13 @@ class Runner(MMEngineNames):
         """Return all hyperparameters: the optimizer's and those that hooks set."""
         return {**self.optim_wrapper.hyperparams, **self.hyperparams}
 
+    def take_hyperparams(self) -> None:
+        """Set in the optimizer what hooks have set in `hyperparams` under the name of one of its own."""
+        wrapper = self.optim_wrapper
+        if self.hyperparams and isinstance(wrapper, OptimWrapper):
+            for name in self.hyperparams.keys() & wrapper.grouped.hyperparams().keys():
+                wrapper.set_hyperparam(name, self.hyperparams.pop(name))
+
     def set_lr(self, lr: float, optimizer: str = "") -> None:
         """Set the learning rate from the next step on, as `param_groups[i]['lr'] = lr` does for one group.
 
@@ -416,10 +424,39 @@ class Runner(MMEngineNames):
           lr: the rate of the optimizer itself.
           optimizer: the name of one of several optimizers.
         """
+        self._wrapper(optimizer).set_lr(lr)
+
+    def reset_optimizer(self, groups: Sequence[int | str] | None = None, optimizer: str = "") -> None:
+        """Start the optimizer anew between two iterations: zero moments and step count, where they are.
+
+        Schedules go on, and the training step does not compile again. See `OptimWrapper.reset_state`.
+
+        Args:
+          groups: the parameter groups that start anew, by index or `group_name`; None for all.
+          optimizer: the name of one of several optimizers.
+        """
+        wrapper = self._wrapper(optimizer)
+        names = [group.get("group_name", index) for index, group in enumerate(wrapper.param_groups)]
+        chosen = None
+        if groups is not None:
+            known = {**dict(zip(names, range(len(names)), strict=True)), **{index: index for index in range(len(names))}}
+            if unknown := [group for group in groups if group not in known]:
+                raise ConfigError(f"`groups` must be parameter groups, {names}, got {unknown}")
+            chosen = tuple(sorted({known[group] for group in groups}))
+        state = self.state.opt_state[optimizer] if optimizer else self.state.opt_state
+        if (reset := self._resets.get((optimizer, chosen))) is None:
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+            reset = jax.jit(lambda state, params: wrapper.reset_state(state, params, chosen), out_shardings=shardings)
+            self._resets[optimizer, chosen] = reset
+        state = reset(state, self.state.params)
+        opt_state = {**self.state.opt_state, optimizer: state} if optimizer else state
+        self.state = self.state.replace(opt_state=opt_state)
+
+    def _wrapper(self, optimizer: str) -> OptimWrapper:
         wrappers = wrappers_by_name(self.optim_wrapper)
         if optimizer not in wrappers:
             raise ConfigError(f"`optimizer` must be one of {sorted(wrappers)}, got {optimizer!r}")
-        wrappers[optimizer].set_lr(lr)
+        return wrappers[optimizer]
 
     def __repr__(self) -> str:
         return f"Runner({type(self.model).__name__}, iteration {self.iter:,} of {self.max_iters:,}, {self.work_dir!r})"

@@ -101,6 +101,29 @@ def set_rates(runner):
         runner.optim_wrapper.param_groups[0]["weight_decay"] = 0.5
 
 
+class ByName(Hook):
+    """Set hyperparameters of the optimizer by their names in the step."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == 4:
+            runner.hyperparams["learning_rate"] = 0.5
+            runner.hyperparams["b1"] = 0.25
+
+
+def test_a_hyperparameter_that_is_set_by_its_name_in_the_step_follows_the_same_rule(make_runner):
+    late = Late()
+    adam = dict(optimizer=dict(type="Adam", lr=0.1))
+    schedule = dict(type="ExponentialLR", gamma=0.5, by_epoch=False)
+    runner = make_runner(
+        optim_wrapper=adam, param_scheduler=schedule, custom_hooks=[ByName(), late], train_cfg=dict(max_epochs=2)
+    )
+    runner.train()
+    logged, _ = runner.message_hub.get_scalar("train/lr").data
+    assert logged[3:].tolist() == [0.5, 0.5, 0.25, 0.125, 0.0625]  # 0.5 is set twice, by `Late` in iteration 3
+    assert runner.optim_wrapper.param_groups[0]["betas"] == (0.25, 0.999)
+    assert dict(runner.hyperparams) == {}
+
+
 @pytest.mark.parametrize("save_optimizer", [True, False])
 @pytest.mark.parametrize("name", ["none", "iterations", "converted", "optax"])
 def test_values_that_are_set_by_hand_are_kept_by_a_resume(run, tmp_path, name, save_optimizer):
