@@ -83,7 +83,7 @@ def _compile_programs(runner: Runner, chip: Chip | None, training_only: bool) ->
         "devices": strategy.mesh.size,
         "mesh": dict(strategy.mesh.shape),
         "examples_per_step": (*jax.tree.leaves(batch)[0].shape, 1)[0],  # a scalar counts as one
-        "accumulative_counts": 1 if isinstance(optimizer, Mapping) else optimizer.accumulative_counts,
+        "accumulative_counts": 1 if isinstance(optimizer, Mapping) else max(optimizer.counts.values),
         "parameters": [
             {
                 "path": path,

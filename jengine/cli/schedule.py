@@ -12,6 +12,7 @@ from jengine.errors import ConfigError, config_path
 from jengine.optim import check_optim_wrapper
 from jengine.optim.schedules import build_param_schedulers, chain_of
 from jengine.runner.config_checks import is_epoch_based, train_loop_config
+from jengine.step_values import is_step_values, parse_step_values
 from jengine.train.phases import batches_per_iteration
 
 _WIDTH, _HEIGHT = 72, 10
@@ -113,6 +114,13 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
         for key, value in _select_hyperparams(wrapper.param_groups[0]).items():
             values = scheduled.get("momentum" if key == "beta1" else key, np.full(max_iters, value))
             curves[f"{name}.{key}" if name else key] = values.tolist()
+    whole = cfg["optim_wrapper"]
+    section = cfg.get("train_dataloader") if hasattr(cfg.get("train_dataloader"), "items") else {}
+    numbers = {name: section.get(name) for name in ("batch_size", "global_batch_size", "example_length")}
+    numbers["accumulative_counts"] = whole.get("accumulative_counts") if hasattr(whole, "items") else None
+    for name, number in numbers.items():
+        if is_step_values(number):
+            curves[name] = [float(parse_step_values(number).at(step)) for step in range(max_iters)]
     return curves
 
 

@@ -4,6 +4,7 @@ import copy
 import itertools
 import operator
 import warnings
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -54,6 +55,7 @@ class IterableLoader:
     """
 
     has_random_access = False  # each process reads its own share
+    batch_sizes = example_lengths = None  # they do not follow the iteration, see `DataLoader.follow`
 
     def __init__(
         self,
@@ -217,6 +219,14 @@ class IterableLoader:
         if self._opened is not None:
             self._opened[1].close()
             self._opened = None
+
+    def set_step(self, step: int) -> bool:
+        """Return False: nothing changes with the iteration."""
+        return False
+
+    def next_change(self, step: int) -> float:
+        """Return `math.inf`: nothing changes with the iteration."""
+        return math.inf
 
     def __iter__(self) -> Iterator[Batch]:
         # Taken once: a loop that starts over without `set_epoch` begins at the start of the pass.

@@ -16,7 +16,7 @@ def warn_of_accumulation(optim_wrapper: AnyWrapper, module_types: Mapping[str, s
     norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
     if not (optim_wrapper.accumulates and norms):
         return
-    counts = max(wrapper.accumulative_counts for wrapper in wrappers_by_name(optim_wrapper).values())
+    counts = max(max(wrapper.counts.values) for wrapper in wrappers_by_name(optim_wrapper).values())
     logger.warning(
         f"Gradients are accumulated over {counts} iterations, but BatchNorm "
         f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its statistics from each "

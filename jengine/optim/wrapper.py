@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,6 @@ import numpy as np
 import optax
 from optax import OptState, Params, Updates
 
-from jengine.annotations import Count
 from jengine.optim.gradients import value_and_trainable_grad
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
@@ -26,6 +26,7 @@ from jengine.optim.transforms.accumulate import AccumulateState, init_accumulati
 from jengine.optim.transforms.clip import ClipByNorm, clipping_parts, parse_clip_grad
 from jengine.optim.transforms.loss_scale import LossScaleState
 from jengine.registry import OPTIM_WRAPPERS
+from jengine.step_values import StepCount, parse_step_values
 
 _get_lr = operator.itemgetter("lr")
 
@@ -50,7 +51,8 @@ class OptimWrapper:
 
     Args:
       optimizer: an `Optimizer` such as `SGD(lr=0.1)`, its config, or an optax gradient transformation.
-      accumulative_counts: iterations per update, which uses the mean gradient.
+      accumulative_counts: iterations per update, which uses the mean gradient; `StepValues` for a number that changes.
+        A window that a change or the end of the run cuts short has the mean of the iterations that it has.
       clip_grad: `dict(max_norm=, norm_type=2)`, `dict(clip_value=)` or None.
       accumulation_weight: how a window of accumulated gradients is averaged: 'examples' by the real examples in each
         batch, as one large batch; 'equal' gives each iteration the same weight, as MMEngine, also a partial batch.
@@ -60,6 +62,7 @@ class OptimWrapper:
     Attributes:
       param_groups: the groups; hyperparameters may be set at any time between two steps.
       inner_count: iterations counted so far.
+      counts: iterations per update, as a function of the iteration.
       base_param_settings: with more than one group, an extra group with the optimizer's own settings, which schedulers
         update too: it has the learning rate without any multiplier.
 
@@ -72,7 +75,7 @@ class OptimWrapper:
     def __init__(
         self,
         optimizer: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any] | str,
-        accumulative_counts: Count = 1,
+        accumulative_counts: StepCount = 1,
         clip_grad: Mapping[str, Any] | None = None,
         *,
         axis_name: str | None = None,
@@ -84,8 +87,8 @@ class OptimWrapper:
         self.base_param_settings = self.grouped.base_param_settings
         self.clip_grad = parse_clip_grad(clip_grad)
         self.axis_name = axis_name
-        self.accumulative_counts = accumulative_counts
-        self.accumulates = accumulative_counts > 1
+        self.counts = parse_step_values(accumulative_counts)
+        self.accumulates = max(self.counts.values) > 1
         self.accumulation_weight = accumulation_weight
         self.inner_count = 0
         self._max_count = -1  # unknown: no window is shorter
@@ -99,7 +102,7 @@ class OptimWrapper:
           is_last, weight, divisor: see `accumulate_gradients`.
           value, grad, value_fn and others: for optimizers of optax that take them.
         """
-        return self._build_chain(self.accumulative_counts)
+        return self._build_chain(max(self.counts.values))
 
     def _build_chain(self, every: int) -> optax.GradientTransformationExtraArgs:
         """Return the chain that updates every `every` iterations."""
@@ -131,11 +134,8 @@ class OptimWrapper:
         """
         hyperparams = self.grouped.hyperparams()
         if self.accumulates:
-            counts, total = self.accumulative_counts, self._max_count
-            index, remainder = max(self.inner_count - 1, 0), total % counts if total > 0 else 0
-            is_shorter = remainder and total - remainder <= index < total  # the last window
-            # The last window of a run may be shorter: its mean is over the iterations that it has.
-            hyperparams["accumulation_divisor"] = self.grouped.cast(remainder if is_shorter else counts)
+            start, stop = self._window(max(self.inner_count - 1, 0))
+            hyperparams["accumulation_divisor"] = self.grouped.cast(stop - start)
         return hyperparams
 
     @property
@@ -332,7 +332,7 @@ class OptimWrapper:
         than at the last call.
         """
         self.inner_count = count = (self.inner_count if step is None else step) + 1
-        return count % self.accumulative_counts == 0 or count == self._max_count
+        return self._is_update(count)
 
     def should_update(self) -> bool:
         """Return whether the current iteration, the last one counted, updates the parameters."""
@@ -343,7 +343,26 @@ class OptimWrapper:
         return self._is_update(self.inner_count + 1)
 
     def _is_update(self, count: int) -> bool:
-        return count % self.accumulative_counts == 0 or count == self._max_count
+        return self._window(count - 1)[1] == count
+
+    def _window(self, step: int) -> tuple[int, int]:
+        """Return the first iteration of the accumulation window of `step`, and the one after its last."""
+        counts, every = self.counts, self.counts.at(step)
+        start = step - (step - counts.start(step)) % every
+        ends = [start + every, counts.next_change(step)]
+        if step < self._max_count:  # the last window of a run may be shorter
+            ends.append(self._max_count)
+        return start, int(min(ends))
+
+    def count_updates(self, iters: int) -> int:
+        """Return the number of updates in the first `iters` iterations, with one for a window that is cut short."""
+        edges = [0, *(milestone for milestone in self.counts.milestones if milestone < iters), iters]
+        return sum(math.ceil((stop - start) / self.counts.at(start)) for start, stop in itertools.pairwise(edges))
+
+    @property
+    def accumulative_counts(self) -> int:
+        """Iterations per update at the current iteration."""
+        return self.counts.at(max(self.inner_count - 1, 0))
 
     def get_lr(self) -> dict[str, list[float]]:
         """Return the learning rates: `lr` for the groups, preceded by `base_lr` when there is more than one group."""

@@ -121,6 +121,11 @@ class TrainPrograms:
         )
         self._not_hashed: list[tuple[RecompilationGuard, tuple[Any, ...]]] = []
 
+    def expect_shapes(self) -> None:
+        """Expect batches of another shape, for which the programs compile once."""
+        for guard in (self.update, self.accumulate, self.chunk):
+            guard.expect_change()
+
     def run_step(
         self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool, iteration: int = 0
     ) -> tuple[TrainState, dict[str, jax.Array]]:

@@ -62,6 +62,7 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
         if loop.by_epoch and loop.epoch_length:
             loop.epoch_start = loop.epoch * loop.epoch_length
         return
+    loader.set_step(max(loop.iter - 1, 0))  # in which the position was saved; the loop goes on from it
     positions = saved["positions"]
     shard = runner.strategy.data_shard.for_axis(loader.batch_axis)
     compared = (

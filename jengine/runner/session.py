@@ -219,7 +219,9 @@ def _describe_data(runner: RunnerInternals) -> list[str]:
     lines = []
     for name, loader in loaders.items():
         batches = "length unknown" if loader.length is None else f"{loader.length:,} batches"
-        size = f" of {loader.batch_size}" if loader.batch_size else ""
+        size = f" of {loader.batch_sizes or loader.batch_size}" if loader.batch_size else ""
+        if loader.example_lengths is not None:
+            size += f", with examples of length {loader.example_lengths}"
         if loader.batch_size and runner.processes.count > 1:
             shard = runner.strategy.data_shard.for_axis(loader.batch_axis)
             size += f" per process, {loader.batch_size * shard.count} in all"
