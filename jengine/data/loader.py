@@ -145,6 +145,10 @@ class DataLoader:
         """Let the batch size and the length of examples follow the iteration; `set_step` then says which it is."""
         if batch_sizes is not None and (self.batch_axis is None or self.batch_size is None):
             raise ConfigError("`batch_size` must be one number with batch_axis=None, got StepValues")
+        samples = self._order.samples_per_epoch(self.drop_last)
+        largest = self._size if batch_sizes is None else max(batch_sizes.values)
+        if self.drop_last and largest > samples:
+            raise ConfigError(f"`batch_size` must be at most the {samples} samples of the dataset, got {largest}")
         self.batch_sizes, self.example_lengths = batch_sizes, example_lengths
         self.set_step(0)
 
@@ -161,8 +165,6 @@ class DataLoader:
             self.batch_size = self._size = size
             samples = self._order.samples_per_epoch(self.drop_last)
             self.length = min(self._count_whole(samples), self._max_batches or samples)
-            if self.length == 0:
-                raise ConfigError(f"`batch_size` must be at most the {samples} samples of the dataset, got {size}")
             changed = True
         if changed:
             self.close()  # workers have copies of the settings

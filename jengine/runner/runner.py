@@ -29,7 +29,7 @@ from jengine.inference.trained_module import trained_module
 from jengine.logging import PhaseTimer
 from jengine.model import build_model
 from jengine.optim import OptimWrapper, build_optim_wrapper
-from jengine.optim.batch_size import read_auto_scale_lr, scale_lr, warn_of_accumulation
+from jengine.optim.batch_size import read_auto_scale_lr, scale_lr, scale_with_batch, warn_of_accumulation
 from jengine.optim.schedules import Schedulers
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.runner import bundle, components, config_checks
@@ -243,6 +243,7 @@ class Runner(MMEngineNames):
                 self.optimizer_settings[name] = {"type": optimizer.optimizer.name, **optimizer.group_state_dict()}
             schedulers = self._sections["param_scheduler"]
             self.param_schedulers = components.build_schedulers(self.train_loop, schedulers, wrapper)
+            scale_with_batch(self.param_schedulers, wrapper, self._auto_scale_lr, loader.batch_sizes)
             if self._resume_from is not None:
                 check_resume(self, self._resume_from)
         if self._sections["val_cfg"] is not None:

@@ -11,6 +11,7 @@ from jengine.data import ArrayDataset, TransformedDataset, build_dataloader
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
+from jengine.optim.schedules import chain_of
 from jengine.runner import Runner
 from jengine.step_values import StepValues
 
@@ -163,6 +164,24 @@ def test_a_window_that_a_change_cuts_short_has_the_mean_of_its_iterations(tmp_pa
 def test_illegal_values_are_refused(tmp_path, changes, message):
     with pytest.raises((ConfigError, ValueError, TypeError), match=message):
         train(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(("rule", "factors"), [("linear", [1, 2, 4]), ("sqrt", [1, 2**0.5, 2])])
+@pytest.mark.parametrize("schedule", [None, dict(type="ExponentialLR", gamma=0.9, by_epoch=False), lambda step: 0.02])
+def test_rates_scale_with_the_batch_by_the_rule(tmp_path, schedule, rule, factors):
+    scale = dict(auto_scale_lr=dict(enable=True, base_batch_size=2, rule=rule), param_scheduler=schedule)
+    whole, runner = train(tmp_path / "whole", RAMP, **scale)
+    base = 0.02 if callable(schedule) else 0.01
+    decay = 0.9 if isinstance(schedule, dict) else 1.0
+    expected = [base * decay**step * factors[(step >= 3) + (step >= 7)] for step in range(12)]
+    logged, _ = runner.message_hub.get_scalar("train/lr").data
+    np.testing.assert_allclose(logged, expected, rtol=1e-6)
+    np.testing.assert_allclose(chain_of(runner.optim_wrapper).at(range(12))[0]["lr"], expected, rtol=1e-9)
+    for stop in (2, 5, 8):
+        train(tmp_path / f"parts{stop}", RAMP, stop=stop, every=1, **scale)
+        _, again = train(tmp_path / f"parts{stop}", RAMP, resume=True, every=1, **scale)
+        rest, _ = again.message_hub.get_scalar("train/lr").data
+        assert rest.tolist() == logged.tolist()
 
 
 def test_the_preview_has_the_numbers_of_each_iteration():

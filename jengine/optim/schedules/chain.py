@@ -52,14 +52,13 @@ class Member(Protocol):
     muted_steps: int
     min_value: float
     sets_value: bool
-    reductions: list[list[int]]
     cells: Sequence[tuple[int, Group, "Value", float, float]]  # the scheduled groups, set by the chain
     change: StepFunction
 
     def bind(self, initials: Sequence[float | None], groups: Sequence[Group]) -> Sequence[float | None]: ...  # noqa: D102
     def active_steps(self, count: int) -> np.ndarray: ...  # noqa: D102
     def changes(self, steps: np.ndarray) -> Changes: ...  # noqa: D102
-    def reduce(self, value: float, index: int) -> float: ...  # noqa: D102
+    def events(self, index: int, iters: int | None = None) -> "Sequence[tuple[int, int, Event]]": ...  # noqa: D102
     def value_error(self, value: float, step: int) -> ConfigError: ...  # noqa: D102
 
 
@@ -98,6 +97,9 @@ class Value:
         if self.current != 0.0:
             self.scale *= value / self.current
         self.current = value
+
+
+Event: TypeAlias = Callable[[Value], None]  # changes a value at one time
 
 
 class _Rows(NamedTuple):
@@ -312,7 +314,7 @@ class ScheduleChain:
             if value is None:
                 continue
             positions = tuple(i for i, m in enumerate(self.members) if m.param_name == name and index in m.scheduled)
-            times, events = self._events(name, index, positions)
+            times, events = self._events(name, index, positions, iters)
             if not events:
                 together.setdefault(positions, []).append(index)
                 continue
@@ -321,13 +323,13 @@ class ScheduleChain:
             yield self._curve(name, groups, self._rows(positions, [], iters, epochs), [])
 
     def _curve(
-        self, name: str, groups: list[int], rows: _Rows, events: Sequence[Callable[[Value], None]]
+        self, name: str, groups: list[int], rows: _Rows, events: Sequence[Event]
     ) -> _Curve:
         finals = [Value(start) for start in self._start(name, groups).tolist()]
         return _Curve(rows, groups, finals, self._trace(groups, rows, finals, events))
 
     def _trace(
-        self, groups: list[int], rows: _Rows, finals: list[Value], events: Sequence[Callable[[Value], None]]
+        self, groups: list[int], rows: _Rows, finals: list[Value], events: Sequence[Event]
     ) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the first of some consecutive rows, and the value of each group after each of them, float64[n, G]."""
 
@@ -387,17 +389,16 @@ class ScheduleChain:
         return _Rows(at, member, step, (changed[0], changed[1], changed[2]))
 
     def _events(
-        self, name: str, index: int, positions: Sequence[int]
-    ) -> tuple[list[float], list[Callable[[Value], None]]]:
+        self, name: str, index: int, positions: Sequence[int], last: int | None
+    ) -> tuple[list[float], list[Event]]:
         """Return the times of what has changed a value besides the steps, and functions that do it again."""
-        events: list[tuple[float, Callable[[Value], None]]] = []
+        events: list[tuple[float, Event]] = []
+        for i in positions:  # first, as they are part of a step
+            for iters, epochs, act in self.members[i].events(index, last):
+                events.append((max(iters, float(self._epoch_times(epochs))), act))
         for override in self._overrides_of(name, index):
             is_muted = bool(self._is_muted(name, override.iters, override.epochs))
             events.append((self._time(override), _Set(override.value, is_muted)))
-        for i in positions:
-            member = self.members[i]
-            for iters, epochs in member.reductions:
-                events.append((max(iters, float(self._epoch_times(epochs))), _Reduce(member, index)))
         events.sort(key=lambda event: event[0])
         return [time for time, _ in events], [event for _, event in events]
 
@@ -463,12 +464,12 @@ class ScheduleChain:
         if is_unknown and any(not member.by_epoch for member in self.members):
             self.epoch_ends.append(self.count(by_epoch=False))
 
-    def reduce(self, member: Any) -> None:
-        """Apply the reduction of a plateau schedule."""
-        member.reductions.append([self.count(by_epoch=False), self.count(by_epoch=True)])
+    def apply_event(self, member: Any) -> None:
+        """Apply the newest event of a member, such as a reduction on a plateau."""
         for index in member.scheduled:
+            *_, (_, _, act) = member.events(index)
             value: Any = self._values[member.param_name][index]
-            value.current = member.reduce(value.current, index)
+            act(value)
             self._write(member.param_name, index, value)
 
     def set_value(self, name: str, value: float) -> None:
@@ -564,16 +565,6 @@ class _Set(NamedTuple):
 
     def __call__(self, value: Value) -> None:
         value.set(self.number, self.is_muted)
-
-
-class _Reduce(NamedTuple):
-    """Event that reduces a value on a plateau."""
-
-    member: Any
-    index: int
-
-    def __call__(self, value: Value) -> None:
-        value.current = self.member.reduce(value.current, self.index)
 
 
 def _apply(latest: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, floors: np.ndarray) -> np.ndarray:

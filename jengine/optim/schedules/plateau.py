@@ -11,7 +11,7 @@ import numpy as np
 
 from jengine.annotations import Decay, Index, NonNegative
 from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
-from jengine.optim.schedules.chain import default_group
+from jengine.optim.schedules.chain import Event, Value, default_group
 from jengine.optim.schedules.rules import ScheduleSettings
 from jengine.optim.schedules.scheduler import ParamScheduler
 
@@ -90,6 +90,7 @@ class PlateauScheduler(ParamScheduler):
             raise ArgumentError(
                 f"`by_epoch` must be True for {type(self).__name__}, which counts validations, got False"
             )
+        self.reductions: list[list[int]] = []  # completed iterations and epochs at each
         super().__init__(*args, **kwargs)
         # MMEngine's start values; infinities would not be JSON.
         self.state = PlateauState(best=1e9 if self.settings.rule == "less" else -1e9)
@@ -115,15 +116,21 @@ class PlateauScheduler(ParamScheduler):
         self.last_step += 1
         self.state, reduce = observe(self.settings, self.state, float(metrics[self.settings.monitor]))
         if reduce:
-            self.chain.reduce(self)
+            self.reductions.append([self.chain.count(by_epoch=False), self.chain.count(by_epoch=True)])
+            self.chain.apply_event(self)
         if self.verbose:
             self._log_values()
 
-    def reduce(self, value: float, index: int) -> float:
-        """Return the value times `factor`, down to the minimum; unchanged if that is smaller by at most `eps`."""
-        reduced = max(value * self.settings.factor, self.targets[index])
-        # As in PyTorch: a reduction too small to matter is not applied.
-        return reduced if value - reduced > self.settings.eps else value
+    def events(self, index: int, iters: int | None = None) -> Sequence[tuple[int, int, Event]]:
+        """Return the reductions of a group's value."""
+        minimum = self.targets[index]
+
+        def reduce(value: Value) -> None:
+            reduced = max(value.current * self.settings.factor, minimum)
+            # As in PyTorch: a reduction too small to matter is not applied.
+            value.current = reduced if value.current - reduced > self.settings.eps else value.current
+
+        return [(iters, epochs, reduce) for iters, epochs in self.reductions]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler state, the metric history, and the reductions."""

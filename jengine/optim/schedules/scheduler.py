@@ -12,7 +12,7 @@ import numpy as np
 
 from jengine.annotations import is_host_number
 from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
-from jengine.optim.schedules.chain import Group, Groups, ScheduleChain, chain_of, default_group, legal_values
+from jengine.optim.schedules.chain import Event, Group, Groups, ScheduleChain, chain_of, default_group, legal_values
 from jengine.optim.schedules.rules import INF, Changes, Rule, ScheduleSettings, StepFunction, keep
 
 _LOGGER = logging.getLogger("jengine")
@@ -53,7 +53,6 @@ class ParamScheduler:
       base_values: the initial value of each group, None where it has none.
       scheduled: the groups that it changes.
       cells: the scheduled groups, as the chain needs them.
-      reductions: completed iterations and epochs at each reduction of a plateau schedule.
 
     Raises:
       ConfigError: `end` is not after `begin`, or `last_step` is below -1. KeyError: no group has `param_name`.
@@ -91,7 +90,6 @@ class ParamScheduler:
         self.scheduled: frozenset[int] = frozenset()
         self.muted_steps = 0
         self.min_value = -math.inf
-        self.reductions: list[list[int]] = []
         self.cells: Sequence[Any] = ()
         self.change: StepFunction = lambda t: None
         self._check_groups(is_resumed=last_step > -1)
@@ -280,9 +278,12 @@ class ParamScheduler:
             return keep(steps)
         return self.settings.changes(steps - math.ceil(self.begin), int(self.end - self.begin))
 
-    def reduce(self, value: float, index: int) -> float:
-        """Return a value after the reduction on a plateau."""
-        return value
+    def events(self, index: int, iters: int | None = None) -> Sequence[tuple[int, int, Event]]:
+        """Return what changes a group's value besides the steps: completed iterations and epochs, and the change.
+
+        They are those so far, or those up to the iteration `iters` where they are known.
+        """
+        return ()
 
     def value_error(self, value: float, step: int) -> ConfigError:
         """Return the error for a value outside the hyperparameter's range."""
