@@ -115,12 +115,13 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
             values = scheduled.get("momentum" if key == "beta1" else key, np.full(max_iters, value))
             curves[f"{name}.{key}" if name else key] = values.tolist()
     whole = cfg["optim_wrapper"]
-    section = cfg.get("train_dataloader") if hasattr(cfg.get("train_dataloader"), "items") else {}
-    numbers = {name: section.get(name) for name in ("batch_size", "global_batch_size", "example_length")}
+    data: Any = cfg.get("train_dataloader")
+    data = data if hasattr(data, "items") else {}
+    numbers = {name: data.get(name) for name in ("batch_size", "global_batch_size", "example_length")}
     numbers["accumulative_counts"] = whole.get("accumulative_counts") if hasattr(whole, "items") else None
-    for name, number in numbers.items():
+    for key, number in numbers.items():
         if is_step_values(number):
-            curves[name] = [float(parse_step_values(number).at(step)) for step in range(max_iters)]
+            curves[key] = [float(parse_step_values(number).at(step)) for step in range(max_iters)]
     return curves
 
 

@@ -32,12 +32,12 @@ def build_dataloader(
     [[True, True], [True, False]]
 
     Args:
-      cfg_or_loader: a dict with `DataLoader`'s arguments, of which `batch_size` may be `StepValues`, as may the further
-        one `example_length`, which transforms read as `ctx.length`; in which `dataset` and `sampler` may be dicts with a `type`,
+      cfg_or_loader: a dict with `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`,
         and `dataset` may also be a stream of examples (see `IterableLoader`); `global_batch_size` may replace
-        `batch_size`, for the examples of all processes together; or a loader; or an iterable of batches;
-        or a function that returns an iterator over batches, or such a function's import path; or `dict(type=...,
-        **arguments)` with a class or function that returns one of these. It is not modified.
+        `batch_size`, for the examples of all processes together, and both may be `StepValues`, as may
+        `example_length`, which transforms read as `ctx.length`; or a loader; or an iterable of batches; or a function
+        that returns an iterator over batches, or such a function's import path; or `dict(type=..., **arguments)` with
+        a class or function that returns one of these. It is not modified.
       train: whether the data are for training. By default the order is then shuffled and `drop_last` is True; otherwise
         the data are in order and the last batch is padded.
       seed: sampler seed, unless the config has one.
@@ -70,9 +70,10 @@ def build_dataloader(
             shard, rules = (0, 1), getattr(arguments["dataset"], "batch_rules", None)
             arguments = {"batch_rules": rules, **arguments, "batch_axis": None}
         if is_stream(arguments["dataset"]):
+            stream = _build_stream(arguments, train, *shard)
             if any(schedules):
-                raise ConfigError("must be data with access by index for a `batch_size` or `example_length` that changes")
-            return _build_stream(arguments, train, *shard)
+                stream.follow(*schedules)
+            return stream
     with config_path("sampler"):
         defaults = {"seed": seed, "process_index": shard[0], "process_count": shard[1]}
         sampler = arguments["sampler"]

@@ -142,13 +142,15 @@ def set_length(dataset: Any, length: int) -> None:
     """
     if not _set_length(dataset, length):
         raise ConfigError(
-            "`example_length` must have a transform with the argument `ctx`, which reads `ctx.length`, or a dataset with "
-            f"the method `set_length`, got {type(dataset).__name__} without one"
+            "`example_length` must have a transform with the argument `ctx`, which reads `ctx.length`, or a dataset "
+            f"with the method `set_length`, got {type(dataset).__name__} without one"
         )
 
 
 def _set_length(dataset: Any, length: int) -> bool:
-    inner = getattr(dataset, "datasets", None) or [part for part in [getattr(dataset, "dataset", None)] if part is not None]
+    inner = getattr(dataset, "datasets", None) or [
+        part for part in [getattr(dataset, "dataset", None)] if part is not None
+    ]
     found = [_set_length(part, length) for part in inner]
     if hasattr(dataset, "set_length"):
         dataset.set_length(length)

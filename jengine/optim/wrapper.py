@@ -17,8 +17,8 @@ from optax import OptState, Params, Updates
 from jengine.optim.gradients import value_and_trainable_grad
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
-from jengine.optim.param_groups.grouped import GroupedOptimizer
 from jengine.optim.param_groups.chain import GroupHyperparamsState
+from jengine.optim.param_groups.grouped import GroupedOptimizer
 from jengine.optim.param_groups.param_group import GroupLayout, get_momentum
 from jengine.optim.schedules.chain import ScheduleChain, chain_of
 from jengine.optim.transforms import ClipByNormState, accumulate_gradients, get_field

@@ -133,15 +133,20 @@ class TrainLoop:
         loader, wrapper = self.dataloader, self.runner.optim_wrapper
         counts = wrapper.counts if isinstance(wrapper, OptimWrapper) else None
         found = dict(batch_size=loader.batch_sizes, example_length=loader.example_lengths, accumulative_counts=counts)
-        return {f"train/{name}": values.at for name, values in found.items() if values is not None and values.milestones}
+        return {
+            f"train/{name}": values.at for name, values in found.items() if values is not None and values.milestones
+        }
 
     def _count_micro_batches(self, micro_batch: int | None) -> int:
         """Return the parts of a device's share of a batch, the same for all batch sizes of the run."""
-        sizes, multiple = [self.dataloader.batch_size], self.runner.strategy.batch_multiple  # of this process
+        multiple = self.runner.strategy.batch_multiple
+        sizes: list[Any] = [self.dataloader.batch_size]  # of this process
         if (scheduled := self.dataloader.batch_sizes) is not None:
             sizes = list(scheduled.values)
             if illegal := [size for size in sizes if size % multiple]:
-                raise ConfigError(f"`train_dataloader.batch_size` must be multiples of {multiple} devices, got {illegal}")
+                raise ConfigError(
+                    f"`train_dataloader.batch_size` must be multiples of {multiple} devices, got {illegal}"
+                )
         counts = {count_micro_batches(None if s is None else max(s // multiple, 1), micro_batch) for s in sizes}
         if len(counts) > 1:
             raise ConfigError(f"`train_cfg.micro_batch` must be None for batch sizes that change, got {micro_batch}")

@@ -35,7 +35,8 @@ def check_resume(runner: RunnerInternals, path: str) -> None:
     """
     saved = read_meta(path)
     check_length(runner, path, saved["meta"])
-    differences = dict(compare_settings(runner.settings, saved["fingerprint"]))
+    fingerprint = saved.get("fingerprint", {"settings": {}, "programs": {}})  # of an early version: all differs
+    differences = dict(compare_settings(runner.settings, fingerprint))
     seed, configured = saved["meta"]["seed"], runner.configured_seed
     if configured is not None and configured != seed:  # a seed that was drawn gives way silently
         line = f"randomness.seed: {configured} in the config, {seed} in the checkpoint, which holds"
@@ -52,7 +53,7 @@ def check_resume(runner: RunnerInternals, path: str) -> None:
         runner.logger.warning(f"The settings of the run and of {path} differ; {holds}:{_list(lines)}")
     if all(name.startswith(_OUTSIDE_THE_STEP) for name in differences):
         # Else a program that has changed would be a second message of one cause
-        runner.saved_hashes = dict(saved["fingerprint"]["programs"])
+        runner.saved_hashes = dict(fingerprint["programs"])
     if runner.resume_settings == "checkpoint":
         _load_optimizer_settings(runner, saved["optimizer_settings"])
 
@@ -157,8 +158,9 @@ def restore_schedules(runner: RunnerInternals, bundle: Mapping[str, Any]) -> Non
     """
     loop, schedulers = runner.train_loop, runner.param_schedulers
     if "param_schedulers" in bundle and schedulers is not None:
-        choice = dict(settings=runner.resume_settings, iters=loop.iter, epochs=loop.epoch)
-        load_schedulers_state_dict(schedulers, bundle["param_schedulers"], **choice)
+        load_schedulers_state_dict(
+            schedulers, bundle["param_schedulers"], settings=runner.resume_settings, iters=loop.iter, epochs=loop.epoch
+        )
         skipped = loop.epoch - bundle["meta"]["epoch"]  # with other data the checkpoint may be the end of an epoch
         for scheduler in flatten_schedulers(schedulers) if skipped else ():
             if scheduler.by_epoch:

@@ -148,8 +148,7 @@ def _report_changes(
         effect = f"{abs(repeated)} examples of pass {number} over the data are {what}"
     if runner.resume_is_exact:
         raise ConfigError(
-            f"the data must be those of the checkpoint with resume='exact', got {', '.join(changes)}: "
-            f"{effect}"
+            f"the data must be those of the checkpoint with resume='exact', got {', '.join(changes)}: {effect}"
         )
     lengths = ""
     if loop.epoch_length != saved["epoch_length"]:

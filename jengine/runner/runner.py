@@ -413,7 +413,7 @@ class Runner(MMEngineNames):
         wrapper = self.optim_wrapper
         if self.hyperparams and isinstance(wrapper, OptimWrapper):
             for name in self.hyperparams.keys() & wrapper.grouped.hyperparams().keys():
-                wrapper.set_hyperparam(name, self.hyperparams.pop(name))
+                wrapper.set_hyperparam(name, float(self.hyperparams.pop(name)))
 
     def set_lr(self, lr: float, optimizer: str = "") -> None:
         """Set the learning rate from the next step on, as `param_groups[i]['lr'] = lr` does for one group.
@@ -440,7 +440,10 @@ class Runner(MMEngineNames):
         names = [group.get("group_name", index) for index, group in enumerate(wrapper.param_groups)]
         chosen = None
         if groups is not None:
-            known = {**dict(zip(names, range(len(names)), strict=True)), **{index: index for index in range(len(names))}}
+            known = {
+                **dict(zip(names, range(len(names)), strict=True)),
+                **{index: index for index in range(len(names))},
+            }
             if unknown := [group for group in groups if group not in known]:
                 raise ConfigError(f"`groups` must be parameter groups, {names}, got {unknown}")
             chosen = tuple(sorted({known[group] for group in groups}))

@@ -93,7 +93,11 @@ def test_settings_are_those_of_the_config_and_the_log_lists_once_what_differs(ru
     assert recorder.values("betas") == [(0.8, 0.99)] * 4
     assert int(optax.tree.get(runner.state.opt_state, "count")) == 8  # the moments are kept
     log = read_log(runner)
-    for line in ("lr: 0.2 in the config, 0.1", "weight_decay: 0.02 in the config, 0.01", "betas[0]: 0.8 in the config, 0.9"):
+    for line in (
+        "lr: 0.2 in the config, 0.1",
+        "weight_decay: 0.02 in the config, 0.01",
+        "betas[0]: 0.8 in the config, 0.9",
+    ):
         assert log.count(f"optim_wrapper.optimizer.{line} in the checkpoint") == 1
     assert log.count("differ; those of the run hold") == 1
 
@@ -192,7 +196,9 @@ def test_another_optimizer_starts_with_a_new_state_and_a_line_about_it(run):
 def test_another_optimizer_is_refused_with_the_settings_of_the_checkpoint(run, make_runner):
     run(1, optim_wrapper=adam(lr=0.1))
     sgd = dict(optimizer=dict(type="SGD", lr=0.2, momentum=0.9))
-    with pytest.raises(ConfigError, match="must have the optimizers of the checkpoint, {'': 'AdamW'}, .* got {'': 'SGD'}"):
+    with pytest.raises(
+        ConfigError, match="must have the optimizers of the checkpoint, {'': 'AdamW'}, .* got {'': 'SGD'}"
+    ):
         make_runner(optim_wrapper=sgd, resume=True, resume_settings="checkpoint").train()
 
 
@@ -205,7 +211,11 @@ def test_an_optimizer_of_the_config_with_the_same_state_keeps_its_moments(run):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (dict(nesterov=False), dict(nesterov=True), "`nesterov` of parameter group 0 must be False as in the checkpoint"),
+        (
+            dict(nesterov=False),
+            dict(nesterov=True),
+            "`nesterov` of parameter group 0 must be False as in the checkpoint",
+        ),
         (dict(weight_decay=0.1), dict(), "weight_decay must stay 0, because the chain was built without it"),
     ],
     ids=["a flag", "a missing part"],

@@ -1,5 +1,7 @@
 """Test the rates of resumed runs: each subset of saved parts, schedules, lengths and hyperparameters; and set values."""
 
+import contextlib
+
 import numpy as np
 import optax
 import pytest
@@ -66,10 +68,8 @@ def run(make_runner):
             default_hooks=dict(checkpoint=checkpoint, logger=None), resume=resume, val_dataloader=None, val_cfg=None,
             val_evaluator=None, custom_hooks=[recorder, *([] if stop is None else [Stop(stop)])], **changes,
         )  # fmt: skip
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             runner.train()
-        except KeyboardInterrupt:
-            pass
         return recorder.rates, runner
 
     return run
@@ -85,7 +85,7 @@ def test_the_rates_after_a_resume(run, tmp_path, name, save_optimizer, save_sche
     expected, _ = run(tmp_path / "whole", schedules, epochs)
     save = dict(save_optimizer=save_optimizer, save_param_scheduler=save_schedules)
     run(tmp_path / "parts", schedules, stop=11, save=save)
-    rates, runner = run(tmp_path / "parts", schedules, epochs, resume=True, save=save)
+    rates, _ = run(tmp_path / "parts", schedules, epochs, resume=True, save=save)
     assert list(rates) == list(range(9, epochs * EPOCH))  # the last checkpoint is that of iteration 9
     if save_schedules or name == "none":
         assert list(rates.values()) == list(expected.values())[9:]

@@ -1,5 +1,6 @@
 """Test batch sizes, accumulation and lengths that change with the iteration: exact under a resume, compiled once each."""
 
+import contextlib
 import itertools
 
 import jax.numpy as jnp
@@ -40,7 +41,9 @@ class Recorder(Hook):
 def model():
     return FunctionalModel(
         init=lambda: {"w": jnp.zeros(())},
-        loss=lambda params, batch: jnp.square(params["w"] - batch["id"].astype(jnp.float32)),
+        loss=lambda params, batch: jnp.square(
+            params["w"] - batch["id"].astype(jnp.float32).reshape(len(batch["id"]), -1)[:, 0]
+        ),
     )
 
 
@@ -62,10 +65,8 @@ def train(work_dir, batch_size, stop=None, resume=False, max_iters=12, every=2, 
             **changes,
         }
     )  # fmt: skip
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         runner.train()
-    except KeyboardInterrupt:
-        pass
     return hook, runner
 
 
@@ -94,7 +95,7 @@ def test_a_resume_lands_on_the_same_example(tmp_path, every, train_cfg):
 
 
 def test_chunks_of_steps_end_where_the_batch_size_changes(tmp_path):
-    whole, runner = train(tmp_path / "whole", RAMP)
+    _, runner = train(tmp_path / "whole", RAMP)
     _, chunks = train(
         tmp_path / "chunks", RAMP, train_cfg=dict(by_epoch=False, max_iters=12, steps_per_call=2), custom_hooks=[]
     )
@@ -112,8 +113,27 @@ def test_transforms_read_the_length_that_follows_the_iteration(tmp_path):
     assert whole.shapes == [(4, 2)] * 3 + [(4, 4)] * 2 + [(4, 8)] * 3
     assert whole.traces == 3
     train(tmp_path / "parts", 4, stop=5, dataset=TransformedDataset(data(), [crop]), **lengths, max_iters=8)
-    rest, _ = train(tmp_path / "parts", 4, resume=True, dataset=TransformedDataset(data(), [crop]), **lengths, max_iters=8)
+    rest, _ = train(
+        tmp_path / "parts", 4, resume=True, dataset=TransformedDataset(data(), [crop]), **lengths, max_iters=8
+    )
     assert (rest.ids, rest.shapes) == (whole.ids[4:], whole.shapes[4:])
+
+
+def rows_of():
+    return ({"id": np.full(8, i, np.int32), "x": np.ones(8, np.float32)} for i in range(40))
+
+
+@pytest.mark.parametrize("stop", [2, 3, 6, 9])
+def test_a_stream_follows_the_iteration_and_its_rows_are_divided(tmp_path, stop):
+    arguments = dict(dataset=rows_of, every=1, loader=dict(example_length=steps([2, 8], [5])), max_iters=10)
+    sizes = steps([2, 4], [3])
+    whole, _ = train(tmp_path / "whole", sizes, **arguments)
+    assert whole.shapes == [(8, 2)] * 3 + [(16, 2)] * 2 + [(4, 8)] * 5
+    rows = [row[0] for ids in whole.ids[5:] for row in ids]
+    assert rows == list(range(14, 34))  # 3 * 2 + 2 * 4 rows before
+    train(tmp_path / "parts", sizes, stop=stop, **arguments)
+    rest, _ = train(tmp_path / "parts", sizes, resume=True, **arguments)
+    assert (rest.ids, rest.shapes) == (whole.ids[stop:], whole.shapes[stop:])
 
 
 def accumulate(counts):
@@ -131,7 +151,7 @@ def test_the_accumulation_follows_the_iteration(tmp_path, stop):
 
     arguments = dict(every=1, **accumulate(counts))
     hooks = [Updates()]
-    whole, runner = train(tmp_path / "whole", 4, custom_hooks=hooks, **arguments)
+    _, runner = train(tmp_path / "whole", 4, custom_hooks=hooks, **arguments)
     ends = [index for index, is_update in enumerate(updates) if is_update]
     assert ends == [0, 1, 3, 5, 6, 10, 11]
     assert runner.optim_wrapper.count_updates(12) == 7
@@ -158,7 +178,7 @@ def test_a_window_that_a_change_cuts_short_has_the_mean_of_its_iterations(tmp_pa
         (dict(batch_size=4, loader=dict(example_length=steps([2, 4], [3]))), "must have a transform with the argument"),
         (dict(batch_size=RAMP, train_cfg=dict(max_epochs=2)), "`train_cfg.epoch_length` must be given"),
         (dict(batch_size=steps([2, 64], [3])), "`batch_size` must be at most the 48 samples of the dataset, got 64"),
-        (dict(batch_size=2, dataset=lambda: iter([]), loader=dict(example_length=3)), "access by index"),
+        (dict(batch_size=2, dataset=rows_of, loader=dict(example_length=3)), r"must divide the rows .* 3 for \(2, 8\)"),
     ],
 )
 def test_illegal_values_are_refused(tmp_path, changes, message):
@@ -170,7 +190,7 @@ def test_illegal_values_are_refused(tmp_path, changes, message):
 @pytest.mark.parametrize("schedule", [None, dict(type="ExponentialLR", gamma=0.9, by_epoch=False), lambda step: 0.02])
 def test_rates_scale_with_the_batch_by_the_rule(tmp_path, schedule, rule, factors):
     scale = dict(auto_scale_lr=dict(enable=True, base_batch_size=2, rule=rule), param_scheduler=schedule)
-    whole, runner = train(tmp_path / "whole", RAMP, **scale)
+    _, runner = train(tmp_path / "whole", RAMP, **scale)
     base = 0.02 if callable(schedule) else 0.01
     decay = 0.9 if isinstance(schedule, dict) else 1.0
     expected = [base * decay**step * factors[(step >= 3) + (step >= 7)] for step in range(12)]

@@ -10,6 +10,7 @@ schedule goes on from it: what multiplies the value multiplies the new one, and 
 restart) sets it times new over old.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -236,8 +237,8 @@ class ScheduleChain:
         self._muting = {name: [m for m in self.members if m.param_name == name and m.muted_steps] for name in initials}
         self._mirrored = any(member.mirrors_betas for member in self.members)
         for m in self.members:
-            values = self._values[m.param_name]
-            m.cells = [(i, groups[i], values[i], m.targets[i], m.base_values[i]) for i in sorted(m.scheduled)]
+            cells = self._values[m.param_name]
+            m.cells = [(i, groups[i], cells[i], m.targets[i], m.base_values[i]) for i in sorted(m.scheduled)]
 
     # --- Values at any step ---
 
@@ -253,7 +254,7 @@ class ScheduleChain:
           By group, and by name, a float; float64[n] for n steps. The optimizer's own settings are the last group if
           there are several.
         """
-        steps = np.atleast_1d(np.asarray(step if isinstance(step, int | np.ndarray) else list(step), np.int64))  # type: ignore[arg-type]
+        steps = np.atleast_1d(np.asarray(step if isinstance(step, int | np.ndarray) else list(step), np.int64))
         epochs = np.broadcast_to(self._epochs_at(steps) if epoch is None else np.asarray(epoch), steps.shape)
         times = np.maximum(steps, self._epoch_times(epochs))
         found: dict[int, dict[str, Any]] = {index: {} for index in range(len(self.groups))}
@@ -322,9 +323,7 @@ class ScheduleChain:
         for positions, groups in together.items():
             yield self._curve(name, groups, self._rows(positions, [], iters, epochs), [])
 
-    def _curve(
-        self, name: str, groups: list[int], rows: _Rows, events: Sequence[Event]
-    ) -> _Curve:
+    def _curve(self, name: str, groups: list[int], rows: _Rows, events: Sequence[Event]) -> _Curve:
         finals = [Value(start) for start in self._start(name, groups).tolist()]
         return _Curve(rows, groups, finals, self._trace(groups, rows, finals, events))
 
@@ -359,9 +358,7 @@ class ScheduleChain:
             latest = values[-1] if len(values) else latest
             yield start, values
 
-    def _rows(
-        self, positions: Sequence[int], events: Sequence[float], iters: int | None, epochs: int | None
-    ) -> _Rows:
+    def _rows(self, positions: Sequence[int], events: Sequence[float], iters: int | None, epochs: int | None) -> _Rows:
         """Return what the members at `positions` do up to a step, and the events at the given times.
 
         Without a step they end at the members' own counters. Then only the last value counts, and of a member that sets
@@ -398,7 +395,7 @@ class ScheduleChain:
                 events.append((max(iters, float(self._epoch_times(epochs))), act))
         for override in self._overrides_of(name, index):
             is_muted = bool(self._is_muted(name, override.iters, override.epochs))
-            events.append((self._time(override), _Set(override.value, is_muted)))
+            events.append((self._time(override), functools.partial(_set, override.value, is_muted)))
         events.sort(key=lambda event: event[0])
         return [time for time, _ in events], [event for _, event in events]
 
@@ -557,14 +554,8 @@ class ScheduleChain:
                 self.groups[group][name] = tuple(value) if isinstance(value, list) else value
 
 
-class _Set(NamedTuple):
-    """Event that sets a value by hand."""
-
-    number: float
-    is_muted: bool
-
-    def __call__(self, value: Value) -> None:
-        value.set(self.number, self.is_muted)
+def _set(number: float, is_muted: bool, value: Value) -> None:
+    value.set(number, is_muted)
 
 
 def _apply(latest: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, floors: np.ndarray) -> np.ndarray:

@@ -141,7 +141,8 @@ class PlateauScheduler(ParamScheduler):
         self.global_step, self.last_step = state["global_step"], state["last_step"]
         if "plateau" in state:
             self.state = PlateauState(**state["plateau"])
-            self.reductions = [list(at) for at in state["reductions"]]
+            # Earlier versions have stored the epoch alone
+            self.reductions = [list(at) if isinstance(at, list) else [0, at] for at in state["reductions"]]
 
     def seek(self, count: int) -> None:
         """Set the number of completed epochs; what the schedule has seen of the metric stays."""

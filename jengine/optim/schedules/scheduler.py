@@ -259,9 +259,7 @@ class ParamScheduler:
         """Bind the rule: `values` is the initial value of each group, 0 if it has none; `present` only those."""
         num_steps, rule = int(self.end - self.begin), self.settings
         started = rule.initial_values(values)
-        self.base_values = [
-            None if old is None else new for old, new in zip(self.base_values, started, strict=True)
-        ]
+        self.base_values = [None if old is None else new for old, new in zip(self.base_values, started, strict=True)]
         self.change = rule.bind(num_steps)
         self.muted_steps, self.min_value = rule.muted_steps(num_steps), rule.min_value()
         # The optimizer's own settings are the last group: their initial value has no multiplier.

@@ -184,9 +184,7 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
     return [scheduler]
 
 
-def _check_values(
-    schedulers: Schedulers, *, iters: int | None, epochs: int | None, epoch_length: int | None
-) -> None:
+def _check_values(schedulers: Schedulers, *, iters: int | None, epochs: int | None, epoch_length: int | None) -> None:
     """Compute the values of a run, so that an illegal one is an error before training.
 
     Only the first values are checked if there are many, and none if one of the schedules is a user's class, whose step

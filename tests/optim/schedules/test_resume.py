@@ -102,7 +102,7 @@ def test_epochs_without_a_known_length_end_where_they_have_ended(make_wrapper):
 def test_a_cosine_that_ends_after_3_epochs_keeps_them_with_the_settings_of_the_checkpoint(make_wrapper, settings):
     cfg = {"type": "CosineAnnealingLR", "eta_min": 0.1}
     _, schedulers = start(make_wrapper, {**cfg, "end": 3}, total=3)
-    wrapper, (cosine,) = start(make_wrapper, {**cfg, "end": 6}, total=6)
+    _, (cosine,) = start(make_wrapper, {**cfg, "end": 6}, total=6)
     load_schedulers_state_dict([cosine], save(schedulers), settings=settings)
     assert cosine.end == {"checkpoint": 3, "config": 6}[settings]
 
