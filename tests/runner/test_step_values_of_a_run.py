@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -117,6 +118,32 @@ def test_transforms_read_the_length_that_follows_the_iteration(tmp_path):
         tmp_path / "parts", 4, resume=True, dataset=TransformedDataset(data(), [crop]), **lengths, max_iters=8
     )
     assert (rest.ids, rest.shapes) == (whole.ids[4:], whole.shapes[4:])
+
+
+def resize(sample, ctx):
+    step = sample["img"].shape[0] // ctx.length
+    return {**sample, "img": sample["img"][::step, ::step]}
+
+
+def test_a_convolution_trains_on_small_images_first(tmp_path):
+    def loss(params, batch):
+        features = jax.lax.conv(batch["img"].transpose(0, 3, 1, 2), params["kernel"], (1, 1), "SAME")
+        return jnp.square(features.mean((1, 2, 3)) - batch["y"])
+
+    images = np.random.default_rng(0).standard_normal((32, 16, 16, 1)).astype(np.float32)
+    dataset = TransformedDataset(ArrayDataset(dict(img=images, y=images.mean((1, 2, 3)))), [resize])
+    sides = []
+
+    class Sides(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            sides.append(data_batch["img"].shape[1])
+
+    _, runner = train(
+        tmp_path, 8, dataset=dataset, loader=dict(example_length=steps([4, 8, 16], [2, 5])), max_iters=8,
+        model=FunctionalModel(lambda: {"kernel": jnp.ones((1, 1, 3, 3))}, loss), custom_hooks=[Sides()],
+    )  # fmt: skip
+    assert sides == [4] * 2 + [8] * 3 + [16] * 3
+    assert np.isfinite(runner.message_hub.get_scalar("train/loss").data[0]).all()
 
 
 def rows_of():

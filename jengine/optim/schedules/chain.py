@@ -5,9 +5,9 @@ from the parameter groups: it knows the values before any schedule, and computes
 groups only receive the result.
 
 Two things besides the step change a value, and are kept as events: reductions on a plateau, and values that are set
-by hand (`runner.set_lr`, `param_groups[i]['lr'] = ...`). A value that is set replaces the current one, and the
-schedule goes on from it: what multiplies the value multiplies the new one, and what sets it (optax, one-cycle, a
-restart) sets it times new over old.
+by hand (`runner.set_lr`, `param_groups[i]['lr'] = ...`), of which the newest counts. A value that is set replaces the
+current one, and the schedule goes on from it: what multiplies the value multiplies the new one, and what sets it
+(optax, one-cycle, a restart) sets it times new over old.
 """
 
 import functools
@@ -20,7 +20,7 @@ import numpy as np
 
 from jengine.annotations import is_host_number
 from jengine.errors import ConfigError
-from jengine.optim.schedules.rules import Changes, StepFunction
+from jengine.optim.schedules.rules import Changes
 
 Group: TypeAlias = MutableMapping[str, Any]  # a parameter group: host numbers by name
 _MAX = 3.4028235e38  # of float32, the dtype of hyperparameters on the device
@@ -38,39 +38,16 @@ class Groups(Protocol):
         """Mappings of host numbers by name (`lr`, `momentum`, ...)."""
 
 
-class Member(Protocol):
-    """The part of a scheduler that the chain uses; see `ParamScheduler`."""
-
-    param_name: str
-    begin: float
-    by_epoch: bool
-    mirrors_betas: bool
-    global_step: int
-    last_step: int
-    base_values: Sequence[float | None]
-    targets: Sequence[float]
-    scheduled: frozenset[int]
-    muted_steps: int
-    min_value: float
-    sets_value: bool
-    cells: Sequence[tuple[int, Group, "Value", float, float]]  # the scheduled groups, set by the chain
-    change: StepFunction
-
-    def bind(self, initials: Sequence[float | None], groups: Sequence[Group]) -> Sequence[float | None]: ...  # noqa: D102
-    def active_steps(self, count: int) -> np.ndarray: ...  # noqa: D102
-    def changes(self, steps: np.ndarray) -> Changes: ...  # noqa: D102
-    def events(self, index: int, iters: int | None = None) -> "Sequence[tuple[int, int, Event]]": ...  # noqa: D102
-    def value_error(self, value: float, step: int) -> ConfigError: ...  # noqa: D102
-
-
 class Override(NamedTuple):
-    """A value that was set by hand."""
+    """The newest value that was set by hand in a group."""
 
     iters: int  # completed iterations and epochs at that time
     epochs: int
     name: str
     group: int
     value: float
+    scale: float = 1.0  # see `Value`
+    is_muted: bool = False  # set while a warm-up from 0 muted the value
 
 
 class Value:
@@ -143,7 +120,7 @@ class ScheduleChain:
 
     def __init__(self, optimizer: Groups) -> None:
         self.optimizer = optimizer
-        self.members: list[Any] = []  # `Member`s
+        self.members: list[Any] = []  # `ParamScheduler`s, whose module imports this one
         self.epoch_length: int | None = None
         self.epoch_ends: list[int] = []
         self.overrides: list[Override] = []
@@ -271,7 +248,7 @@ class ScheduleChain:
                 results[muted] = 0.0
                 for column, index in enumerate(curve.groups):
                     for override in self._overrides_of(name, index):
-                        if self._is_muted(name, override.iters, override.epochs):
+                        if override.is_muted:
                             results[muted & (times >= self._time(override)), column] = override.value
                     result = results[:, column]
                     found[index][name] = float(result[0]) if np.ndim(step) == 0 else result  # type: ignore[arg-type]
@@ -394,8 +371,7 @@ class ScheduleChain:
             for iters, epochs, act in self.members[i].events(index, last):
                 events.append((max(iters, float(self._epoch_times(epochs))), act))
         for override in self._overrides_of(name, index):
-            is_muted = bool(self._is_muted(name, override.iters, override.epochs))
-            events.append((self._time(override), functools.partial(_set, override.value, is_muted)))
+            events.append((self._time(override), functools.partial(_set, override)))
         events.sort(key=lambda event: event[0])
         return [time for time, _ in events], [event for _, event in events]
 
@@ -487,10 +463,15 @@ class ScheduleChain:
             lowest, highest = value_range(name)
             if not is_host_number(now) or not lowest <= now <= highest:
                 raise ConfigError(f"`{name}` of a parameter group must be {legal_values(name)}, got {now!r}")
+            muted = self._is_muted_now(name)
+            value.set(float(now), muted)
             # In this iteration the schedules of other values may have stepped already
             iters, epochs = self.count(by_epoch=False, name=name), self.count(by_epoch=True, name=name)
-            self.overrides.append(Override(iters, epochs, name, index, float(now)))
-            value.set(float(now), self._is_muted_now(name))
+            new = Override(iters, epochs, name, index, float(now), value.scale, muted)
+            # It is all that later values depend on; before a warm-up from 0, which hides it, an older one is too
+            self.overrides = [old for old in self.overrides if old[2:4] != new[2:4] or (muted and not old.is_muted)] + [
+                new
+            ]
             self._write(name, index, value)
 
     def _is_muted_now(self, name: str) -> bool:
@@ -554,8 +535,11 @@ class ScheduleChain:
                 self.groups[group][name] = tuple(value) if isinstance(value, list) else value
 
 
-def _set(number: float, is_muted: bool, value: Value) -> None:
-    value.set(number, is_muted)
+def _set(override: Override, value: Value) -> None:
+    if override.is_muted:
+        value.shown = override.value
+    else:
+        value.current, value.scale = override.value, override.scale
 
 
 def _apply(latest: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, floors: np.ndarray) -> np.ndarray:

@@ -198,6 +198,20 @@ def test_a_value_set_while_a_warmup_gives_0_lasts_until_the_schedule_leaves_0(ma
     assert chain_of(wrapper).at(range(7))[0]["lr"].tolist() == [0.0, 0.0, 0.5, 0.5, 0.5, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("cfg", [lambda step: 1.0 - step / 40, {"type": "PolyLR", "eta_min": 0.1, "by_epoch": False}])
+def test_only_the_newest_value_of_the_hand_is_kept(make_wrapper, cfg):
+    wrapper, schedulers = start(make_wrapper, cfg, total=4)
+    for iteration in range(8):
+        train(wrapper, schedulers, iteration, iteration + 1)
+        wrapper.param_groups[0]["lr"] *= 0.9
+    saved = save(schedulers)
+    assert len(saved[0]["events"]) == 1
+    expected = train(wrapper, schedulers, 8, 20)
+    wrapper, schedulers = start(make_wrapper, cfg, total=4)
+    load_schedulers_state_dict(schedulers, saved)
+    assert train(wrapper, schedulers, 8, 20) == expected
+
+
 def test_an_illegal_value_of_the_hand_is_refused(make_wrapper):
     wrapper, schedulers = start(make_wrapper, MIXED, total=4)
     wrapper.param_groups[0]["lr"] = -1.0
