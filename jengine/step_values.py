@@ -72,9 +72,16 @@ def parse_step_values(value: Any) -> StepValues:
 
     >>> parse_step_values(dict(type="StepValues", values=[2, 1], milestones=[10])).at(10), parse_step_values(4).at(7)
     (1, 4)
+
+    Raises:
+      ConfigError: another mapping, or illegal numbers.
     """
     if isinstance(value, StepValues):
         return value
+    if is_mapping(value) and not is_step_values(value):
+        raise ConfigError(
+            f"a number that changes must be dict(type='StepValues', values=[...], milestones=[...]), got {dict(value)}"
+        )
     if not is_step_values(value):
         return StepValues([value], [])
     arguments = {key: list(item) for key, item in value.items() if key != "type"}

@@ -202,6 +202,8 @@ def test_a_window_that_a_change_cuts_short_has_the_mean_of_its_iterations(tmp_pa
         (dict(batch_size=steps([2, 4], [3, 7])), "`milestones` must be one fewer than `values`, got 2 and 2"),
         (dict(batch_size=steps([2, 4, 8], [7, 3])), r"`milestones` must be in ascending order, got \[7, 3\]"),
         (dict(batch_size=steps([2, 0], [3])), "values"),
+        (dict(batch_size=4, **accumulate(dict(type="StepValue", values=[1]))), "must be dict.type='StepValues'"),
+        (dict(batch_size=4, **accumulate(0)), "accumulative_counts"),
         (dict(batch_size=4, loader=dict(example_length=steps([2, 4], [3]))), "must have a transform with the argument"),
         (dict(batch_size=RAMP, train_cfg=dict(max_epochs=2)), "`train_cfg.epoch_length` must be given"),
         (dict(batch_size=steps([2, 64], [3])), "`batch_size` must be at most the 48 samples of the dataset, got 64"),
