@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from jengine.optim import SGD, OptimWrapper
 from jengine.optim.schedules import (
     build_param_schedulers,
     chain_of,
@@ -283,3 +284,27 @@ def test_many_groups_have_the_values_of_each_alone(make_wrapper):
         alone = make_wrapper(rate)
         build_param_schedulers(cfg, alone, **run)
         assert chain_of(alone).at(range(20))[0]["lr"].tolist() == curves[index]["lr"].tolist()
+
+
+@pytest.mark.parametrize("order", ["wrapper, schedulers", "schedulers, wrapper", "schedulers", "before building"])
+def test_the_rates_of_an_own_loop_do_not_depend_on_what_is_loaded_when(order):
+    def build(wrapper):
+        return build_param_schedulers(MIXED, wrapper, max_epochs=4, max_iters=20, epoch_length=LENGTH)
+
+    wrapper = OptimWrapper(SGD(lr=1.0))
+    schedulers = build(wrapper)
+    before = train(wrapper, schedulers, 0, 7)
+    saved, groups = save(schedulers), json.loads(json.dumps(wrapper.group_state_dict()))
+    expected = train(wrapper, schedulers, 7, 20)
+
+    resumed = OptimWrapper(SGD(lr=1.0))
+    if order == "before building":  # as MMEngine's loops do
+        resumed.load_group_state_dict(groups)
+    schedulers = build(resumed)
+    if order == "wrapper, schedulers":
+        resumed.load_group_state_dict(groups)
+    load_schedulers_state_dict(schedulers, saved)
+    if order == "schedulers, wrapper":
+        resumed.load_group_state_dict(groups)
+    assert train(resumed, schedulers, 7, 20) == expected
+    assert chain_of(resumed).at(range(20))[0]["lr"].tolist() == before + expected
