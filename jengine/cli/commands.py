@@ -52,7 +52,7 @@ def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings:
 
     cfg = load(args, overrides)
     cfg.update({name: value for name, value in settings.items() if value is not None})
-    if settings.get("resume") in (True, "must") and isinstance(cfg.get("load_from"), str):
+    if settings.get("resume") in (True, "must", "exact") and isinstance(cfg.get("load_from"), str):
         cfg["load_from"] = {"path": cfg["load_from"]}  # `--resume` means the work dir, as that of MMEngine
     try:
         return Runner.from_cfg(cfg)

@@ -101,7 +101,7 @@ def _add_run_commands(commands: Commands, common: argparse.ArgumentParser) -> No
     processes.add_argument("--process-id", type=int, metavar="I", help="index of this process, from 0")
 
     train = _add(commands, "train", "train.run", "train the model of a config", run)
-    resume = "continue from the newest checkpoint of the work dir ('must': or fail), or from PATH"
+    resume = "continue from the newest checkpoint of the work dir ('must': or fail; 'exact': the same config), or PATH"
     train.add_argument("--resume", nargs="?", const=True, metavar="PATH", help=resume)
     short = train.add_mutually_exclusive_group()
     debug = "try everything in three steps: memory, hooks, a validation, a save and a restore; leaves no files"

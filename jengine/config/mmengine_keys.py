@@ -16,7 +16,7 @@ SECTIONS = (
     "model", "work_dir", "train_dataloader", "val_dataloader", "test_dataloader", "train_cfg", "val_cfg", "test_cfg",
     "optim_wrapper", "param_scheduler", "val_evaluator", "test_evaluator", "default_hooks", "custom_hooks",
     "load_from", "resume", "parallel", "precision", "log_processor", "visualizer", "randomness", "auto_scale_lr",
-    "experiment_name", "log_level", "resume_policy", "vars",
+    "experiment_name", "log_level", "resume_settings", "vars",
 )  # fmt: skip
 
 # Keys that change nothing here, by dotted path, with the reason; `*` stands for train, val and test.

@@ -3,17 +3,28 @@
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from jengine.annotations import ConfigOf
 from jengine.data.host_entries import Sample
 from jengine.data.samplers import random_state
-from jengine.errors import config_path
+from jengine.errors import ConfigError, config_path
 from jengine.registry import DATASETS, TRANSFORMS
 
-Transform = Callable[..., Any]  # sample -> sample, or (sample, rng) -> sample
+Transform = Callable[..., Any]  # sample -> sample; it may also take `rng` and `ctx`
+
+
+class SampleContext(NamedTuple):
+    """What a transform may read besides the sample.
+
+    Attributes:
+      length: the length that examples should have now (tokens, the side of an image), from the dataloader's
+        `example_length`; None without one.
+    """
+
+    length: int | None = None
 
 
 class Pipeline:
@@ -23,8 +34,9 @@ class Pipeline:
     8
 
     Args:
-      transforms: each a function of the sample, or of the sample and `rng`, an `np.random.RandomState`; a config for
-        one that is registered in TRANSFORMS; or a list of those. None for no transforms.
+      transforms: each a function of the sample; if it has the arguments, also of `rng`, an `np.random.RandomState`, and
+        of `ctx`, a `SampleContext`; a config for one that is registered in TRANSFORMS; or a list of those. None for no
+        transforms.
 
     Raises:
       TypeError: a transform that is not a function.
@@ -43,17 +55,25 @@ class Pipeline:
             with config_path(i):
                 self.transforms.append(build_function(entry, "a transform must be a function of a sample"))
         # Once: signatures are slow to inspect, and this would be for each sample.
-        self._takes_rng = [_takes_rng(transform) for transform in self.transforms]
+        self._takes = [_takes(transform) for transform in self.transforms]
 
     @property
     def is_random(self) -> bool:
         """True if a transform draws random numbers."""
-        return any(self._takes_rng)
+        return any("rng" in names for names in self._takes)
 
-    def __call__(self, sample: Sample, rng: np.random.RandomState | None = None) -> Sample:
+    @property
+    def takes_context(self) -> bool:
+        """True if a transform reads the `SampleContext`."""
+        return any("ctx" in names for names in self._takes)
+
+    def __call__(
+        self, sample: Sample, rng: np.random.RandomState | None = None, ctx: "SampleContext | None" = None
+    ) -> Sample:
         """Return the transformed sample, None once a transform drops it; `rng` is for random transforms."""
-        for transform, takes_rng in zip(self.transforms, self._takes_rng, strict=True):
-            sample = transform(sample, rng) if takes_rng else transform(sample)
+        given = {"rng": rng, "ctx": ctx or SampleContext()}
+        for transform, names in zip(self.transforms, self._takes, strict=True):
+            sample = transform(sample, **{name: given[name] for name in names}) if names else transform(sample)
             if sample is None:
                 return None
         return sample
@@ -89,6 +109,7 @@ class TransformedDataset:
             self.pipeline = Pipeline(pipeline)
         self.metainfo = getattr(self.dataset, "metainfo", {})
         self.seed = seed
+        self.context = SampleContext()
         self._epoch = 0
         self._parts: tuple[int, ...] = ()
 
@@ -112,10 +133,11 @@ class TransformedDataset:
 
     def __getitem__(self, index: int) -> Any:
         if not self.pipeline.is_random:
-            return self.pipeline(fold_in(self.dataset, *self._parts)[index])
+            return self.pipeline(fold_in(self.dataset, *self._parts)[index], None, self.context)
         # Part 1, because the inner transforms must not draw the same numbers as those here.
         inner = fold_in(self.dataset, *self._parts, 1)
-        return self.pipeline(inner[index], random_state(self.seed, self._epoch, index, *self._parts))
+        rng = random_state(self.seed, self._epoch, index, *self._parts)
+        return self.pipeline(inner[index], rng, self.context)
 
 
 def at_epoch(dataset: Any, epoch: int) -> Any:
@@ -136,11 +158,38 @@ def fold_in(dataset: Any, *parts: int) -> Any:
     return dataset.fold_in(*parts) if hasattr(dataset, "fold_in") else dataset
 
 
-def _takes_rng(transform: Transform) -> bool:
+def set_length(dataset: Any, length: int) -> None:
+    """Set the length that examples should have, in a dataset and in those that it wraps.
+
+    Raises:
+      ConfigError: nothing reads it.
+    """
+    if not _set_length(dataset, length):
+        raise ConfigError(
+            "`example_length` must have a transform with the argument `ctx`, which reads `ctx.length`, or a dataset "
+            f"with the method `set_length`, got {type(dataset).__name__} without one"
+        )
+
+
+def _set_length(dataset: Any, length: int) -> bool:
+    inner = getattr(dataset, "datasets", None) or [
+        part for part in [getattr(dataset, "dataset", None)] if part is not None
+    ]
+    found = [_set_length(part, length) for part in inner]
+    if hasattr(dataset, "set_length"):
+        dataset.set_length(length)
+        return True
+    if isinstance(dataset, TransformedDataset):
+        dataset.context = SampleContext(length)
+        return dataset.pipeline.takes_context or any(found)
+    return any(found)
+
+
+def _takes(transform: Transform) -> tuple[str, ...]:
     try:
-        return "rng" in inspect.signature(transform).parameters
+        return tuple(name for name in ("rng", "ctx") if name in inspect.signature(transform).parameters)
     except (TypeError, ValueError):  # some built-ins have no signature
-        return False
+        return ()
 
 
 def build_function(entry: Any, rule: str) -> Transform:

@@ -30,7 +30,7 @@ from jengine.train import TrainState
 _CHECKPOINT_KEYS = (
     *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
     "replicas", "validations", "optimizer", "param_schedulers", "data", "accumulated", "exchanged",
-    "optimizer_settings", "fingerprint",
+    "optimizer_settings", "set_by_hand", "fingerprint",
 )  # fmt: skip
 
 

@@ -41,13 +41,8 @@ class RuntimeInfoHook(Hook):
         runner.message_hub.update_info("epoch", runner.epoch)
 
     def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
-        """Record the iteration and the learning rates, for each name in `get_lr` that of the first parameter group."""
-        hub = runner.message_hub
-        hub.update_info("iter", runner.train_loop.iter)
-        rates = {}  # no comprehension, which is a call in Python 3.11
-        for name, values in runner.optim_wrapper.get_lr().items():
-            rates[f"train/{name}"] = values[0]
-        hub.update_scalars(rates)
+        """Record the iteration; the loop records the learning rates, after all hooks that may set them."""
+        runner.message_hub.update_info("iter", runner.train_loop.iter)
 
     def after_train_iter(
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None

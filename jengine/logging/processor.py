@@ -70,7 +70,8 @@ class LogProcessor:
         are passed to the statistic.
       num_digits: digits after the decimal point.
       log_with_hierarchy: whether names in the tag include the loop: 'train/loss'.
-      mean_pattern: regular expression, searched in names without the loop.
+      mean_pattern: regular expression, searched in names without the loop. By default losses, norms and times, not
+        `loss_scale`, which is a setting of the step that used it.
 
     Raises:
       ArgumentError: two entries of `custom_cfg` have the same result name, an entry has no `data_src`, or has the
@@ -93,7 +94,7 @@ class LogProcessor:
         custom_cfg: Sequence[Mapping[str, Any]] | None = None,
         num_digits: Index = 4,
         log_with_hierarchy: bool = False,
-        mean_pattern: str = r".*(loss|time|data_time|grad_norm).*",
+        mean_pattern: str = r"^(?!.*loss_scale).*(loss|time|data_time|grad_norm).*",
     ) -> None:
         self.window_size = window_size
         self.by_epoch = by_epoch

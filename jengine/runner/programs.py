@@ -13,6 +13,7 @@ import numpy as np
 
 from jengine.data import select_arrays, stack_batches
 from jengine.data.masking import on_whole_batches, whole_batches
+from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.logging import PhaseTimer
 from jengine.logging.slow_call import report_if_slow
@@ -60,6 +61,7 @@ class TrainPrograms:
       on_traced: called when the first step is traced, before it is compiled.
       batch_rules: see `Strategy.put_batch`.
       hyperparams: those that hooks set, to which numbers are added that hooks assign to attributes of the model.
+      refuse_changes: raise ConfigError, instead of a warning, if a program is not that of the checkpoint.
 
     Attributes:
       update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
@@ -83,6 +85,7 @@ class TrainPrograms:
         batch_rules: Rules | None = None,
         micro_batches: int = 1,
         hyperparams: MutableMapping[str, Any] | None = None,
+        refuse_changes: bool = False,
     ) -> None:
         def guard(step: Callable[..., Any]) -> RecompilationGuard:
             return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
@@ -104,6 +107,7 @@ class TrainPrograms:
         self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
         self._model, self._optim_wrapper = model, optim_wrapper
         self.hashes: dict[str, str] = {}
+        self._refuse_changes = refuse_changes
         self._compiled: dict[RecompilationGuard, Any] = {
             self.update: compile_step(with_flat_metrics(self.update)),
             self.accumulate: compile_step(with_flat_metrics(self.accumulate)),
@@ -129,6 +133,11 @@ class TrainPrograms:
             f"{type(strategy).__name__} {strategy.mesh_description or {}} {strategy.platform} jax-{jax.__version__}"
         )
         self._not_hashed: list[tuple[RecompilationGuard, tuple[Any, ...]]] = []
+
+    def expect_shapes(self) -> None:
+        """Expect batches of another shape, for which the programs compile once."""
+        for guard in (self.update, self.accumulate, self.chunk):
+            guard.expect_change()
 
     def run_step(
         self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool, iteration: int = 0
@@ -306,11 +315,13 @@ class TrainPrograms:
             # JAX has kept the trace from the compilation, so only the program text is new
             new = hash_jaxpr(self._compiled[step].trace(*shapes).jaxpr)
             if self.hashes.get(key, new) != new:
-                logger.warning(
-                    "The computation of the training step (%s) has changed since the checkpoint: the model, the loss, "
-                    "the optimizer or a hook computes something else. That of this run is used.",
-                    names[step],
+                message = (
+                    f"The computation of the training step ({names[step]}) has changed since the checkpoint: "
+                    "the model, the loss, the optimizer or a hook computes something else"
                 )
+                if self._refuse_changes:
+                    raise ConfigError(f"{message}, which resume='exact' refuses")
+                logger.warning(f"{message}. That of this run is used.")
             self.hashes[key] = new
         return dict(self.hashes)
 

@@ -18,7 +18,7 @@ from jengine.runs.table_format import Cell, Spread, format_cells, spread
 from jengine.scores import sort_key, split_words
 
 # Differences that are no hyperparameters unless a sweep sets them: names, places, and what is drawn and logged
-_NO_HYPERPARAMS = ("work_dir", "experiment_name", "resume", "resume_policy", "log_level", "visualizer", "vars")
+_NO_HYPERPARAMS = ("work_dir", "experiment_name", "resume", "resume_settings", "log_level", "visualizer", "vars")
 _SEED = "randomness.seed"  # has a column of its own
 _KEY = re.compile(r"""\[(['"])(.+?)\1\]""")  # a key with dots, in the path of an override
 _INDEX = re.compile(r"\.(-?\d+)(?=[.\[]|$)")

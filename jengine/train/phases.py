@@ -163,7 +163,7 @@ def check_no_accumulation(optim_wrapper: OptimWrapper | OptimWrapperDict, reason
     for name, wrapper in wrappers.items():
         if wrapper.accumulates:
             owner = f" of {name!r}" if name else ""
-            raise ValueError(f"accumulative_counts{owner} must be 1 {reason}, got {wrapper.accumulative_counts}")
+            raise ValueError(f"accumulative_counts{owner} must be 1 {reason}, got {wrapper.counts}")
 
 
 def apply_precision(model: Model, optim_wrapper: OptimWrapper | OptimWrapperDict) -> Model:
@@ -181,7 +181,7 @@ def differentiate(
 ) -> StepContext:
     """Add the losses, the new model state and the gradients to the context."""
     wrapper = phase.optim_wrapper
-    is_averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None or phase.micro_batches > 1
+    is_averaged = wrapper.accumulates or wrapper.axis_name is not None or phase.micro_batches > 1
     opt_state = ctx.opt_state[phase.name] if phase.name else ctx.opt_state
 
     def differentiate_batch(batch: Batch, model_state: PyTree, rng: jax.Array) -> tuple[Part, PyTree]:

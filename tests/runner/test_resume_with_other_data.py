@@ -6,7 +6,6 @@ import types
 import numpy as np
 import pytest
 
-from jengine.checkpoint.start_from import ResumePolicy
 from jengine.data import ArrayDataset, build_dataloader
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
@@ -176,12 +175,10 @@ def test_schedules_converted_from_epochs_keep_their_place_in_the_epoch(tmp_path)
     assert hook.rates == pytest.approx(expected, rel=1e-5)
 
 
-def test_other_data_are_an_error_if_the_position_must_be_exact(tmp_path):
+def test_another_batch_size_is_an_error_if_the_resume_must_be_exact(tmp_path):
     train(tmp_path, loader(64, 8), stop=3, save=3, train_cfg=PASSES)
-    with pytest.raises(
-        ConfigError, match=r"must be those of the checkpoint .* got batch size 4 \(8 in the checkpoint\)"
-    ):
-        train(tmp_path, loader(64, 4), resume=True, train_cfg=PASSES, resume_policy=dict(data="exact"))
+    with pytest.raises(ConfigError, match="train_dataloader.batch_size: 4 in the config, 8 in the checkpoint"):
+        train(tmp_path, loader(64, 4), resume="exact", train_cfg=PASSES)
 
 
 class Messages:
@@ -195,8 +192,7 @@ class Messages:
 
     info = warning
 
-
-def restore(saved, data, index, count, policy="closest", devices=1):
+def restore(saved, data, index, count, exact=False, devices=1):
     """Restore a position in a run of `count` processes; return its loader, loop and messages."""
     loader = build_dataloader(data(), train=True, process_index=index, process_count=count)
     loop = types.SimpleNamespace(
@@ -205,8 +201,7 @@ def restore(saved, data, index, count, policy="closest", devices=1):
     )  # fmt: skip
     strategy = types.SimpleNamespace(data_shard=DataShard(index, count), batch_multiple=devices)
     runner = types.SimpleNamespace(
-        train_loop=loop, train_dataloader=loader, strategy=strategy,
-        resume_policy=ResumePolicy(data=policy), logger=Messages(),
+        train_loop=loop, train_dataloader=loader, strategy=strategy, resume_is_exact=exact, logger=Messages(),
     )  # fmt: skip
     restore_position(runner, saved)
     return loader, loop, runner.logger.texts
@@ -277,4 +272,4 @@ def test_each_process_continues_at_its_own_position():
 def test_another_number_of_processes_is_an_error_if_the_position_must_be_exact():
     _, saved = train_on_processes(loader(64, 4), 2, num_batches=2)
     with pytest.raises(ConfigError, match=r"got data shards: 4 \(2 in the checkpoint\)"):
-        restore(saved, loader(64, 4), 0, 4, policy="exact")
+        restore(saved, loader(64, 4), 0, 4, exact=True)
