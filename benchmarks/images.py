@@ -63,13 +63,13 @@ def compare_loaders(kinds, rounds):
     return rows, {name: time.ratio.median for name, time in times.items()}
 
 
-def train(paths, work_dir, **settings):
-    """Train the network on the files; return the seconds of each phase."""
+def train(paths, work_dir, iters=TRAIN_BATCHES, **settings):
+    """Train the network on the files for some iterations; return the seconds of each phase."""
     runner = Runner(
         LinenModel(ImageCNN(), CrossEntropy()),
         work_dir,
         train_dataloader=dict(dataset=png_files.PngFiles(paths), batch_size=BATCH_SIZE, **settings),
-        train_cfg=dict(by_epoch=False, max_iters=TRAIN_BATCHES),
+        train_cfg=dict(by_epoch=False, max_iters=iters),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.05, momentum=0.9)),
         default_hooks=dict(checkpoint=None),
         log_level="WARNING",

@@ -61,7 +61,7 @@ def main():
     parser.add_argument("--vocab-size", type=int, help="tokens of a byte-pair encoding; bytes without it")
     args = parser.parse_args()
     train, test = (StandardLibrary(split=split, vocab_size=args.vocab_size) for split in ("train", "test"))
-    value = bits_per_byte(train.tokens, test.tokens, test.num_bytes, args.order, test.vocab_size)
+    value = bits_per_byte(train.tokens, test.tokens, test.token_bytes[test.tokens], args.order, test.vocab_size)
     print(f"{args.order}-grams: {value:.3f} bits per byte; {len(train.tokens):,} and {len(test.tokens):,} tokens")
 
 

@@ -95,7 +95,7 @@ def linear_config() -> Config:
         visualizer=dict(type="LocalVisualizer", vis_backends=[dict(type="LocalVisBackend")]),
         randomness=dict(seed=0), auto_scale_lr=dict(enable=True, base_batch_size=8), log_level="INFO",
         experiment_name="linear", parallel=dict(type="SingleDevice", device=0), precision=dict(compute="float32"),
-        resume=False, resume_policy=dict(optimizer="checkpoint", data="exact"),
+        resume=False, resume_settings="checkpoint",
     )  # fmt: skip
 
 

@@ -40,8 +40,7 @@ def get_config(base: str = "") -> ConfigDict:
         loss=dict(type="CrossEntropy", label="targets", ignore_index=-1),
         inputs=["tokens", "segment_ids", "positions"],
     )
-    # One kernel of a projection is stacked for all layers.
-    adapted = dict(type="LoRA", model=language_model, rank=8, targets=[(r"attn|mlp", dict(stacked=1))])
+    adapted = dict(type="LoRA", model=language_model, rank=8, targets=["attn|mlp"])
     config.model = dict(type="TextGenerator", model=adapted, max_new_tokens=128 if is_hub else 8, **style)
     if base:
         config.load_from = base

@@ -48,7 +48,7 @@ class Range:
             return True
         number: Any = value
         return (
-            (math.isfinite(number) or number == self.le)
+            (_is_finite(number) or number == self.le)
             and (self.ge is None or number >= self.ge)
             and (self.gt is None or number > self.gt)
             and (self.le is None or number <= self.le)
@@ -65,6 +65,13 @@ class Range:
         if low is None:
             return f"of at most {last}" if self.lt is None else f"below {last}"
         return f"in {'[' if self.gt is None else '('}{first}, {last}{']' if self.lt is None else ')'}"
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer that is too large for a float
+        return False
 
 
 class Ascending:

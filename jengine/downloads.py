@@ -12,10 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from jengine.errors import ConfigError
-from jengine.storage import get_filesystem, is_url
+from jengine.storage import check_regular, download_file, file_info, file_name, is_url
 
 LOCAL_DIR = "JENGINE_LOCAL_DIR"
-_VERSIONS = ("size", "generation", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
+# What a store says about the version of a file; each spells it in its own way, here in lower case without - and _
+_VERSIONS = frozenset((
+    "size", "etag", "lastmodified", "mtime", "modified", "modify", "modificationtime", "created", "updated",
+    "generation", "versionid", "sha", "blobid", "md5hash", "contentmd5", "digest",
+))  # fmt: skip
 _SCHEMES: dict[Any, tuple[str, ...]] = {  # by backend
     **dict.fromkeys(("local", "disk", "LocalBackend", "HardDiskBackend"), ()),
     **dict.fromkeys(("petrel", "ceph", "s3", "PetrelBackend", "CephBackend"), ("s3", "gs")),
@@ -28,38 +32,45 @@ def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
     """Return a local path unchanged, and for a URL of any fsspec scheme a local copy of the file.
 
     A file is fetched once: the copy stays in `~/.cache/jengine/files`, or in the directory that the environment
-    variable `JENGINE_LOCAL_DIR` names, until the file at the URL changes. You may remove the directory at any time.
+    variable `JENGINE_LOCAL_DIR` names, until the file at the URL changes by what the store says: its ETag, time of
+    modification, generation, checksum or size. If a web server says no more than a size, the file is fetched each time.
+    You may remove the directory at any time.
 
     >>> local_copy("data/tokens.npy").name
     'tokens.npy'
 
     Raises:
-      FileNotFoundError: there is no file at the URL. ConfigError: fsspec does not know the scheme.
-      MissingPackageError: the package for the scheme is missing.
+      FileNotFoundError: there is no file at the URL. ConfigError: fsspec does not know the scheme, or the local path is
+        a pipe or a device. StorageError: the request failed, or the file arrived with another size or checksum than the
+        store had named. MissingPackageError: the package for the scheme is missing.
     """
     if not is_url(path):
+        check_regular(path)
         return pathlib.Path(path)
     url = os.fspath(path)
-    store = get_filesystem(url)
-    info = store.info(url)
-    version = [str(info[name]) for name in _VERSIONS if name in info]
-    digest = hashlib.sha256("\n".join([url, *version]).encode()).hexdigest()[:16]
-    copy = _cache_dir() / "files" / digest / url.rstrip("/").rpartition("/")[2]
-    if not copy.exists():
+    info = file_info(url)
+    version = {name: str(value) for name, value in sorted(info.items()) if _normalize(name) in _VERSIONS}
+    digest = hashlib.sha256("\n".join([url, *version.values()]).encode()).hexdigest()[:16]
+    copy = _cache_dir() / "files" / digest / file_name(url)
+    if version.keys() <= {"size"} or not copy.exists():
         copy.parent.mkdir(parents=True, exist_ok=True)
-        incoming = copy.with_name(f"{copy.name}.{uuid.uuid4().hex[:8]}.incoming")  # another process may fetch it too
+        incoming = copy.with_name(f"{uuid.uuid4().hex}.incoming")  # another process may fetch it too
         try:
-            store.get_file(url, str(incoming))
+            download_file(url, incoming, info)
             incoming.replace(copy)
         finally:
             incoming.unlink(missing_ok=True)
     return copy
 
 
+def _normalize(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
 @functools.cache
 def temporary_copies() -> pathlib.Path:
-    """Return a directory, not made yet, for files that change or belong together; it ends with the process."""
-    directory = pathlib.Path(tempfile.gettempdir(), f"jengine-{uuid.uuid4().hex}")
+    """Return a directory for files that change or belong together; it ends with the process."""
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="jengine-"))  # which other users cannot read
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory
 

@@ -18,6 +18,8 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 _FLOAT = "$float"  # the key of the objects that stand for NaN and infinities
 _PACKED = "__jengine__"  # the key of the objects that stand for values of other types
 _LARGE = 4096  # bytes
+_MAX_DEPTH = 100  # of objects and lists in each other: each level costs Python stack wherever the value is walked
+_TOO_DEEP = f"JSON must be nested at most {_MAX_DEPTH} levels deep"
 _encode_plain = json.JSONEncoder(allow_nan=False).encode
 _SCALARS = frozenset({type(None), str, bool, int, float})
 
@@ -54,8 +56,38 @@ def decode(text: str | bytes) -> Any:
 
     >>> decode('{"best": {"$float": "-Infinity"}}')
     {'best': -inf}
+
+    Raises:
+      ValueError: it is not JSON, or nested more than 100 levels deep.
     """
-    return json.loads(text, object_hook=lambda entry: float(str(entry[_FLOAT])) if entry.keys() == {_FLOAT} else entry)
+    try:
+        value = json.loads(text, object_hook=_decode_float)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level: list[Any] = [[value]]
+    for _ in range(_MAX_DEPTH + 1):
+        items = (x for parent in level for x in (parent.values() if isinstance(parent, dict) else parent))
+        level = [x for x in items if isinstance(x, dict | list)]
+        if not level:
+            return value
+    raise ValueError(_TOO_DEEP)
+
+
+def _decode_float(entry: dict[str, Any]) -> Any:
+    return float(str(entry[_FLOAT])) if entry.keys() == {_FLOAT} else entry
+
+
+def decode_object(text: str | bytes) -> dict[str, Any]:
+    """Return the object that a JSON text is; raise ValueError for another value, and as `decode`.
+
+    >>> decode_object("[1]")
+    Traceback (most recent call last):
+    ValueError: it must be a JSON object, got a list
+    """
+    value = decode(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"it must be a JSON object, got a {type(value).__name__}")
+    return value
 
 
 def to_plain(value: object, path: str = "", *, for_logs: bool = False, arrays: bool = True) -> Json:

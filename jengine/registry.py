@@ -141,12 +141,13 @@ class Registry:
         Raises:
           KeyError: no such entry; the message suggests the closest name. Errors in an imported module keep their type.
         """
+        from jengine.config.foreign import is_restricted
         from jengine.config.modules import find_directory, find_unregistered
 
         if not isinstance(key, str):
             raise TypeError(f"{self.name} must be looked up by a name, got {key!r}")
         module, _, name = key.rpartition(".")
-        if module and find_directory(module) is not None:
+        if module and find_directory(module) is not None and not is_restricted():
             return self._import(key, name)
         self._import_entries(key, name)
         for registered in (key, name):

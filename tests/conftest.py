@@ -115,17 +115,18 @@ def gs_bucket(google_storage):
 
 
 @pytest.fixture(scope="session")
-def s3_server():
-    """The address of an emulator of S3."""
+def s3_storage():
+    """An emulator of S3, which records requests and can fail; see `tests.object_stores`."""
     from tests.object_stores import serve_s3
 
-    with serve_s3() as address:
-        yield address
+    with serve_s3() as store:
+        yield store
 
 
 @pytest.fixture
-def s3_bucket(s3_server):
+def s3_bucket(s3_storage):
     """The URL of a new bucket, `s3://bucket-0`."""
-    from tests.object_stores import make_s3_bucket
-
-    return make_s3_bucket()
+    s3_storage.requests.clear()
+    yield s3_storage.make_bucket()
+    s3_storage.choose_fault = lambda method, path: None
+    s3_storage.delay = 0.0

@@ -2,6 +2,7 @@
 
 import contextlib
 import email.message
+import http.client
 import http.server
 import io
 import itertools
@@ -21,6 +22,7 @@ from gcp_storage_emulator.storage import Storage
 FAULTS = ("error", "lost", "stall", "cut", "lag")
 _STALL = 0.5  # seconds
 _PAGE = 1000  # entries of a listing that the real store returns per request
+_CHUNKED = "transfer-encoding"
 _NUMBERS = itertools.count()
 
 
@@ -33,6 +35,7 @@ class GoogleStorage:
       choose_fault: function of method and path that returns one of these, or None; called for each request.
         'error': 503, nothing was done. 'lost': done, but the answer is 503. 'stall': no answer for some seconds, then a
         closed connection. 'cut': the answer ends in the middle. 'lag': a listing as it was at the last request for it.
+        'html': 500 with a page, nothing was done. 'flip': one bit of the answer is another.
       delay: seconds before each answer.
     """
 
@@ -172,8 +175,8 @@ class _Handler(RequestHandler):
         if fault == "stall":
             time.sleep(_STALL)
             return
-        if fault == "error":
-            self._answer_unavailable()
+        if fault in ("error", "html"):
+            self._answer_unavailable(500 if fault == "html" else 503)
             self._store.requests.append((method, path))
             return
         self.rfile = io.BytesIO(body)
@@ -190,7 +193,7 @@ class _Handler(RequestHandler):
             self._answer_unavailable()
             return
         with contextlib.suppress(ConnectionError):  # of a client that was killed
-            self.wfile.write(sent[: len(sent) // 2 + 1] if fault == "cut" else sent)
+            self.wfile.write(damage(sent, fault))
 
     def _run(self, method):
         """Return the answer as it goes over the wire."""
@@ -210,10 +213,13 @@ class _Handler(RequestHandler):
             answer, self.wfile = self.wfile.getvalue(), connection
         return answer
 
-    def _answer_unavailable(self):
-        self.send_response(503)
-        self.send_header("Content-Length", "0")
+    def _answer_unavailable(self, status=503):
+        page = b"<html><body><h1>Server Error</h1></body></html>" if status == 500 else b""
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
         self.end_headers()
+        self.wfile.write(page)
 
     def end_headers(self):
         """Add the generation to an object's bytes, with which TensorStore replaces only what it has read."""
@@ -225,6 +231,17 @@ class _Handler(RequestHandler):
 
     def log_message(self, format, *args):
         pass
+
+
+def damage(answer, fault):
+    """Return the bytes of an answer to send for 'cut' and 'flip'; all of them for another fault."""
+    if fault == "cut":
+        return answer[: len(answer) // 2 + 1]
+    start = answer.index(b"\r\n\r\n") + 4
+    if fault == "flip" and start < len(answer):
+        position = (start + len(answer)) // 2
+        return answer[:position] + bytes([answer[position] ^ 1]) + answer[position + 1 :]
+    return answer
 
 
 @contextlib.contextmanager
@@ -242,27 +259,101 @@ def serve_google_storage():
     store.close()
 
 
+class S3:
+    """Emulator of S3 behind a proxy that can misbehave: `requests`, `choose_fault` and `delay` of `GoogleStorage`."""
+
+    def __init__(self):
+        from moto.server import ThreadedMotoServer
+
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self.requests = []
+        self.choose_fault = lambda method, path: None
+        self.delay = 0.0
+        self._moto = ThreadedMotoServer("127.0.0.1", 0)
+        self._moto.start()
+        self.backend = self._moto.get_host_and_port()
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: _Proxy(self, *args))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def make_bucket(self):
+        """Return the URL of a new bucket."""
+        return make_s3_bucket()
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+        self._moto.stop()
+
+
+class _Proxy(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # clients wait for "100 Continue" before they send a body
+
+    def __init__(self, store, *args):
+        self._store = store
+        super().__init__(*args)
+
+    def _serve(self):
+        path = urllib.parse.unquote(self.path)
+        fault = self._store.choose_fault(self.command, path)
+        self._store.requests.append((self.command, path))
+        time.sleep(self._store.delay)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.close_connection = True
+        if fault == "stall":
+            time.sleep(_STALL)
+            return
+        if fault in ("error", "html"):
+            self._answer_unavailable(500 if fault == "html" else 503)
+            return
+        connection = http.client.HTTPConnection(*self._store.backend)
+        headers = {name: x for name, x in self.headers.items() if name.lower() not in ("connection", "expect")}
+        connection.request(self.command, self.path, body, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        if fault == "lost":
+            self._answer_unavailable(503)
+            return
+        lines = [f"HTTP/1.1 {answer.status} {answer.reason}", "Connection: close"]
+        names = [name for name, _ in answer.getheaders()]
+        lines += [f"{name}: {x}" for name, x in answer.getheaders() if name.lower() not in ("connection", _CHUNKED)]
+        if self.command != "HEAD" and "Content-Length" not in names:
+            lines.append(f"Content-Length: {len(content)}")
+        head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+        with contextlib.suppress(ConnectionError):  # of a client that was killed
+            self.wfile.write(damage(head + content, fault))
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
+
+    def _answer_unavailable(self, status):
+        page = b"<html><body><h1>Server Error</h1></body></html>" if status == 500 else b""
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(b"" if self.command == "HEAD" else page)
+
+    def log_message(self, format, *args):
+        pass
+
+
 @contextlib.contextmanager
 def serve_s3():
-    """Run an emulator of S3, to which this process and its children send their requests; yields its address."""
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer("127.0.0.1", 0)
-    server.start()
-    host, port = server.get_host_and_port()
+    """Run an emulator of S3, to which this process and its children send their requests."""
+    store = S3()
     environment = dict(
-        AWS_ENDPOINT_URL=f"http://{host}:{port}",
+        AWS_ENDPOINT_URL=store.url,
         AWS_ACCESS_KEY_ID="test",
         AWS_SECRET_ACCESS_KEY="test",
         AWS_DEFAULT_REGION="us-east-1",
         AWS_EC2_METADATA_DISABLED="true",
     )
     os.environ.update(environment)
-    yield environment["AWS_ENDPOINT_URL"]
+    yield store
     for name in environment:
         os.environ.pop(name)
-    server.stop()
+    store.close()
 
 
 def make_s3_bucket():

@@ -1,16 +1,24 @@
+import base64
+import hashlib
+import http.server
 import json
+import os
+import re
+import threading
 
 import fsspec
 import numpy as np
 import pytest
 
+from jengine.checkpoint import load_pretrained
 from jengine.config import format_config, load_config, resolve
 from jengine.data import BaseDataset, TokenWindows
 from jengine.downloads import apply_backend_args, local_copy
 from jengine.errors import ConfigError
 from jengine.evaluation.dump import write_arrays
-from jengine.storage import read_bytes, write_bytes
+from jengine.storage import StorageError, read_bytes, write_bytes
 
+CONFIG_AT_URL = "def get_config():\n    return dict(work_dir='from the web')\n"
 GET_CONFIG = "import helper\ndef get_config(name='a'):\n    return dict(model=helper.NAME, work_dir=name)\n"
 
 
@@ -137,3 +145,123 @@ def test_backend_args_and_their_old_name_are_not_given_together():
     assert apply_backend_args("out_dir", "logs", None, dict(backend="disk")) == "logs"
     with pytest.raises(ConfigError, match="`backend_args` must be left out with file_client_args, its old name"):
         apply_backend_args("out_dir", "logs", dict(backend="local"), dict(backend="disk"))
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answer every address with the server's `body`, `headers` and `status`; GET ends after `cut` bytes."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self, send=False):
+        server = self.server
+        server.requests.append((self.command, self.path))
+        self.send_response(server.status)
+        body = server.body[: server.cut] if send else server.body
+        for name, value in {"Content-Length": len(server.body), **server.headers}.items():
+            if value is not None and not (send and name == "Content-Length"):
+                self.send_header(name, str(value))
+        self.send_header(*("Transfer-Encoding", "chunked") if send else ("Connection", "close"))
+        self.end_headers()
+        if send:
+            self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+
+    def do_GET(self):
+        self.do_HEAD(send=True)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(cache_dir):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.body, server.headers, server.status, server.cut, server.requests = b"A" * 1000, {}, 200, None, []
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def count_fetches(server):
+    return sum(method == "GET" for method, _ in server.requests)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"ETag": '"a"'}, {"ETag": '"b"'}),
+        ({"etag": '"a"'}, {"etag": '"b"'}),
+        ({"Last-Modified": "Tue, 14 Nov 2023 22:13:20 GMT"}, {"Last-Modified": "Fri, 15 Jan 2027 08:00:00 GMT"}),
+    ],
+    ids=["ETag", "etag", "Last-Modified"],
+)
+def test_a_file_on_the_web_is_fetched_again_when_any_header_says_that_it_changed(server, before, after):
+    server.headers = before
+    assert local_copy(f"{server.url}/tokens.npy").read_bytes() == b"A" * 1000
+    assert local_copy(f"{server.url}/tokens.npy").read_bytes() == b"A" * 1000
+    assert count_fetches(server) == 1
+    server.headers, server.body = after, b"B" * 1000  # the same size
+    assert local_copy(f"{server.url}/tokens.npy").read_bytes() == b"B" * 1000
+
+
+def test_a_file_of_which_the_server_says_no_version_is_fetched_each_time(server):
+    assert local_copy(f"{server.url}/tokens.npy").read_bytes() == b"A" * 1000
+    server.body = b"B" * 1000
+    assert local_copy(f"{server.url}/tokens.npy").read_bytes() == b"B" * 1000
+
+
+def test_a_download_that_ends_early_is_an_error_and_not_kept(server, cache_dir):
+    server.headers, server.cut = {"ETag": "a"}, 400
+    with pytest.raises(StorageError, match="data.bin: the file must have 1,000 bytes, got 400; try again"):
+        local_copy(f"{server.url}/data.bin")
+    assert count_files(cache_dir) == 0
+    server.cut = None
+    assert len(local_copy(f"{server.url}/data.bin").read_bytes()) == 1000
+
+
+def test_a_download_is_compared_with_the_checksum_that_the_server_names(server, cache_dir):
+    digest = base64.b64encode(hashlib.md5(server.body).digest()).decode()
+    server.headers = {"Content-MD5": digest}
+    assert local_copy(f"{server.url}/a.bin").read_bytes() == server.body
+    server.body = b"B" + server.body[1:]
+    with pytest.raises(StorageError, match=f"b.bin: the file must have the MD5 {re.escape(digest)}, got"):
+        local_copy(f"{server.url}/b.bin")
+    assert count_files(cache_dir) == 1
+
+
+@pytest.mark.parametrize("status", [403, 500, 503])
+def test_an_error_of_a_web_server_keeps_its_status(server, status):
+    server.status = status
+    for function in (local_copy, read_bytes, load_config):
+        with pytest.raises(StorageError, match=f"a.py: HTTP status {status}"):
+            function(f"{server.url}/a.py")
+    server.status = 404
+    for function in (local_copy, read_bytes, load_config):
+        with pytest.raises(FileNotFoundError):
+            function(f"{server.url}/a.py")
+
+
+def test_a_server_that_does_not_answer_is_not_a_missing_file(server):
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(StorageError, match="Cannot connect to host"):
+        local_copy(f"{server.url}/a.npz")
+
+
+@pytest.mark.parametrize("query", ["", "?download=true", "?X-Amz-Signature=a%2Fb&file=x.txt", "#part"])
+def test_a_query_is_not_part_of_the_name_of_a_file(server, tmp_path, query):
+    server.headers = {"ETag": "a"}
+    np.savez(tmp_path / "w.npz", kernel=np.ones(3, np.float32))
+    server.body = (tmp_path / "w.npz").read_bytes()
+    params, *_ = load_pretrained(f"{server.url}/w.npz{query}", {"kernel": np.zeros(3, np.float32)})
+    np.testing.assert_array_equal(params["kernel"], np.ones(3))
+    server.headers, server.body = {"ETag": "b"}, b'{"metainfo": {}, "data_list": [{"img_path": "a.png"}]}'
+    assert len(BaseDataset(ann_file=f"{server.url}/train.json{query}")) == 1
+    server.body = CONFIG_AT_URL.encode()
+    assert load_config(f"{server.url}/{hash(query)}/web.py{query}")["work_dir"] == "from the web"
+
+
+def test_a_local_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "tokens.npy")
+    with pytest.raises(ConfigError, match="it must be a regular file, not a pipe or a device"):
+        TokenWindows(str(tmp_path / "tokens.npy"), length=3)

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jengine.json_codec import decode, encode, pack, to_plain, unpack
+from jengine.json_codec import decode, decode_object, encode, pack, to_plain, unpack
 
 
 def test_floats_that_json_lacks_come_back_from_a_checkpoint():
@@ -90,3 +90,17 @@ def test_arrays_of_jax_and_keys_come_back():
 def test_values_that_cannot_be_packed_are_refused_with_their_path():
     with pytest.raises(TypeError, match=r"`hooks\.Mine\.0` must be made of numbers, .* got set"):
         pack({"Mine": [{1}]}, "hooks")
+
+
+@pytest.mark.parametrize("depth", [101, 3000, 200_000])
+def test_json_that_is_nested_too_deeply_is_one_clear_error(depth):
+    assert decode("[" * 100 + "]" * 100)
+    with pytest.raises(ValueError, match="JSON must be nested at most 100 levels deep"):
+        decode("[" * depth + "]" * depth)
+
+
+def test_an_object_is_required_where_a_file_has_named_entries():
+    assert decode_object('{"a": 1}') == {"a": 1}
+    for text in ("[1]", "3", "null"):
+        with pytest.raises(ValueError, match="it must be a JSON object, got"):
+            decode_object(text)

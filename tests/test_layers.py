@@ -10,7 +10,7 @@ import sys
 ROOT = pathlib.Path(__file__).parent.parent / "jengine"
 LAYERS = {  # the table of packages in the design
     "errors": 1, "json_codec": 1, "description": 1, "construction": 1, "closures": 1, "versions": 1, "annotations": 1, "registry": 1, "config": 1, "paths": 1,
-    "selection": 1, "storage": 1, "downloads": 1, "duration": 1,
+    "selection": 1, "scores": 1, "storage": 1, "downloads": 1, "duration": 1,
     "model": 2, "averaging": 2, "data": 2, "logging": 2,
     "optim": 3,
     "train": 4,

@@ -1,10 +1,14 @@
 import hashlib
+import os
 
 import pytest
 
 from jengine.errors import ConfigError
 from jengine.storage import (
     FileInfo,
+    StorageError,
+    UnsafeFileError,
+    check_regular,
     list_directory,
     list_files,
     read_bytes,
@@ -101,3 +105,32 @@ def test_requests_that_fail_are_repeated(gs_bucket, google_storage, monkeypatch,
     remove_files([path])
     google_storage.choose_fault = lambda method, path: None
     assert not path.exists()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_pipes_and_devices_are_refused_rather_than_read(tmp_path, make):
+    make(tmp_path / "last_checkpoint")
+    for function in (read_bytes, check_regular):
+        with pytest.raises(UnsafeFileError, match="last_checkpoint: it must be a regular file, not a pipe or a device"):
+            function(tmp_path / "last_checkpoint")
+    assert read_many([tmp_path / "last_checkpoint"]) == {}
+
+
+def test_a_file_is_read_up_to_a_limit_even_if_its_size_is_unknown(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_bytes(tmp_path / "file", limit=5) == b"12345"
+    with pytest.raises(UnsafeFileError, match="file: it must have at most 4 bytes, got 5"):
+        read_bytes(tmp_path / "file", limit=4)
+    assert read_bytes("/proc/self/cmdline")  # whose size is 0
+    with pytest.raises(UnsafeFileError, match="it must have at most 1 bytes"):
+        read_bytes("/proc/self/cmdline", limit=1)
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(UnsafeFileError, match="at most 1,073,741,824 bytes, got 1,099,511,627,776"):
+        read_bytes(tmp_path / "sparse")
+
+
+def test_a_listing_with_names_outside_of_the_directory_is_refused(s3_bucket):
+    write_bytes(f"{s3_bucket}/run/state/../../../.bashrc", b"")
+    with pytest.raises(StorageError, match="must have no file with '..' in the name"):
+        list_files(f"{s3_bucket}/run")

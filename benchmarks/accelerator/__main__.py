@@ -143,7 +143,7 @@ def summarize(found: list[dict]) -> str:
     marks = {None: "", True: "ok", False: "FAILED"}
     cells = []
     for row in found:
-        value = textwrap.shorten(rows.format_value(row["value"]), 100, placeholder="...")
+        value = textwrap.shorten(rows.format_value(row["value"]), 60, placeholder="...")
         check = textwrap.shorten(row["check"], 90, placeholder="...")
         cells.append([row["part"], check, value, row["wanted"], marks[row["passed"]]])
     return table(["part", "check", "value", "wanted", ""], cells)

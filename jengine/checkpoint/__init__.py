@@ -24,11 +24,11 @@ from jengine.checkpoint.restore import list_arrays as list_arrays
 from jengine.checkpoint.restore import load as load
 from jengine.checkpoint.restore import load_params as load_params
 from jengine.checkpoint.restore import restore as restore
-from jengine.checkpoint.retention import infer_rule as infer_rule
-from jengine.checkpoint.retention import is_better as is_better
-from jengine.checkpoint.retention import pick_metric as pick_metric
 from jengine.checkpoint.sources import FORMATS as FORMATS
 from jengine.checkpoint.sources import WeightSource as WeightSource
 from jengine.checkpoint.sources import is_pytree_of_arrays as is_pytree_of_arrays
 from jengine.checkpoint.sources import locate_weights as locate_weights
 from jengine.checkpoint.sources import open_weights as open_weights
+from jengine.scores import infer_rule as infer_rule
+from jengine.scores import is_better as is_better
+from jengine.scores import pick_metric as pick_metric

@@ -8,23 +8,27 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.checkpoint.shared_reads import plan_reads, share
-from jengine.checkpoint.staging import find_local, is_staged, upload_after
+from jengine.checkpoint.staging import find_local, is_staged, make_plain, remove_copy, upload_after
 from jengine.distributed.processes import put_whole
 from jengine.errors import ConfigError
 from jengine.paths import dotted, flatten, map_with_path, unwrap
-from jengine.storage import is_url, read_bytes
+from jengine.storage import StorageError, is_url, read_bytes
 
+_EMPTY = re.compile(r"empty:(\w+):(\d+(?:x\d+)*)")
+_ATTEMPTS = 5  # of a read
 _UNLIMITED = 10**9  # seconds; Orbax requires a limit, and `wait_for_processes` has a better one
 
 
@@ -53,7 +57,8 @@ def encode(state: Any, *, alone: bool = False) -> Any:
     """
     check_storable(state)  # before anything is copied
     encode_leaf = functools.partial(_encode_leaf, alone=alone)
-    storable = unwrap(map_with_path(encode_leaf, state))  # Orbax then uses the same paths as `flatten`
+    # Orbax uses the same paths as `flatten` then
+    storable = jax.tree.map(functools.partial(_replace_empty, alone=alone), unwrap(map_with_path(encode_leaf, state)))
     # Orbax copies the arrays on other devices before its `save` returns. On one CPU, NumPy arrays are written faster.
     in_memory = _in_host_memory(storable)
     return jax.tree.map(lambda x: np.array(x) if in_memory or isinstance(x, np.ndarray) else x, storable)
@@ -66,21 +71,18 @@ def check_storable(state: Any) -> None:
       state: pytree with arrays, `jax.ShapeDtypeStruct`s, typed PRNG keys and numbers.
 
     Raises:
-      ConfigError: a leaf is empty or has a dtype that TensorStore lacks, or two leaves have the same dotted path.
+      ConfigError: a leaf has a dtype that TensorStore lacks, or two leaves have the same dotted path.
 
-    >>> check_storable({"scale": np.zeros((0, 3))})
+    >>> check_storable({"a": {"b": 1}, "a.b": 2})
     Traceback (most recent call last):
-    jengine.errors.ConfigError: `scale` must have at least one element, got shape (0, 3); leave it out
+    jengine.errors.ConfigError: two arrays of the state have the same dotted path; use names without dots
     """
     leaves = flatten(state)
     # The store is flat: the second array with a path would overwrite the first.
     if len(leaves) != len(jax.tree.leaves(state)):
         raise ConfigError("two arrays of the state have the same dotted path; use names without dots")
     for path, leaf in leaves.items():
-        # Tensorstore cannot write an array without chunks; without this check the first save would fail, after an
-        # epoch.
-        if 0 in getattr(leaf, "shape", ()):
-            raise ConfigError(f"`{path}` must have at least one element, got shape {tuple(leaf.shape)}; leave it out")
+        # Without this check the first save would fail, after an epoch.
         if hasattr(leaf, "dtype") and not is_key(leaf) and not _is_storable(np.dtype(leaf.dtype)):
             raise ConfigError(
                 f"`{path}` must have a dtype that checkpoints can store, got {leaf.dtype}; store the values as "
@@ -117,6 +119,24 @@ def _encode_leaf(path: str, leaf: Any, alone: bool) -> Any:
     else:
         raise TypeError(f"`{path}` must be an array, got {type(leaf).__name__}; store other values in `meta`")
     return leaf
+
+
+def _replace_empty(leaf: jax.Array | np.ndarray, alone: bool) -> Any:
+    """Return an array; for one without elements, which TensorStore cannot write, a byte with its shape in its name."""
+    if leaf.size:
+        return leaf
+    name = f"empty:{leaf.dtype.name}:{'x'.join(map(str, leaf.shape))}"
+    return {name: _encode_leaf(name, np.zeros(1, bool), alone)}
+
+
+def _find_empty(node: Any) -> jax.ShapeDtypeStruct | None:
+    """Return the array for which `_replace_empty` has stored the node of a tree on disk; None for other nodes."""
+    if not isinstance(node, Mapping) or len(node) != 1:
+        return None
+    found = _EMPTY.fullmatch(str(next(iter(node))))
+    shape = tuple(map(int, found[2].split("x"))) if found else ()
+    # Only without elements: a file must not allocate memory by the name of an array.
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(found[1])) if found and 0 in shape else None
 
 
 def _in_host_memory(state: Any) -> bool:
@@ -162,6 +182,14 @@ def read_structs(directory: PurePath) -> Any:
 
     A string, which other training loops may store, has the dtype object.
     """
+
+    def replace(node: Any) -> Any:
+        return node if (empty := _find_empty(node)) is None else empty
+
+    return jax.tree.map(replace, _read_stored_structs(directory), is_leaf=lambda node: _find_empty(node) is not None)
+
+
+def _read_stored_structs(directory: PurePath) -> Any:
     text = jax.ShapeDtypeStruct((), np.dtype(object))
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else text, _find_metadata(directory)
@@ -170,17 +198,33 @@ def read_structs(directory: PurePath) -> Any:
 
 def _find_metadata(directory: PurePath) -> Any:
     version = b""
-    if is_url(directory) and not is_staged(directory):
-        with contextlib.suppress(FileNotFoundError):  # of arrays that are not in Orbax's OCDBT format
-            version = read_bytes(directory / "manifest.ocdbt")  # each save has another
     local = find_local(directory)
+    if is_url(local):
+        with contextlib.suppress(FileNotFoundError):  # of arrays that are not in Orbax's OCDBT format
+            version = read_bytes(local / "manifest.ocdbt")  # each save has another
     return _read_cached_metadata(os.fspath(local), version) if version else _read_metadata(local)
 
 
 def _read_metadata(directory: str | PurePath) -> Any:
     """Return what Orbax knows of each array."""
-    with _make_reader() as reader:
-        return reader.metadata(epath.Path(directory)).tree
+
+    def read() -> Any:
+        with _make_reader() as reader:
+            return reader.metadata(epath.Path(directory)).tree
+
+    return _retry(directory, read)
+
+
+def _retry(directory: str | PurePath, read: Callable[[], Any]) -> Any:
+    """Return what `read` returns, which is tried again: TensorStore has no type for an answer that was cut off."""
+    attempts = _ATTEMPTS
+    while True:
+        try:
+            return read()
+        except Exception as error:  # of any type, also about a file that another version wrote
+            attempts -= 1
+            if attempts == 0:
+                raise StorageError(f"Orbax cannot read the arrays of {directory}: {error}") from error
 
 
 @functools.lru_cache(maxsize=1)
@@ -209,13 +253,65 @@ def read(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> An
             return ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype)
         return ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype, global_shape=leaf.shape)
 
-    tree = read_structs(directory)  # Orbax wants the whole tree, not only what is read
+    local = find_local(directory, arrays=True)
+    tree = _read_stored_structs(local)  # Orbax wants the whole tree, not only what is read
     item = map_with_path(lambda path, leaf: structs.get(path, ocp.PLACEHOLDER), tree)
     args = ocp.args.PyTreeRestore(item=item, restore_args=map_with_path(restore_args, tree))
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)]
     # Without a limit, Orbax holds two copies of most arrays. The largest array must fit into the limit.
     with _make_reader(max_bytes_in_flight=max(2 * max(sizes), sum(sizes) // 10)) as reader:
-        return reader.restore(epath.Path(find_local(directory)), args=args)
+        if is_url(local):
+            stored = _retry(local, lambda: reader.restore(epath.Path(local), args=args))
+        else:
+            stored = reader.restore(epath.Path(local), args=args)
+
+    def fill(path: Any, node: Any) -> Any:
+        if _find_empty(node) is None:
+            return node
+        struct = structs.get(dotted(path))
+        return ocp.PLACEHOLDER if struct is None else put_like(np.zeros(struct.shape, struct.dtype), struct)
+
+    return jax.tree_util.tree_map_with_path(fill, stored, is_leaf=lambda node: _find_empty(node) is not None)
+
+
+class WrittenArrays:
+    """What was written, to be compared with what can be read before a checkpoint counts.
+
+    Args:
+      state: the state that `encode` returned.
+      with_values: whether to read the smallest array too, as the first save of a run does: at a path or on a file
+        system that Orbax cannot read, no checkpoint could be read.
+    """
+
+    def __init__(self, state: Any, *, with_values: bool) -> None:
+        leaves = flatten(state)
+        self._structs = {path: (tuple(leaf.shape), np.dtype(leaf.dtype)) for path, leaf in leaves.items()}
+        whole = {
+            path: leaf
+            for path, leaf in leaves.items()
+            if getattr(leaf, "is_fully_addressable", True) and not _EMPTY.search(path)
+        }
+        smallest = min(whole, key=lambda path: whole[path].size) if with_values and whole else None
+        self._values = {} if smallest is None else {smallest: np.asarray(whole[smallest])}
+
+    def compare(self, directory: PurePath) -> None:
+        """Raise StorageError unless Orbax can read from `directory` what was written."""
+        if is_staged(directory) and not self._values:
+            return  # the upload has compared the bytes
+        try:
+            found = {path: (leaf.shape, leaf.dtype) for path, leaf in flatten(_read_stored_structs(directory)).items()}
+            if found != self._structs:
+                others = sorted(path for path in {*found, *self._structs} if found.get(path) != self._structs.get(path))
+                raise StorageError(f"{others[0]} is {found.get(others[0])}, not {self._structs.get(others[0])}")
+            for path, value in self._values.items():
+                read_back = read_flat(directory, {path: jax.ShapeDtypeStruct(value.shape, value.dtype)})[path]
+                if read_back.tobytes() != value.tobytes():
+                    raise StorageError(f"{path} has other values")
+        except Exception as error:  # of any type, from Orbax or TensorStore
+            raise StorageError(f"what was written to {directory} cannot be read: {error}") from error
+        finally:
+            if self._values:
+                remove_copy()
 
 
 def read_flat(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
@@ -224,7 +320,8 @@ def read_flat(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) 
     If a sharding has devices of several processes, all of them call this together: what more than one needs is read
     by one of them.
     """
-    plans = plan_reads(structs, _read_chunks(directory)) if jax.process_count() > 1 else {}
+    stored = {path: struct for path, struct in structs.items() if struct.size}
+    plans = plan_reads(stored, _read_chunks(directory)) if jax.process_count() > 1 else {}
     own = {path: struct for path, struct in structs.items() if path not in plans}
     for path, plan in plans.items():
         if plan.source.addressable_devices:
@@ -297,7 +394,7 @@ class BackgroundWriter:
         # Orbax's own barriers in `save` end after 300 s, which cannot be set: so none of the processes may be late.
         self._wait("start of a save")
         self._directory = directory
-        self._orbax.save(epath.Path(directory), args=ocp.args.PyTreeSave(state))
+        self._orbax.save(epath.Path(make_plain(directory)), args=ocp.args.PyTreeSave(state))
         finish: Callable[[], None] = self._orbax.wait_until_finished
         return finish
 
@@ -324,6 +421,7 @@ def write_from_process(directory: PurePath, state: Any) -> None:
         upload_after(lambda local: lambda: write_from_process(local, state), directory)()
         return
     _silence_orbax()
+    directory = make_plain(directory)
     handler = _make_handler(_single_process_options())
     if not is_url(directory):
         Path(directory).mkdir(parents=True)  # the handler does not create it

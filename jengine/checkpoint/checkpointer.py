@@ -28,6 +28,8 @@ class Checkpointer:
     and remove older checkpoints. Each step is on disk before the next begins, so a complete checkpoint is left whenever
     the process is killed or the power fails. Directories without a manifest are never replaced or removed.
 
+    Before the seal, Orbax reads the structure of the arrays, and at the first save in a directory also one array.
+
     With several processes, all should call every method. Each writes, hashes and syncs the local arrays; the first one
     does the rest.
 
@@ -62,6 +64,7 @@ class Checkpointer:
         self._pending: concurrent.futures.Future[None] | None = None
         self._pending_path: PurePath | None = None
         self._cleaned: set[PurePath] = set()  # directories on object storage without what a killed run left
+        self._proven: set[PurePath] = set()  # directories from which arrays of this run have been read
 
     @property
     def is_saving(self) -> bool:
@@ -103,6 +106,7 @@ class Checkpointer:
         self.wait()  # first, so only one copy of the state is in memory
         storable = arrays.encode(state, alone=self._alone)  # the copy, if the state is in host memory
         self._pending_path = target  # for the error message
+        written = arrays.WrittenArrays(storable, with_values=target.parent not in self._proven)
         try:
             state_dir = commit.find_incoming(target) / STATE
             if is_url(target):  # the training does not wait for requests
@@ -115,7 +119,7 @@ class Checkpointer:
         # A future, unlike a thread, keeps an error for `wait`
         thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jengine-checkpoint")
         sealing = dict(run=self._run, is_latest=latest, iteration=meta["meta"]["iter"], checksums=checksums)
-        self._pending = thread.submit(self._commit, target, finish_write, (text, blobs), tuple(evict), sealing)
+        self._pending = thread.submit(self._commit, target, finish_write, written, (text, blobs), tuple(evict), sealing)
         thread.shutdown(wait=False)  # it ends after this save
         return str(target)
 
@@ -162,6 +166,7 @@ class Checkpointer:
         self,
         path: PurePath,
         finish_write: Callable[[], None],
+        written: arrays.WrittenArrays,
         meta: tuple[str, bytes],
         evict: Sequence[str],
         sealing: Mapping[str, Any],
@@ -175,12 +180,14 @@ class Checkpointer:
             seal_part(incoming, jax.process_index(), checksums=sealing["checksums"])
             wait_for_processes("hashes of a save")
         if self._is_primary():
+            written.compare(incoming / STATE)
+            self._proven.add(path.parent)
             write_meta(incoming, *meta)
             self._before_seal()
             seal(incoming, **sealing)
             commit.finish(path)
             if sealing["is_latest"]:
-                write_pointer(self._work_dir, str(path))
+                write_pointer(self._work_dir, path)
             self._evict(path.parent, evict)
         if not self._alone:
             # Also at the end: a process that left earlier could start the next save while the first one is still

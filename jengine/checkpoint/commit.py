@@ -24,6 +24,7 @@ from jengine.checkpoint.manifest import (
     claim,
     find_incomplete,
     has_manifest,
+    is_bare,
     read_manifest,
     remove,
     validate_checkpoint,
@@ -139,15 +140,19 @@ def clean_up(directory: PurePath) -> None:
                 _remove_objects(path, list_files(path))
             remove_files([directory / name])
         return
-    for incoming in filter(has_manifest, Path(directory).glob(f"*{INCOMING}")):
+    for incoming in filter(_is_ours, Path(directory).glob(f"*{INCOMING}")):
         path = incoming.with_name(incoming.name.removesuffix(INCOMING))
         # Killed between the seal and the rename: the save is complete, so the rename is made up for.
         if not path.exists() and validate_checkpoint(incoming) is None:
             incoming.rename(path)
         else:
             remove(incoming)
-    for outgoing in filter(has_manifest, Path(directory).glob(f"*{OUTGOING}")):
+    for outgoing in filter(_is_ours, Path(directory).glob(f"*{OUTGOING}")):
         remove(outgoing)
+
+
+def _is_ours(directory: PurePath) -> bool:
+    return has_manifest(directory) or is_bare(directory)
 
 
 def _beside(path: PurePath, suffix: str) -> PurePath:

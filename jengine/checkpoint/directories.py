@@ -37,6 +37,12 @@ def check_directory(name: str, path: str) -> None:
                 f"`{name}` must be in a bucket that exists and is writable, got {path}: {error}"
             ) from error
         return
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # such as a name that is too long
+        raise ConfigError(f"`{name}` must be a path that can be made, got {path!r}: {error}") from error
     directory = path
     while not os.path.lexists(directory):
         directory = os.path.dirname(directory)

@@ -1,7 +1,8 @@
-"""Export of a `TransformerLM` as a directory of the Hugging Face Hub: `config.json` and safetensors shards."""
+"""Export of a `TransformerLM` as a directory of the Hugging Face Hub: its config, weights, and tokenizer."""
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +22,12 @@ from jengine.checkpoint.sources import HUB_FILES
 from jengine.storage import check_local_path
 
 _INDEX, _SINGLE = HUB_FILES
+# What reads the weights needs these too. Code and other weights are not copied.
+_COMPANIONS = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "chat_template.*",
+    "additional_chat_templates/*.jinja",
+)  # fmt: skip
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -40,7 +47,8 @@ def export_hub(
       source: a checkpoint, or a work dir for its newest one; or parameters as a pytree of arrays.
       directory: the directory to write; files with the same names are replaced.
       config: a `config.json` of the model type, read or as the path of its directory. It is written with the dtype, and
-        with `tie_word_embeddings` as the model has it.
+        with `tie_word_embeddings` as the model has it. The directory's tokenizer, chat template and settings for
+        generation are copied.
       item: the dotted path to the parameters in a checkpoint.
       dtype: of the tensors; None for that of the parameters.
       shard_bytes: the largest size of a file; a larger tensor has a file of its own.
@@ -54,6 +62,7 @@ def export_hub(
       FileExistsError: the directory has other weights.
     """
     params, _ = read_source(source, item, False)
+    origin = Path(config) if isinstance(config, str | os.PathLike) else None
     config = require_config(config)
     # The parameters decide, or `transformers` would drop a head or look for one
     config = {**config, "tie_word_embeddings": "head.kernel" not in params}
@@ -75,6 +84,11 @@ def export_hub(
     for file, shard in zip(files, shards, strict=True):
         tensors = {name: _make_tensor(users[name], params, structs[name]) for name in shard}
         write_safetensors(target / file, tensors)
+    if origin is not None and origin.resolve() != target.resolve():
+        for companion in (path for pattern in _COMPANIONS for path in origin.glob(pattern) if path.is_file()):
+            copy = target / companion.relative_to(origin)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(companion, copy)
     (target / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     if len(shards) > 1:
         weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}

@@ -1,6 +1,7 @@
 """Readers for safetensors, .npz, .eqx and msgpack files; only that of msgpack loads the whole file."""
 
 import importlib.util
+import math
 import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +14,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from jengine.errors import MissingPackageError
-from jengine.json_codec import decode
+from jengine.json_codec import decode_object
+from jengine.storage import LARGE, read_bytes
 
 SAFETENSORS_DTYPES: dict[str, DTypeLike] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,
@@ -54,19 +56,25 @@ def read_safetensors(path: str | os.PathLike[str], names: Iterable[str]) -> Iter
             yield name, file.get_tensor(name)
 
 
-def read_index(path: Path) -> dict[str, list[str]]:
+def parse_index(path: Path) -> dict[str, list[str]]:
     """Return the tensor names in each shard that a `model.safetensors.index.json` lists, by file name.
 
     Raises:
-      ValueError: the file is not such an index, or a shard is missing or not next to it.
+      ValueError: the file is not such an index.
     """
     try:
-        weight_map = decode(path.read_text())["weight_map"]
+        weight_map = decode_object(read_bytes(path))["weight_map"]
         shards: dict[str, list[str]] = {}
         for name, file in weight_map.items():
             shards.setdefault(str(file), []).append(name)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not an index of safetensors files: it has no `weight_map`") from error
+    return shards
+
+
+def read_index(path: Path) -> dict[str, list[str]]:
+    """Return what `parse_index` returns; raise ValueError also if a shard is missing or not next to the index."""
+    shards = parse_index(path)
     for file in shards:
         if os.path.basename(file) != file or not (path.parent / file).is_file():  # a name is data: never a path
             raise ValueError(f"{path} must list files next to it, got {file!r}, which is not there")
@@ -82,11 +90,13 @@ def list_npz(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
     try:
         structs = {}
         with zipfile.ZipFile(path) as archive:  # `np.load` would read each array to tell its shape
-            for name in archive.namelist():
-                with archive.open(name) as file:
-                    structs[name.removesuffix(".npy")] = _read_header(file)
+            for member in archive.infolist():
+                with archive.open(member) as file:
+                    structs[member.filename.removesuffix(".npy")] = _read_header(file, member.file_size)
         return structs
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # of zipfile, zlib or NumPy
         raise ValueError(f"{path} is not a complete .npz file of arrays: {error}") from error
 
 
@@ -94,7 +104,11 @@ def read_npz(path: Path, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray
     """Yield arrays from an .npz file by name, one at a time; pickled objects are refused."""
     with np.load(path, allow_pickle=False) as file:
         for name in names:
-            yield name, _as_bfloat16(file[name])
+            try:
+                array = _as_bfloat16(file[name])
+            except Exception as error:  # of zipfile, zlib or NumPy
+                raise ValueError(f"{path} is damaged at {name!r}: {error}") from error
+            yield name, array
 
 
 def list_eqx(path: Path, leaves: Mapping[str, Any]) -> dict[str, tuple[str, jax.ShapeDtypeStruct]]:
@@ -140,13 +154,10 @@ def _iterate_arrays(path: Path) -> Iterator[tuple[str, jax.ShapeDtypeStruct]]:
     with path.open("rb") as file:
         while (offset := file.tell()) < size:
             try:
-                struct = _read_header(file)
-            except (ValueError, KeyError) as error:
-                raise ValueError(f"{path} is not a complete .eqx file: {error}") from error
-            count = struct.size * struct.dtype.itemsize
-            if struct.dtype.hasobject or file.tell() + count > size:  # a seek beyond the end would not fail
-                raise ValueError(f"{path} is not a complete .eqx file of arrays")
-            file.seek(count, os.SEEK_CUR)
+                struct = _read_header(file, size)
+            except Exception as error:  # of NumPy
+                raise ValueError(f"{path} is not a complete .eqx file of arrays: {error}") from error
+            file.seek(struct.size * struct.dtype.itemsize, os.SEEK_CUR)
             yield str(offset), struct
 
 
@@ -158,8 +169,17 @@ def read_eqx(path: Path, offsets: Iterable[str]) -> Iterator[tuple[str, np.ndarr
             yield offset, _as_bfloat16(np.lib.format.read_array(file, allow_pickle=False))
 
 
-def _read_header(file: IO[bytes]) -> jax.ShapeDtypeStruct:
-    shape, _, dtype = _VERSIONS[np.lib.format.read_magic(file)](file)
+def _read_header(file: IO[bytes], end: int) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of an array that begins here; raise ValueError if it does not fit before `end`."""
+    version = np.lib.format.read_magic(file)
+    if version not in _VERSIONS:
+        raise ValueError(f"an array must be in version 1 or 2 of NumPy's format, got {version}")
+    shape, _, dtype = _VERSIONS[version](file)
+    if dtype.hasobject:
+        raise ValueError("an array must have no Python objects, whose pickles may run any code")
+    # NumPy would allocate what the header says before it reads the bytes.
+    if min(shape, default=0) < 0 or file.tell() + math.prod(shape) * dtype.itemsize > end:
+        raise ValueError(f"an array with the shape {shape} must have {dtype} values for it, but the file ends before")
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16 if dtype == _BFLOAT16 else dtype)
 
 
@@ -176,7 +196,7 @@ def read_msgpack(path: Path) -> Any:
     from flax.serialization import msgpack_restore
 
     try:
-        return msgpack_restore(path.read_bytes())
+        return msgpack_restore(read_bytes(path, limit=LARGE))
     except Exception as error:  # of msgpack, or of Flax's types in it
         raise ValueError(f"{path} is not a complete msgpack file of Flax: {error}") from error
 

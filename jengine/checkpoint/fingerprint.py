@@ -1,7 +1,6 @@
 """Settings of a run, described in each checkpoint, and compared with it by a resumed run."""
 
 import contextlib
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,16 +18,13 @@ _FLAGS = (
     "jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision", "jax_default_prng_impl",
     "jax_numpy_dtype_promotion",
 )  # fmt: skip
-# Compared by kind, or different between any two runs
+# Different between any two runs, or compared elsewhere
 _NOT_COMPARED = (
-    "param_scheduler", "randomness", "resume", "resume_policy", "load_from", "work_dir", "experiment_name", "cfg",
+    "randomness", "resume", "resume_settings", "load_from", "work_dir", "experiment_name", "log_level", "cfg",
 )  # fmt: skip
-_OPTIMIZER_KEYS = frozenset({"optimizer", "paramwise_cfg", "constructor"})  # compared by their effect on the groups
-_CHAIN = re.compile(r"optim_wrapper\.(init|update|(.*\.)?parts)\.")  # optax keeps its settings in closures
-_CODE = ".code"
+_CODE = ".code"  # changed code is found by the hash of the programs
 _KINDS = (".type", ".function")
 _MAX_LINES = 3  # of settings in an error
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def describe_settings(arguments: Mapping[str, Any], cfg: Any) -> dict[str, Json]:
@@ -73,7 +69,7 @@ def name_model_settings(settings: dict[str, Json], saved: Mapping[str, Any] | No
         yield
     except CheckpointMismatchError as error:
         # Shapes that do not fit come from settings of the model; the others would hide them.
-        differences = [] if saved is None else compare_settings(settings, saved, skip_chains=True)
+        differences = [] if saved is None else compare_settings(settings, saved)
         lines = {path: line for path, line in differences if path.startswith("model.")}
         if saved is None or not lines:
             raise
@@ -88,40 +84,20 @@ def _describe_cause(lines: Mapping[str, str], settings: dict[str, Json], saved: 
     own, stored = flatten_description(settings), flatten_description(saved["settings"])
     shown = list(lines)[:_MAX_LINES]
     changes = [f"set {path}={stored[path]!r}" for path in shown if path in stored]
-    changes += [f"remove {path}" for path in shown if path in own and path not in stored]  # neither has changed code
+    changes += [f"remove {path}" for path in shown if path in own and path not in stored]
     more = f", and {len(lines) - _MAX_LINES} more" if len(lines) > _MAX_LINES else ""
     advice = f"; to resume, {', '.join(changes)}{more}" if changes else ""
     return f"the model has other settings, {'; '.join(lines[path] for path in shown)}{more}{advice}"
 
 
-def compare_settings(
-    settings: dict[str, Json], saved: Mapping[str, Any], *, skip_chains: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield the path and both values of each of the described `settings` that differs from the fingerprint `saved`.
-
-    With `skip_chains`, optax chains are left out, because other optimizers are reported already.
-    """
+def compare_settings(settings: dict[str, Json], saved: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the path and both values of each of the described `settings` that differs from the fingerprint `saved`."""
     own, other = (flatten_description(side) for side in (settings, saved["settings"]))
     replaced: list[str] = []  # objects of another kind, so that their arguments differ anyway
     for path in sorted(own.keys() | other.keys(), key=lambda path: (not path.endswith(_KINDS), path)):
-        if own.get(path) == other.get(path) or (skip_chains and _CHAIN.match(path)):
-            continue
-        if path.startswith(tuple(replaced)):
+        if own.get(path) == other.get(path) or path.endswith(_CODE) or path.startswith(tuple(replaced)):
             continue
         if path.endswith(_KINDS):
             replaced.append(f"{path.rpartition('.')[0]}.")
-        if path.startswith("optim_wrapper.") and _is_compared_by_group(path, own):
-            continue
-        if not path.endswith(_CODE) or path not in own or path not in other:
-            new, old = (repr(side[path]) if path in side else "not set" for side in (own, other))
-            yield path, f"{path}: {new} in the config, {old} in the checkpoint"
-        elif saved["python"] == PYTHON:  # another version compiles the same function to other code
-            path = path.removesuffix(_CODE)
-            yield path, f"{path}: the code of {own.get(f'{path}.function')} has changed since the checkpoint"
-
-
-def _is_compared_by_group(path: str, settings: Mapping[str, Any]) -> bool:
-    if _OPTIMIZER_KEYS.isdisjoint(path.split(".")):
-        return False
-    optimizer, found, _ = path.partition(".parts.")
-    return not found or settings.get(f"{optimizer}.name") != "optax"
+        new, old = (repr(side[path]) if path in side else "not set" for side in (own, other))
+        yield path, f"{path}: {new} in the config, {old} in the checkpoint"

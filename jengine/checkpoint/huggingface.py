@@ -8,18 +8,21 @@ A directory of the Hub has `config.json`, whose `model_type` names the layout, a
 | `llama`, `mistral` | RMS norms, rotary positions, shared keys and values, gated MLP; projections stored (out, in) |
 """
 
+import dataclasses
 import os
 import re
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from jengine.annotations import Positive, Range, check_values, is_host_number
 from jengine.checkpoint.array_rules import RuleLike
 from jengine.errors import ConfigError
-from jengine.json_codec import decode
+from jengine.json_codec import decode_object
 from jengine.model import LinenModel, TransformerLM
 from jengine.model.model import ModelWrapper
+from jengine.storage import read_bytes
 
 Config = Mapping[str, Any]  # the content of a `config.json`
 Shapes = dict[str, tuple[int, ...]]
@@ -35,10 +38,50 @@ _ACTIVATIONS = {
 # The settings of a `rope_type`; what is not here would be ignored, so it is refused.
 _ORIGINAL = "original_max_position_embeddings"
 _ROPE_KEYS = {
+    "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
     "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "truncate", _ORIGINAL),
 }
+# Settings that change no number here: names, tokens, dropout, initial values, memory, outputs, and what old files store
+# for generation. All others are read, or refused: a multiplier or a cap would be left out in silence.
+_HARMLESS_KEYS = """
+    _attn_implementation _commit_hash _name_or_path architectures attention_dropout attn_implementation attn_pdrop
+    bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward decoder_start_token_id diversity_penalty
+    do_sample dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_range label2id
+    length_penalty max_length max_position_embeddings min_length model_max_length model_type n_ctx no_repeat_ngram_size
+    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_scores
+    pad_token_id padding_side prefix pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn
+    repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params
+    temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
+    unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
+"""
+_HARMLESS = frozenset(_HARMLESS_KEYS.split())
+_HARMLESS_PREFIXES = ("summary_",)  # of a head for classes
+# These are only known to change nothing with one value.
+_NEUTRAL = {
+    "add_cross_attention": False, "attention_bias": False, "embedding_multiplier": 1.0, "is_decoder": False,
+    "is_encoder_decoder": False, "logits_scaling": 1.0, "mlp_bias": False, "partial_rotary_factor": 1.0,
+    "residual_multiplier": 1.0, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
+    "tie_encoder_decoder": False, "use_sliding_window": False,
+}  # fmt: skip
+_GPT2_KEYS = (
+    "vocab_size", "n_embd", "n_layer", "n_head", "n_inner", "n_positions", "layer_norm_epsilon", "activation_function",
+    "tie_word_embeddings",
+)  # fmt: skip
+_LLAMA_KEYS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "rms_norm_eps", "hidden_act", "tie_word_embeddings", "rope_theta", "rope_scaling",
+    "rope_parameters", _ORIGINAL,
+)  # fmt: skip
+_KEYS: dict[str, tuple[str, ...]] = {
+    "gpt2": _GPT2_KEYS,
+    "llama": (*_LLAMA_KEYS, "attention_bias", "mlp_bias"),
+    "mistral": (*_LLAMA_KEYS, "sliding_window"),
+}
+_Size = Annotated[int, Range(ge=1, lt=2**31)]  # of an axis
+_Depth = Annotated[int, Range(ge=1, le=10_000)]
 _QUERY_KEY_VALUE = ("query", "key", "value")
 
 
@@ -49,11 +92,11 @@ def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
       ValueError: it is not JSON.
     """
     path = Path(directory) / CONFIG
-    if not path.is_file():
-        return {}
     try:
-        return dict(decode(path.read_text()))
-    except (ValueError, TypeError) as error:
+        return decode_object(read_bytes(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except ValueError as error:
         raise ValueError(f"{path} is not a config of a model: {error}") from error
 
 
@@ -83,14 +126,67 @@ def transformer_arguments(config: Config | str | os.PathLike[str]) -> dict[str, 
     config = require_config(config)
     model_type = str(config.get("model_type"))
     if model_type not in MODEL_TYPES:
-        raise ConfigError(f"`model_type` of a {CONFIG} must be one of {MODEL_TYPES}, got {model_type!r}")
+        raise ConfigError(f"`model_type` of a {CONFIG} must be one of {MODEL_TYPES}, got {model_type!r:.100}")
+    _check_types(config)
+    _check_known(config, model_type)
     # Two families cover the three types: Mistral differs from Llama by settings alone.
-    return _gpt2_arguments(config) if model_type == "gpt2" else _llama_arguments(config)
+    try:
+        arguments = _gpt2_arguments(config) if model_type == "gpt2" else _llama_arguments(config)
+        TransformerLM(**arguments).make_settings()  # sizes that must divide each other, and the scaling
+    except KeyError as error:
+        raise ConfigError(f"{error.args[0]!r} of a {CONFIG} must be given for the model type {model_type!r}") from None
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a {CONFIG} must describe a model: {error}") from None
+    return arguments
+
+
+@dataclasses.dataclass
+class _Types:
+    """Types of the settings that are read; null stands for the default."""
+
+    vocab_size: _Size | None = None
+    n_embd: _Size | None = None
+    n_layer: _Depth | None = None
+    n_head: _Size | None = None
+    n_positions: _Size | None = None
+    n_inner: _Size | None = None
+    layer_norm_epsilon: Positive | None = None
+    activation_function: str | None = None
+    hidden_size: _Size | None = None
+    num_hidden_layers: _Depth | None = None
+    num_attention_heads: _Size | None = None
+    num_key_value_heads: _Size | None = None
+    head_dim: _Size | None = None
+    intermediate_size: _Size | None = None
+    sliding_window: _Size | None = None
+    max_position_embeddings: _Size | None = None
+    original_max_position_embeddings: _Size | None = None
+    rope_theta: float | None = None
+    rope_scaling: Mapping[str, Any] | None = None
+    rope_parameters: Mapping[str, Any] | None = None
+    rms_norm_eps: Positive | None = None
+    hidden_act: str | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    tie_word_embeddings: bool | None = None
+
+
+def _check_types(config: Config) -> None:
+    """Raise ConfigError for a setting of another type or out of range; the file may be from anyone."""
+    known = {field.name for field in dataclasses.fields(_Types)}
+    try:
+        check_values(CONFIG, _Types, {name: value for name, value in config.items() if name in known})
+    except TypeError as error:
+        raise ConfigError(str(error)) from None
+    for settings in (config, config.get("rope_parameters") or {}, config.get("rope_scaling") or {}):
+        base = settings.get("rope_theta")
+        if base is not None and (not is_host_number(base) or base not in Range(gt=1, le=1e300)):
+            raise ConfigError(f"`rope_theta` of a {CONFIG} must be a number above 1, got {base!r:.100}")
 
 
 def _gpt2_arguments(config: Config) -> dict[str, Any]:
-    # Without a parameter of their own: the weights would load, and compute something else
-    _require(config, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     return dict(
         vocab_size=config["vocab_size"],
         width=config["n_embd"],
@@ -109,48 +205,69 @@ def _gpt2_arguments(config: Config) -> dict[str, Any]:
 
 
 def _llama_arguments(config: Config) -> dict[str, Any]:
-    bias = config.get("attention_bias", False)
-    _require(config, mlp_bias=bias)
+    is_mistral = config["model_type"] == "mistral"
+    attention_bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
     # Before version 5 of transformers, the base and the scaling stood apart.
-    rope = config.get("rope_parameters") or {**(config.get("rope_scaling") or {})}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    # As in transformers, a length beside the rotations takes precedence, and the longest context is the last resort.
+    longest = config.get("max_position_embeddings") or (131_072 if is_mistral else 2048)
+    original = config.get(_ORIGINAL) or rope.get(_ORIGINAL) or longest
     return dict(
         vocab_size=config["vocab_size"],
         width=config["hidden_size"],
         depth=config["num_hidden_layers"],
         heads=config["num_attention_heads"],
-        kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],  # absent from the first Llama
+        # Absent from the first Llama; what is absent has the value of the type, what is null that of the heads.
+        kv_heads=config.get("num_key_value_heads", 8 if is_mistral else None) or config["num_attention_heads"],
         head_size=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
         mlp_width=config["intermediate_size"],
-        window=config.get("sliding_window") if config["model_type"] == "mistral" else None,
+        window=config.get("sliding_window", 4096) if is_mistral else None,
         rotary_base=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-        rotary_scaling=_find_scaling(rope, config.get("max_position_embeddings")),
+        rotary_scaling=_find_scaling(rope, original, longest),
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
         activation=_find_activation(config.get("hidden_act", "silu")),
-        bias=bias,
+        bias=attention_bias if attention_bias == mlp_bias else ("attention" if attention_bias else "mlp"),
         tied=config.get("tie_word_embeddings", False),
     )
 
 
-def _find_scaling(rope: Mapping[str, Any], max_length: int | None) -> dict[str, Any] | None:
-    """Return `TransformerLM.rotary_scaling` for `rope_parameters`, or the `rope_scaling` of older files."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", *_ROPE_KEYS):
-        raise ConfigError(f"`rope_type` of a {CONFIG} must be 'default', 'linear', 'llama3' or 'yarn', got {kind!r}")
-    known = ("rope_type", "type", "rope_theta", *_ROPE_KEYS.get(kind, ()))
-    unknown = [name for name, value in rope.items() if name not in known and value is not None]
+def _find_scaling(rope: Mapping[str, Any], original: int, longest: int) -> dict[str, Any] | None:
+    """Return `TransformerLM.rotary_scaling` for `rope_parameters`, or the `rope_scaling` of older files.
+
+    Args:
+      rope: the settings.
+      original: the context in tokens before it was scaled.
+      longest: the context afterwards.
+    """
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in tuple(_ROPE_KEYS):
+        raise ConfigError(
+            f"`rope_type` of a {CONFIG} must be 'default', 'linear', 'llama3' or 'yarn', got {kind!r:.100}"
+        )
+    known = ("rope_type", "type", "rope_theta", *_ROPE_KEYS[kind])
+    unknown = [name for name, value in rope.items() if name not in known and not _is_neutral(name, value)]
     if unknown:
         raise ConfigError(f"the `rope_type` {kind!r} of a {CONFIG} must have no other settings, got {unknown}")
     if kind == "default":
         return None
-    scaling = {name: value for name in _ROPE_KEYS[kind] if (value := rope.get(name)) is not None}
-    original = scaling.pop(_ORIGINAL, max_length if kind == "yarn" else None)  # as in transformers
+    scaling = {name: value for name in _ROPE_KEYS[kind] if (value := rope.get(name)) is not None and name != _ORIGINAL}
+    if kind == "yarn":
+        scaling.setdefault("factor", longest / original)
     return {"kind": kind, **scaling, **({} if kind == "linear" else {"original_length": original})}
 
 
-def _require(config: Config, **settings: bool) -> None:
-    for name, value in settings.items():
-        if config.get(name, value) != value:
-            raise ConfigError(f"`{name}` of a {CONFIG} must be {value} for TransformerLM, got {config[name]}")
+def _check_known(config: Config, model_type: str) -> None:
+    for name, value in config.items():
+        if name in _KEYS[model_type] or name in _HARMLESS or name.startswith(_HARMLESS_PREFIXES):
+            continue
+        if not _is_neutral(name, value):
+            expected = f"{_NEUTRAL[name]} for TransformerLM" if name in _NEUTRAL else "a setting of TransformerLM"
+            raise ConfigError(f"`{name}` of a {CONFIG} must be {expected}, got {value!r:.80}")
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """Return whether a setting that `TransformerLM` does not have changes nothing."""
+    return value is None or value in ({}, []) or (name in _NEUTRAL and value == _NEUTRAL[name])
 
 
 def _find_activation(name: str) -> str:
@@ -185,21 +302,27 @@ def is_transformer(paths: Iterable[str]) -> bool:
     return "embed.embedding" in names and any(f"{layer}.attn.query.kernel" in names for layer in ("layers", "layers_0"))
 
 
-def make_rules(model_type: str, stored: Iterable[str], target: Iterable[str]) -> list[RuleLike]:
+def make_rules(
+    model_type: str, stored: Iterable[str], target: Iterable[str], config: Config | None = None
+) -> list[RuleLike]:
     """Return the rules of `rename` for the weights of a language model.
 
     Args:
       model_type: one of `MODEL_TYPES`.
       stored: the names of the weights; rules for others are left out.
       target: the parameter paths of a `TransformerLM`.
+      config: the `config.json` next to the weights; None or {} without one.
 
     >>> make_rules("llama", ["model.norm.weight"], ["norm.scale"])
-    [('model\\\\.norm', 'norm')]
+    [('(?:model\\\\.)?norm', 'norm')]
     """
     stored, target = list(stored), set(target)
     is_scanned, has_head = any(path.startswith("layers.") for path in target), "head.kernel" in target
     layer, stack = ("layers", {"stack": 0}) if is_scanned else (r"layers_\1", {})
-    copies = has_head and not any(name.startswith("lm_head") for name in stored)  # a tied file, an untied model
+    # A tied file has one array for an untied model. Weights without an output layer, such as those of LlamaModel, are
+    # others: their embedding is no output layer.
+    is_tied = (config or {}).get("tie_word_embeddings", model_type == "gpt2" or not config)
+    copies = has_head and is_tied and not any(name.startswith("lm_head") for name in stored)
     embed: str | list[str] = ["embed", "head"] if copies else "embed"
     head: list[RuleLike] = [("lm_head", "head", {"transform": "transpose"}) if has_head else ("lm_head", None)]
     make = _gpt2_rules if model_type == "gpt2" else _llama_rules
@@ -228,7 +351,9 @@ def _gpt2_rules(layer: str, stack: Mapping[str, int], embed: str | list[str]) ->
 
 
 def _llama_rules(layer: str, stack: Mapping[str, int], embed: str | list[str]) -> list[RuleLike]:
-    block, linear = r"model\.layers\.(\d+)\.", {"transform": "transpose", **stack}
+    # LlamaModel has no prefix, LlamaForCausalLM has one.
+    prefix, linear = r"(?:model\.)?", {"transform": "transpose", **stack}
+    block = rf"{prefix}layers\.(\d+)\."
     projections = zip("qkvo", (*_QUERY_KEY_VALUE, "out"), strict=True)
     return [
         (rf"{block}self_attn\.rotary_emb", None),  # the frequencies, in files of older versions
@@ -236,15 +361,16 @@ def _llama_rules(layer: str, stack: Mapping[str, int], embed: str | list[str]) -
         *((rf"{block}mlp\.{name}_proj", f"{layer}.mlp.{name}", linear) for name in ("gate", "up", "down")),
         (rf"{block}input_layernorm", f"{layer}.attn_norm", stack),
         (rf"{block}post_attention_layernorm", f"{layer}.mlp_norm", stack),
-        (r"model\.embed_tokens", embed),
-        (r"model\.norm", "norm"),
+        (rf"{prefix}embed_tokens", embed),
+        (rf"{prefix}norm", "norm"),
     ]
 
 
 def list_tensors(config: Config) -> Shapes:
     """Return the shapes of a language model's weights by name, as `transformers` writes them."""
     a = transformer_arguments(config)
-    width, mlp, bias = a["width"], a["mlp_width"], a["bias"]
+    width, mlp = a["width"], a["mlp_width"]
+    attention_bias, mlp_bias = a["bias"] in (True, "attention"), a["bias"] in (True, "mlp")
     shapes: Shapes = {}
 
     def add(name: str, *shape: int, biased: bool = True) -> None:
@@ -270,11 +396,11 @@ def list_tensors(config: Config) -> Shapes:
         for i in range(a["depth"]):
             block = f"model.layers.{i}."
             for name, size in zip("qkv", (queries, keys, keys), strict=True):
-                add(f"{block}self_attn.{name}_proj", size, width, biased=bias)
-            add(f"{block}self_attn.o_proj", width, queries, biased=bias)
-            add(f"{block}mlp.gate_proj", mlp, width, biased=bias)
-            add(f"{block}mlp.up_proj", mlp, width, biased=bias)
-            add(f"{block}mlp.down_proj", width, mlp, biased=bias)
+                add(f"{block}self_attn.{name}_proj", size, width, biased=attention_bias)
+            add(f"{block}self_attn.o_proj", width, queries, biased=attention_bias)
+            add(f"{block}mlp.gate_proj", mlp, width, biased=mlp_bias)
+            add(f"{block}mlp.up_proj", mlp, width, biased=mlp_bias)
+            add(f"{block}mlp.down_proj", width, mlp, biased=mlp_bias)
             add(f"{block}input_layernorm", width, biased=False)
             add(f"{block}post_attention_layernorm", width, biased=False)
         add("model.norm", width, biased=False)

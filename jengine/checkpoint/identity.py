@@ -14,13 +14,7 @@ from jengine.annotations import Range, check_values
 from jengine.checkpoint import read_meta
 from jengine.checkpoint.directories import check_directory
 from jengine.checkpoint.fingerprint import read_flags
-from jengine.checkpoint.start_from import (
-    LoadFrom,
-    ResumePolicy,
-    choose_seed,
-    find_checkpoint_to_resume,
-    parse_load_from,
-)
+from jengine.checkpoint.start_from import LoadFrom, choose_seed, find_checkpoint_to_resume, parse_load_from
 from jengine.config import check_keys
 from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import ProcessGroup
@@ -75,15 +69,13 @@ def agree_on_identity(
     resume: bool | str | os.PathLike[str] = False,
     randomness: Mapping[str, Any] | None = None,
     experiment_name: str | None = None,
-    resume_policy: ResumePolicy | None = None,
 ) -> Identity:
     """Determine the identity that all processes share, without writing anything; the arguments are the Runner's.
 
     Raises:
       ProcessMismatchError: the processes have other configs, work dirs or versions.
       FileNotFoundError: a named checkpoint does not exist. CorruptCheckpointError: it is damaged.
-      ConfigError: an unknown key in `randomness`, a work dir that cannot be written, a seed that `resume_policy`
-        refuses, or nothing to resume with 'must'.
+      ConfigError: an unknown key in `randomness`, a work dir that cannot be written, or nothing to resume with 'must'.
     """
     # A loader that is not a config has data for its process
     same = {name: value for name, value in cfg.items() if not name.endswith("_dataloader") or hasattr(value, "items")}
@@ -101,7 +93,7 @@ def agree_on_identity(
     with config_path("randomness"):
         check_keys(dict(randomness or {}), ["seed"])
         check_values("", _Randomness, dict(randomness or {}))
-        seed = choose_seed(randomness, earlier.get("seed"), resume_policy or ResumePolicy())
+        seed = choose_seed(randomness, earlier.get("seed"))
     timestamp = str(earlier.get("timestamp", ""))  # a resumed run appends to its logs
     if not _TIMESTAMP.fullmatch(timestamp):  # it names a directory: from a checkpoint, any other text is refused
         timestamp = _new_timestamp(work_dir)

@@ -7,9 +7,24 @@ from pathlib import PurePath
 from typing import Any
 
 from jengine.checkpoint import commit
-from jengine.checkpoint.layout import INCOMING, POINTER, find_latest, find_manifests, read_pointer, write_pointer
+from jengine.checkpoint.layout import (
+    INCOMING,
+    POINTER,
+    CorruptCheckpointError,
+    find_latest,
+    find_manifests,
+    read_pointer,
+    write_pointer,
+)
 from jengine.checkpoint.lock import is_locked
-from jengine.checkpoint.manifest import MANIFEST, META, validate_checkpoint, validate_objects
+from jengine.checkpoint.manifest import (
+    MANIFEST,
+    META,
+    DamagedFileError,
+    read_files,
+    validate_checkpoint,
+    validate_objects,
+)
 from jengine.errors import closest, suggest_path
 from jengine.json_codec import decode
 from jengine.storage import FileInfo, is_url, list_files, read_many, remove_files, storage_path
@@ -57,10 +72,15 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
         path: validate_objects(path, manifest, files[path]) if manifest and is_url(path) else validate_checkpoint(path)
         for path, manifest in manifests.items()
     }
-    stored = read_many(path / META for path, problem in problems.items() if problem is None)
-    metadata = {path: decode(stored[str(path / META)]) for path, problem in problems.items() if problem is None}
-    # Compare names: `last_checkpoint` of a copied work dir, or of one behind a link, has another path.
-    latest = os.path.basename(find_latest(root) or "") if metadata else ""
+    stored = read_many(path / META for path, problem in problems.items() if problem is None)  # all at once
+    metadata = {}
+    for path, manifest in manifests.items():
+        if problems[path] is None and manifest is not None:
+            try:
+                metadata[path] = decode(read_files(path, manifest, [META], stored)[META])
+            except DamagedFileError as error:
+                problems[path] = str(error)
+    latest = os.path.basename(_find_latest(root) or "")
     reasons, metrics = _collect_reasons(metadata), _collect_metrics(metadata)
     entries = []
     for path, manifest in manifests.items():
@@ -113,9 +133,16 @@ def remove_checkpoints(
         commit.delete(storage_path("path", entry.path))
     if pointer is not None and pointer.name in {entry.name for entry in removed}:
         remove_files([root / POINTER])  # `find_latest` then looks for the newest that is left
-        if (latest := find_latest(storage_path("path", removed[0].path).parent)) is not None:
-            write_pointer(root, latest)
+        if (latest := _find_latest(storage_path("path", removed[0].path).parent)) is not None:
+            write_pointer(root, storage_path("path", latest))
     return removed
+
+
+def _find_latest(root: PurePath) -> str | None:
+    try:
+        return find_latest(root)
+    except CorruptCheckpointError:  # all are damaged, as the list says
+        return None
 
 
 def _collect_reasons(metadata: Mapping[PurePath, Mapping[str, Any]]) -> dict[str, str]:

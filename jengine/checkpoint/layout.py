@@ -2,7 +2,7 @@
 
     work_dir/
       current_run           the run that trains here; checkpoints of other runs are not resumed from
-      last_checkpoint       the path of the newest regular checkpoint, as text
+      last_checkpoint       the newest regular checkpoint, as a path relative to the work dir
       epoch_5/
         state/              the arrays, in Orbax's format
         meta.json           everything else: `meta` (iter, epoch, seed, config), schedules, hook states, message hub
@@ -30,8 +30,11 @@ from jengine.checkpoint.manifest import (
     MANIFEST,
     META,
     STATE,
+    DamagedFileError,
     Manifest,
     find_incomplete,
+    read_complete,
+    read_files,
     read_manifest,
     read_manifests,
     validate_checkpoint,
@@ -39,11 +42,22 @@ from jengine.checkpoint.manifest import (
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.distributed.processes import ProcessGroup, SingleProcess
 from jengine.errors import did_you_mean
-from jengine.json_codec import decode, encode, pack, unpack
-from jengine.storage import is_url, list_directory, read_bytes, read_many, storage_path, write_bytes
+from jengine.json_codec import decode_object, encode, pack, unpack
+from jengine.storage import (
+    StorageError,
+    exists,
+    is_url,
+    list_directory,
+    make_pointer,
+    read_bytes,
+    resolve_pointer,
+    storage_path,
+    write_bytes,
+)
 
 POINTER = "last_checkpoint"
 CURRENT_RUN = "current_run"
+_UNREADABLE = "lost+found"  # in the root of a file system, for the superuser alone
 _STATES = ("hooks", "data")  # entries that may have arrays and bytes
 
 _LOGGER = logging.getLogger("jengine")
@@ -57,19 +71,20 @@ ALONE = SingleProcess()
 
 
 def read_pointer(work_dir: PurePath) -> PurePath | None:
-    """Return the path in `last_checkpoint`, whether it exists or not; None if the file is missing or not readable."""
+    """Return the path in `last_checkpoint`, whether it exists or not; None if the file is missing or no text."""
     try:
-        return storage_path(POINTER, read_bytes(work_dir / POINTER).decode().strip())
+        text = read_bytes(work_dir / POINTER).decode().strip("\r\n")
+        return resolve_pointer(work_dir, text) if text else None
     except (FileNotFoundError, NotADirectoryError):  # the normal case before the first save
         return None
     except (OSError, ValueError) as error:
-        _LOGGER.warning("skipped %s, which is unreadable: %s", work_dir / POINTER, error)
+        _LOGGER.warning("skipped %s, which is no text: %s", work_dir / POINTER, error)
         return None
 
 
-def write_pointer(work_dir: PurePath, path: str) -> None:
+def write_pointer(work_dir: PurePath, path: PurePath) -> None:
     """Point `last_checkpoint` to `path`, atomically, and flush it to disk."""
-    _write_text(work_dir / POINTER, path)
+    _write_text(work_dir / POINTER, make_pointer(work_dir, path))
 
 
 def read_current_run(work_dir: PurePath) -> str | None:
@@ -83,7 +98,7 @@ def write_current_run(work_dir: PurePath, run: str) -> None:
 
 
 def read_line(path: PurePath) -> str:
-    """Return the line in a small file; "" if the file is missing or unreadable."""
+    """Return the line in a small file; "" if the file is missing or no text."""
     try:
         return read_bytes(path).decode().strip()
     except (OSError, ValueError):
@@ -103,63 +118,94 @@ def find_latest(
 
     This is the `last_checkpoint` target if it is complete. Otherwise it is the checkpoint with the most iterations in
     the work dir or next to that target; regular ones come before best ones. A warning is logged for each that is
-    skipped. Checkpoints count only if the run that trains in the work dir wrote them.
+    damaged, and skipped. Checkpoints count only if the run that trains in the work dir wrote them.
 
     Args:
       work_dir: the run's directory; it may be missing.
-      checksums: whether to skip checkpoints whose files do not match the checksums, or whose arrays are unreadable.
+      checksums: whether to skip checkpoints whose files do not match the checksums, and to have Orbax read the
+        structure of the arrays.
       processes: those that look for it together: the first one finds it, and each verifies a share of the files.
+
+    Raises:
+      CorruptCheckpointError: there are checkpoints, and all are damaged. StorageError: one cannot be read, whole or
+        not.
     """
+    root = storage_path("work_dir", work_dir)
+    problems: dict[PurePath, str] = {}
     # One process lists: a network file system may show others an older state
-    candidates = _iter_candidates(storage_path("work_dir", work_dir)) if processes.index == 0 else iter(())
-    while (path := processes.all_gather("the checkpoint to resume from", next(candidates, None))[0]) is not None:
-        if (problem := _verify(path, checksums, processes, readable=True)) is None:
+    candidates = _iter_candidates(root) if processes.index == 0 else iter(())
+    while True:
+        path, problem = processes.all_gather("the checkpoint to resume from", next(candidates, (None, None)))[0]
+        if path is None:
+            break
+        if problem is None and (problem := _verify(path, checksums, processes)) is None:
             return str(path)
+        problems[path] = problem
         _LOGGER.warning("skipped checkpoint %s: %s", path, problem)
+    if problems:
+        found = ", ".join(f"{path.name} ({problem})" for path, problem in problems.items())
+        raise CorruptCheckpointError(
+            f"{root} has checkpoints, but none can be read: {found}; to start without them, move them to another "
+            f"directory, with {POINTER}"
+        )
     return None
 
 
-def _iter_candidates(root: PurePath) -> Iterator[PurePath]:
-    """Yield the checkpoints that a run in `root` may resume from, judged by the manifests, the best first."""
-    directories = [root]
-    run = read_current_run(root)
-    if (target := read_pointer(root)) is not None:
-        manifest = read_manifest(target)
-        if run is None or manifest is None or manifest.run == run:  # without a manifest it is reported as incomplete
-            yield target
-        if target.parent != root:
-            directories.append(target.parent)  # the `out_dir` of a CheckpointHook
-    candidates = []
-    for directory in directories:
-        for path, manifest in find_manifests(directory).items():
-            if path == target:
-                continue
-            if manifest is None or not manifest.is_complete:
-                if path.suffix != INCOMING:  # an unfinished save is no news
-                    _LOGGER.warning("skipped checkpoint %s: %s", path, validate_checkpoint(path))
-            elif manifest.iteration is not None and run in (None, manifest.run):
-                age = 0 if is_url(path) else os.stat(path).st_mtime_ns
-                candidates.append((manifest.is_latest, manifest.iteration, age, path))
-    yield from (path for *_, path in sorted(candidates, reverse=True))  # regular ones first, then by iteration
+def _iter_candidates(root: PurePath) -> Iterator[tuple[PurePath, str | None]]:
+    """Yield the checkpoints that a run in `root` may resume from, the best first, and why some are damaged.
 
-
-def _verify(path: PurePath, checksums: bool, processes: ProcessGroup, readable: bool = False) -> str | None:
-    """Return why a checkpoint is not complete, on all processes, whichever of them has found it; None if it is.
-
-    With `readable` and `checksums`, Orbax must also be able to read the arrays' structure.
+    They are judged by the manifests alone.
     """
+    run = read_current_run(root)
+    target = read_pointer(root)
+    pointed = None if target is None else read_manifest(target)
+    is_own = pointed is not None and pointed.is_complete and run in (None, pointed.run)
+    if target is not None and is_own:
+        yield target, None  # before anything is listed: a bucket may have a thousand checkpoints
+    listed = find_manifests(root)
+    if target is not None and target.parent != root:  # the `out_dir` of a CheckpointHook
+        listed |= find_manifests(target.parent)
+    candidates = []
+    for path, manifest in listed.items():
+        if manifest is None or not manifest.is_complete:
+            if path.suffix != INCOMING:  # an unfinished save is no news
+                yield path, validate_checkpoint(path) or f"{MANIFEST} has other bytes at each read"
+        elif manifest.iteration is not None and run in (None, manifest.run) and not (is_own and path == target):
+            age = 0 if is_url(path) else os.stat(path).st_mtime_ns
+            candidates.append((manifest.is_latest, manifest.iteration, age, path))
+    if target is not None and pointed is None and target not in listed:
+        if not is_url(target) and not exists(target.parent):
+            yield target, f"{target.parent} does not exist; is it mounted?"
+        else:  # removed by hand; in a bucket, what has no manifest is no checkpoint
+            _LOGGER.warning("skipped checkpoint %s: %s", target, find_incomplete(target))
+    # Regular ones first, then by iteration
+    yield from ((path, None) for *_, path in sorted(candidates, reverse=True))
+
+
+def _verify(path: PurePath, checksums: bool, processes: ProcessGroup) -> str | None:
+    """Return why a checkpoint is damaged, on all processes, whichever of them has found it; None if it is whole.
+
+    Raises:
+      StorageError: on all processes, if one cannot read it.
+    """
+    problem, failure = None, None
     try:
         problem = validate_checkpoint(path, checksums=checksums, share=(processes.index, processes.count))
-    except (OSError, ValueError) as error:  # not a path at all, or not readable
+    except (OSError, ValueError) as error:  # not a path at all
         problem = str(error)
-    if problem is None and readable and checksums and processes.index == 0:
+    except StorageError as error:
+        failure = str(error)
+    if problem is None and failure is None and checksums and processes.index == 0:
         try:
             arrays.read_structs(path / STATE)
-        except Exception as error:  # of any type: from Orbax, from TensorStore, or from a file of another version
-            problem = f"its arrays are unreadable ({type(error).__name__}: {error})"
+        except StorageError as error:
+            failure = str(error)
     if processes.count > 1:
         wait_for_processes("verification")  # may take longer than devices wait for each other
-    return next(filter(None, processes.all_gather(f"the verification of {path}", problem)), None)
+    found = processes.all_gather(f"the verification of {path}", (problem, failure))
+    if failures := [failure for _, failure in found if failure is not None]:
+        raise StorageError(failures[0])
+    return next((problem for problem, _ in found if problem is not None), None)
 
 
 def list_checkpoints(directory: str | os.PathLike[str]) -> list[str]:
@@ -176,7 +222,8 @@ def find_manifests(directory: PurePath) -> dict[PurePath, Manifest | None]:
     if is_url(directory):
         return read_manifests(paths)
     # A checkpoint on its way out was replaced or evicted
-    paths = [path for path in paths if path.suffix != OUTGOING and _is_checkpoint(list_directory(path))]
+    paths = [path for path in paths if path.suffix != OUTGOING and path.name != _UNREADABLE]
+    paths = [path for path in paths if _is_checkpoint(list_directory(path))]
     return {**dict.fromkeys(paths), **read_manifests(paths)}
 
 
@@ -244,13 +291,21 @@ def read_meta(path: str | os.PathLike[str], states: bool = False) -> dict[str, A
       FileNotFoundError, CorruptCheckpointError: as `find_checkpoint`.
     """
     directory = storage_path("path", locate_checkpoint(path))
-    # In one call: at a URL the files are fetched side by side, and each round trip costs more than the bytes.
-    contents = read_many([directory / META, directory / BLOBS] if states else [directory / META])
-    if str(directory / META) not in contents:
-        raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {META} is missing")
-    meta: dict[str, Any] = decode(contents[str(directory / META)])
-    blobs = contents.get(str(directory / BLOBS), b"") if states else None
-    return meta | {key: unpack(meta[key], blobs) for key in _STATES if key in meta}
+    manifest, problem = read_complete(directory)
+    if problem is None and META not in manifest.files:
+        problem = f"{META} is missing"
+    if problem is not None:
+        raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {problem}")
+    try:
+        contents = read_files(directory, manifest, [META, BLOBS] if states else [META])
+    except DamagedFileError as error:
+        raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {error}") from None
+    blobs = contents.get(BLOBS, b"") if states else None
+    try:
+        meta = decode_object(contents[META])
+        return meta | {key: unpack(meta[key], blobs) for key in _STATES if key in meta}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {META} is unreadable ({error})") from error
 
 
 def pack_states(meta: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -287,7 +342,7 @@ def encode_meta(meta: Mapping[str, Any]) -> str:
 
 
 def _is_checkpoint(entries: Mapping[str, bool]) -> bool:
-    return any(name in entries for name in (MANIFEST, META, STATE))  # damaged ones count: they are reported
+    return MANIFEST in entries or (META in entries and STATE in entries)  # damaged ones count: they are reported
 
 
 def _checkpoint_names(directory: epath.Path) -> list[str]:

@@ -2,13 +2,16 @@
 
 The lease is an object with the owner and a duration. Each write of it names the version that it replaces, and the store
 refuses the write if another one came first: `ifGenerationMatch` on Google Cloud Storage, `If-Match` and `If-None-Match`
-on S3. Nobody compares clocks of two machines: a run that finds a lease watches it, and takes it over only if its owner
-has not renewed it for the whole duration.
+on S3. Nobody compares clocks of two machines: a run that finds a lease watches it by its own clock, and takes it over
+only if its owner has not renewed it for the whole duration. The age of a lease is told by the store's clock.
 """
 
 import atexit
 import contextlib
+import datetime
+import email.utils
 import logging
+import math
 import os
 import threading
 import time
@@ -19,14 +22,13 @@ import jax
 
 from jengine.checkpoint.lock_holder import LOCK, WorkDirLockedError, describe_holder, parse_holder, this_process
 from jengine.errors import read_seconds
-from jengine.json_codec import encode
+from jengine.json_codec import decode, encode
 from jengine.storage import get_filesystem
 
 _LOGGER = logging.getLogger("jengine")
 _VARIABLE = "JENGINE_LEASE_SECONDS"
 _RENEWALS = 3  # per duration, so that one or two that fail lose nothing
 _STOPS = "this run was paused or cut off for so long that it lost its lock, and stops"
-_CLOCK_ERROR = 300.0  # seconds by which the clocks of two machines may differ at most
 
 
 class Lease:
@@ -49,7 +51,7 @@ class Lease:
         self._object = _make_object(f"{self._url}/{LOCK}")
         self._entries = {**this_process(), "token": uuid.uuid4().hex, "seconds": self._seconds}
         self._version: str | None = None  # of the object while this run holds it
-        self._renewed = 0.0
+        self._renewed = -math.inf  # by the monotonic clock
         self._lost: WorkDirLockedError | None = None
         self._mutex = threading.Lock()
         self._done = threading.Event()  # ends the thread
@@ -100,22 +102,20 @@ class Lease:
         Args:
           before_write: ask the store if the last renewal was some time ago; without it nothing waits.
         """
-        if before_write and time.time() - self._renewed > self._seconds / 2 and self._lost is None:
+        if before_write and time.monotonic() - self._renewed > self._seconds / 2 and self._lost is None:
             self._renew()
         if self._lost is not None:
             raise self._lost
 
     def _wait_until_expired(self, holder: dict[str, Any], version: str) -> None:
         """Return when the lease has expired; raise WorkDirLockedError if the owner renews it meanwhile."""
-        seconds, renewed = holder.get("seconds"), holder.get("renewed")
+        seconds = holder.get("seconds")
         duration = float(seconds) if isinstance(seconds, int | float) else self._seconds
-        is_old = isinstance(renewed, int | float) and time.time() - renewed > duration + _CLOCK_ERROR
-        deadline = time.monotonic() + (0.0 if is_old else duration)
-        if not is_old:
-            _LOGGER.info(
-                "%s is locked by %s: waiting at most %.0f s to see whether that run still trains.",
-                self._url, describe_holder(holder), duration,
-            )  # fmt: skip
+        deadline = time.monotonic() + duration
+        _LOGGER.info(
+            "%s is locked by %s: waiting at most %.0f s to see whether that run still trains.",
+            self._url, describe_holder(holder), duration,
+        )  # fmt: skip
         while (rest := deadline - time.monotonic()) > 0:
             time.sleep(min(rest, duration / _RENEWALS / 2))
             found, current = self._object.read()
@@ -130,8 +130,8 @@ class Lease:
 
     def _write(self, version: str | None) -> None:
         """Replace this version of the object (None: there is none) by one of this run."""
-        started = time.time()
-        content = encode({**self._entries, "renewed": started}).encode()
+        started = time.monotonic()
+        content = encode({**self._entries, "renewed": time.time()}).encode()  # other bytes each time, for S3's ETag
         try:
             try:
                 self._version = self._object.write(content, version)
@@ -173,10 +173,14 @@ class Lease:
 
 
 def is_leased(url: str | os.PathLike[str]) -> bool:
-    """Return whether a run is training at a URL: whether the time of the last renewal is recent."""
-    content, version = _make_object(f"{os.fspath(url)}/{LOCK}").read()
-    holder = parse_holder(content)
-    return version is not None and time.time() < holder.get("renewed", 0.0) + holder.get("seconds", 0.0)
+    """Return whether a run is training at a URL: whether the last renewal is recent, by the store's clock."""
+    lease = _make_object(f"{os.fspath(url)}/{LOCK}")
+    seconds = parse_holder(lease.read()[0]).get("seconds")
+    if not isinstance(seconds, int | float):
+        return False
+    with contextlib.suppress(FileNotFoundError):  # released meanwhile
+        return lease.find_age() < seconds + 1.0  # HTTP headers have whole seconds
+    return False
 
 
 class _GoogleObject:
@@ -193,6 +197,12 @@ class _GoogleObject:
         except FileNotFoundError:
             return b"", None
         return content, headers["x-goog-generation"]
+
+    def find_age(self) -> float:
+        """Return the seconds since the last write by the store's clock."""
+        headers, content = self._filesystem.call("GET", "b/{}/o/{}", self._bucket, self._key)
+        updated = datetime.datetime.fromisoformat(str(decode(content)["updated"]))
+        return (email.utils.parsedate_to_datetime(headers["Date"]) - updated).total_seconds()
 
     def write(self, content: bytes, version: str | None) -> str:
         path = self._filesystem.base.replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"
@@ -224,6 +234,12 @@ class _S3Object:
             return sync(self._filesystem.loop, read)
         except FileNotFoundError:
             return b"", None
+
+    def find_age(self) -> float:
+        """Return the seconds since the last write by the store's clock."""
+        answer = self._filesystem.call_s3("head_object", **self._names)
+        now = email.utils.parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+        return float((now - answer["LastModified"]).total_seconds())
 
     def write(self, content: bytes, version: str | None) -> str:
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}

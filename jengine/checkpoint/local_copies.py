@@ -1,10 +1,11 @@
 """Copies of the newest state on a local disk of each host, from which a restart continues if they are newer.
 
-    <directory>/<run>/
+    <directory>/<run>-<hash of the work dir>/
       process_0_of_2/iter_150/    a checkpoint with the arrays that the devices of this process hold
       process_0_of_2/iter_140/    kept until all processes have the next
 
-The work dir has the file `local_copies` with the path of the directory, so that a restart looks there.
+The work dir has the file `local_copies` with the path of the directory, so that a restart looks there. A copy of the
+work dir has the same run, but not the same copies on local disks.
 """
 
 import hashlib
@@ -20,21 +21,25 @@ from jengine.checkpoint.manifest import read_manifest, validate_checkpoint
 from jengine.distributed.processes import ProcessGroup
 from jengine.errors import ConfigError
 from jengine.paths import flatten
-from jengine.storage import storage_path, write_bytes
+from jengine.storage import is_url, storage_path, write_bytes
 
 POINTER = "local_copies"
 
 _LOGGER = logging.getLogger("jengine")
 
 
-def copies_path(directory: str | os.PathLike[str], run: str, processes: ProcessGroup) -> Path:
+def copies_path(
+    directory: str | os.PathLike[str], work_dir: str | os.PathLike[str], run: str, processes: ProcessGroup
+) -> Path:
     """Return where this process has its copies.
 
     >>> from jengine.distributed.processes import SingleProcess
-    >>> copies_path("/local", "3f2a", SingleProcess()).as_posix()
-    '/local/3f2a/process_0_of_1'
+    >>> copies_path("/local", "gs://bucket/run", "3f2a", SingleProcess()).as_posix()
+    '/local/3f2a-e69e696c/process_0_of_1'
     """
-    return Path(directory) / run / f"process_{processes.index}_of_{processes.count}"
+    place = os.fspath(work_dir) if is_url(work_dir) else os.path.realpath(work_dir)
+    name = f"{run}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+    return Path(directory) / name / f"process_{processes.index}_of_{processes.count}"
 
 
 def announce_copies(work_dir: str | os.PathLike[str], directory: str) -> None:
@@ -60,7 +65,7 @@ def find_newer_copy(work_dir: str | os.PathLike[str], newest: str | None, proces
     directory, run, iteration = processes.broadcast("the directory of local copies", known)
     if not directory or not run:
         return None
-    copies = _find_whole(copies_path(directory, run, processes), newer_than=iteration)
+    copies = _find_whole(copies_path(directory, work_dir, run, processes), newer_than=iteration)
     found = processes.all_gather("the local copies", sorted(copies))
     # Only an iteration that every process has can be restored; a machine that was replaced has none.
     common = set(found[0]).intersection(*found)

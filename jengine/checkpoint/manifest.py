@@ -6,8 +6,12 @@ Object storage tells the size and the MD5 of each object in a listing: nothing i
 
 A directory belongs to jengine only if it has a manifest. A save claims a directory with an incomplete manifest before
 anything else is written, so an interrupted save is recognized, and user directories are never touched.
+
+Only damage that a second read confirms makes a checkpoint incomplete. A disk or a store that cannot be read is a
+StorageError: the checkpoint may be whole.
 """
 
+import functools
 import hashlib
 import os
 import re
@@ -16,15 +20,24 @@ import stat
 import time
 import types
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from etils import epath
-
 from jengine.checkpoint.progress import report_progress
 from jengine.json_codec import decode, encode
-from jengine.storage import FileInfo, StorageError, is_url, list_files, read_bytes, read_many, sync, write_bytes
+from jengine.storage import (
+    FileInfo,
+    StorageError,
+    exists,
+    is_url,
+    list_files,
+    read_bytes,
+    read_many,
+    retry_read,
+    sync,
+    write_bytes,
+)
 
 MANIFEST = "manifest.json"
 META = "meta.json"
@@ -101,15 +114,15 @@ def _commit_objects(directory: PurePath) -> Files:
 
 
 def read_manifest(directory: PurePath) -> Manifest | None:
-    """Return the manifest in `directory`; None if there is none, or an unreadable one."""
+    """Return the manifest in `directory`; None if there is none, or a damaged one."""
     try:
-        return _parse(read_bytes(directory / MANIFEST))
+        return _read(directory)
     except (OSError, ValueError):
         return None
 
 
 def read_manifests(directories: Iterable[PurePath]) -> dict[PurePath, Manifest | None]:
-    """Return the manifests in those directories that have one, many at a time; None for an unreadable one."""
+    """Return the manifests in those directories that have one, many at a time; None for a damaged one."""
     paths = {str(directory / MANIFEST): directory for directory in directories}
     manifests: dict[PurePath, Manifest | None] = {}
     # All at once: a work dir at a URL may have a thousand checkpoints, and one request after the other takes a minute.
@@ -117,7 +130,7 @@ def read_manifests(directories: Iterable[PurePath]) -> dict[PurePath, Manifest |
         try:
             manifests[paths[path]] = _parse(content)
         except ValueError:
-            manifests[paths[path]] = None
+            manifests[paths[path]] = read_manifest(paths[path])
     return manifests
 
 
@@ -138,7 +151,7 @@ def validate_checkpoint(directory: PurePath, *, checksums: bool = False, share: 
     # The sizes come from one listing of the store, which process 0 makes for all.
     if is_url(directory) and share[0] != 0:
         return None
-    manifest, problem = _read_complete(directory)
+    manifest, problem = read_complete(directory)
     if problem is not None:
         return problem
     if is_url(directory):
@@ -152,19 +165,32 @@ def validate_checkpoint(directory: PurePath, *, checksums: bool = False, share: 
 
 def find_incomplete(directory: PurePath) -> str | None:
     """Return the reason why `directory` is not a complete checkpoint by its manifest alone, or None if it is one."""
-    return _read_complete(directory)[1]
+    return read_complete(directory)[1]
 
 
-def _read_complete(directory: PurePath) -> tuple[Manifest, str | None]:
+def read_complete(directory: PurePath) -> tuple[Manifest, str | None]:
     """Return the manifest, and the reason why the checkpoint is not complete; None if it is."""
     manifest = Manifest("")
     try:
-        manifest = _parse(read_bytes(directory / MANIFEST))
+        manifest = _read(directory)
     except (FileNotFoundError, NotADirectoryError):
-        return manifest, f"{MANIFEST} is missing" if epath.Path(directory).exists() else "it does not exist"
+        return manifest, f"{MANIFEST} is missing" if exists(directory) else "it does not exist"
     except (OSError, ValueError) as error:
-        return manifest, f"{MANIFEST} is unreadable ({error})"
+        return manifest, f"{MANIFEST} is damaged ({error})"
     return manifest, None if manifest.is_complete else "its save was never finished"
+
+
+def _read(directory: PurePath) -> Manifest:
+    """Return the manifest; raise FileNotFoundError, or ValueError if it is damaged at a second read too."""
+    try:
+        return _parse(read_bytes(directory / MANIFEST))
+    except ValueError:
+        return _parse(read_bytes(directory / MANIFEST))
+
+
+def confirm(find_problem: Callable[[], str | None]) -> str | None:
+    """Return the problem that a check finds twice; None if it does not: one read of other bytes proves no damage."""
+    return find_problem() and find_problem()
 
 
 def _list_share(directory: PurePath, files: Files, index: int, count: int) -> Iterator[Files]:
@@ -187,6 +213,13 @@ def _select(files: Files, index: int, count: int) -> Files:
     return {name: files[name] for name in names[index::count]}
 
 
+def is_bare(directory: PurePath) -> bool:
+    """Return whether a local directory has nothing but the manifest that a killed process was writing, or nothing."""
+    if os.path.islink(directory) or not os.path.isdir(directory):
+        return False
+    return all(name == f"{MANIFEST}.new" for name in os.listdir(directory))
+
+
 def remove(directory: PurePath) -> None:
     """Remove a local directory that has a manifest, the manifest last, so an interrupted removal is recognized.
 
@@ -195,8 +228,9 @@ def remove(directory: PurePath) -> None:
     """
     if not os.path.exists(directory):
         return
-    if os.path.isdir(directory) and all(name == f"{MANIFEST}.new" for name in os.listdir(directory)):
-        return  # a process was killed before it wrote the manifest, or after it removed it
+    if is_bare(directory):
+        shutil.rmtree(directory)
+        return
     if not has_manifest(directory):
         raise FileExistsError(f"{directory} is not removed: it is not a checkpoint (it has no {MANIFEST})")
     for path in Path(directory).iterdir():
@@ -223,26 +257,52 @@ def validate_objects(
         if not checksums or digest is None:
             continue
         # Only what was copied to the bucket has other checksums than those of the store
-        is_listed = digest.startswith(_MD5) and info.md5
-        if digest != (f"{_MD5}{info.md5}" if is_listed else _hash_as(digest, directory / name)):
-            return _describe_damage(name, digest)
+        if digest.startswith(_MD5) and info.md5:
+            problem = None if digest == f"{_MD5}{info.md5}" else _describe_damage(name, digest)
+        else:
+            problem = confirm(functools.partial(find_damage, directory / name, name, size, digest))
+        if problem is not None:
+            return problem
     return None
+
+
+def find_damage(path: PurePath, name: str, size: int, digest: str | None) -> str | None:
+    """Return the reason why the bytes of a file are not those that the manifest names `name`, or None if they are."""
+    if is_url(path):
+        return check_content(name, read_bytes(path), size, digest)
+    try:
+        status = retry_read(path, lambda: os.stat(path))
+        # A link or a pipe with the right size could show other bytes at the next read, or block it.
+        if not stat.S_ISREG(status.st_mode):
+            return f"{name} must be a file"
+        root = os.path.realpath(str(path).removesuffix(name))
+        if os.path.realpath(path) != os.path.join(root, name):  # a checkpoint is data: it shows no files from elsewhere
+            return f"{name} must be a file in the checkpoint, got a link"
+        if status.st_size != size:
+            return f"{name} must have {size} bytes, got {status.st_size}"
+        if digest is not None and retry_read(path, lambda: _hash_as(digest, path)) != digest:
+            return _describe_damage(name, digest)
+    except OSError:
+        return f"{name} is missing"
+    return None
+
+
+def check_content(name: str, content: bytes, size: int, digest: str | None) -> str | None:
+    """Return the reason why `content` is not what the manifest says of the file `name`, or None if it is."""
+    if len(content) != size:
+        return f"{name} must have {size} bytes, got {len(content)}"
+    if digest is None:
+        return None
+    checksum = _new_hash(digest)
+    checksum.update(content)
+    return None if digest == _format_hash(digest, checksum) else _describe_damage(name, digest)
 
 
 def _validate_files(directory: PurePath, files: Files, checksums: bool) -> str | None:
     for name, (size, digest) in files.items():
-        path = directory / name
-        try:
-            status = os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return f"{name} is missing"
-        # A link or a pipe with the right size could show other bytes at the next read, or block it.
-        if not stat.S_ISREG(status.st_mode):
-            return f"{name} must be a file"
-        if (actual := status.st_size) != size:
-            return f"{name} must have {size} bytes, got {actual}"
-        if (checksums or _PART.fullmatch(name)) and digest is not None and _hash_as(digest, path) != digest:
-            return _describe_damage(name, digest)
+        expected = digest if checksums or _PART.fullmatch(name) else None
+        if problem := confirm(functools.partial(find_damage, directory / name, name, size, expected)):
+            return problem
     return None
 
 
@@ -259,15 +319,55 @@ def _sync_files(directory: PurePath, names: Iterable[str], checksums: bool) -> d
 
 def _validate_meta(directory: PurePath, manifest: Manifest) -> str | None:
     try:
-        meta = decode(read_bytes(directory / META))
+        meta = decode(read_files(directory, manifest, [META])[META])
         if manifest.iteration is None:  # a published copy, which may have left out the iteration
             return None
         iteration = meta["meta"]["iter"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except DamagedFileError as error:
+        return str(error)
+    except (ValueError, KeyError, TypeError) as error:
         return f"{META} is unreadable ({error!r})"
     if iteration != manifest.iteration:
         return f"{META} must be of iteration {manifest.iteration}, got {iteration}"
     return None
+
+
+class DamagedFileError(ValueError):
+    """Error of a file of a checkpoint that is missing, or not what the manifest says."""
+
+
+def read_files(
+    directory: PurePath, manifest: Manifest, names: Sequence[str], contents: Mapping[str, bytes] | None = None
+) -> dict[str, bytes]:
+    """Return the bytes of small files, those that the manifest lists, compared with its hashes.
+
+    Args:
+      directory: the checkpoint.
+      manifest: its manifest.
+      names: the files.
+      contents: by path, if they have been read.
+
+    Raises:
+      DamagedFileError: a file is missing or has other bytes, at a second read too.
+    """
+    paths = {name: directory / name for name in names if name in manifest.files}
+
+    def find_problems(contents: Mapping[str, bytes]) -> list[str]:
+        problems = (
+            check_content(name, contents[str(path)], *manifest.files[name])
+            if str(path) in contents
+            else f"{name} is missing"
+            for name, path in paths.items()
+        )
+        return list(filter(None, problems))
+
+    # In one call: at a URL the files are fetched side by side, and each round trip costs more than the bytes.
+    contents = read_many(paths.values()) if contents is None else contents
+    if find_problems(contents):
+        contents = read_many(paths.values())
+    if problems := find_problems(contents):
+        raise DamagedFileError(problems[0])
+    return {name: contents[str(path)] for name, path in paths.items()}
 
 
 def _parse(content: bytes) -> Manifest:
@@ -315,15 +415,19 @@ def _describe_damage(name: str, digest: str) -> str:
     return f"{name} is damaged (its {'MD5' if digest.startswith(_MD5) else 'SHA-256'} is not that of the manifest)"
 
 
+def _new_hash(digest: str) -> Any:
+    return hashlib.md5(usedforsecurity=False) if digest.startswith(_MD5) else hashlib.sha256()
+
+
+def _format_hash(digest: str, checksum: Any) -> str:
+    return f"{_MD5 if digest.startswith(_MD5) else ''}{checksum.hexdigest()}"
+
+
 def _hash_as(digest: str, path: PurePath) -> str:
-    """Return the checksum of a file, of the same kind as `digest`: an MD5 or a SHA-256."""
-    is_md5 = digest.startswith(_MD5)
-    checksum = hashlib.md5(usedforsecurity=False) if is_md5 else hashlib.sha256()
-    if is_url(path):
-        checksum.update(read_bytes(path))
-    else:
-        with Path(path).open("rb", buffering=0) as file:  # the reads are large already
-            while data := file.read(_READ_SIZE):
-                checksum.update(data)
-                report_progress()  # the others wait for as long as this works
-    return f"{_MD5 if is_md5 else ''}{checksum.hexdigest()}"
+    """Return the checksum of a local file, of the same kind as `digest`: an MD5 or a SHA-256."""
+    checksum = _new_hash(digest)
+    with Path(path).open("rb", buffering=0) as file:  # the reads are large already
+        while data := file.read(_READ_SIZE):
+            checksum.update(data)
+            report_progress()  # the others wait for as long as this works
+    return _format_hash(digest, checksum)

@@ -86,7 +86,7 @@ def load_pretrained(
         raise UnknownNameError(f"{source.label} has no {item!r}{closest(item, tops)}")
     model_type = rename if isinstance(rename, str) else source.config.get("model_type")  # named, or as the file says
     if isinstance(rename, str) or (not rename and model_type in MODEL_TYPES and is_transformer(structs["params"])):
-        rename = make_rules(str(model_type), stored, structs["params"])
+        rename = make_rules(str(model_type), stored, structs["params"], source.config)
     assignments, report = match(stored, structs, rename, exclude, interpolate, interpolation)
     if report.ambiguous or (strict and not report.fits):
         raise CheckpointMismatchError(source.label, report, _ADVICE)

@@ -33,7 +33,6 @@ from jengine.checkpoint.manifest import MANIFEST, META
 from jengine.checkpoint.restore import list_arrays
 from jengine.distributed.processes import ProcessGroup
 from jengine.downloads import local_copy
-from jengine.json_codec import decode
 from jengine.paths import dotted, flatten
 from jengine.storage import download_file, is_url, list_directory, storage_path
 
@@ -168,7 +167,7 @@ def _download(path: epath.Path) -> epath.Path:
     directory = epath.Path(tempfile.mkdtemp(prefix="jengine-weights-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     download_file(path, directory / path.name)
-    names = decode((directory / path.name).read_text())["weight_map"].values() if path.name.endswith(_INDEX) else ()
+    names = files.parse_index(directory / path.name) if path.name.endswith(_INDEX) else ()
     for name in {CONFIG, *names} & {name for name, is_dir in list_directory(path.parent).items() if not is_dir}:
         download_file(path.parent / name, directory / name)  # a name is data: only one that is next to the file
     return directory / path.name

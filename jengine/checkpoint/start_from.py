@@ -1,4 +1,4 @@
-"""Where a run starts: the Runner's arguments `load_from` and `resume_policy`."""
+"""Where a run starts: the Runner's arguments `load_from` and `resume`."""
 
 import dataclasses
 import os
@@ -18,41 +18,6 @@ from jengine.distributed.processes import ProcessGroup
 from jengine.errors import ConfigError, config_path
 from jengine.registry import check_arguments
 from jengine.storage import storage_path
-
-Choice = Literal["checkpoint", "config", "error"]
-
-
-@dataclasses.dataclass(frozen=True)
-class ResumePolicy:
-    """Choice which settings hold after a resume, where config and checkpoint differ.
-
-    For each kind, 'checkpoint' continues as the run began, 'config' uses the config from the next iteration on, and
-    'error' refuses to resume.
-
-    >>> ResumePolicy(schedules="config").schedules
-    'config'
-
-    Attributes:
-      optimizer: the settings of the parameter groups (lr, weight_decay, betas, ...), and the optimizer type. With
-        'config', the optimizer starts with a new state if that in the checkpoint does not fit.
-      schedules: the schedules with all settings. With 'config', values are set as if they had run from the start.
-      seed: the seed for random numbers and for the data order.
-      data: 'closest' continues as near to the position in the data as they allow, and logs what is repeated or skipped;
-        'exact' refuses data whose position cannot be saved, and another batch size or dataset.
-    """
-
-    optimizer: Choice = "checkpoint"
-    schedules: Choice = "checkpoint"
-    seed: Choice = "checkpoint"
-    data: Literal["closest", "exact"] = "closest"
-
-
-def parse_resume_policy(cfg: Mapping[str, Any] | None) -> ResumePolicy:
-    """Return the policy from the config `resume_policy`."""
-    with config_path("resume_policy"):
-        options = dict((cfg or {}).items())
-        check_arguments(ResumePolicy, options)
-        return ResumePolicy(**options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +120,7 @@ def find_checkpoint_to_resume(
     verification: Any = dict(checksums=True, processes=processes)
     if not resume:
         return None, ""
-    if resume is not True and resume != "must":  # a path
+    if resume is not True and resume not in ("must", "exact"):  # a path
         with config_path("resume"):
             return find_checkpoint(resume, **verification), ""
     if isinstance(load_from, str | os.PathLike):
@@ -194,15 +159,10 @@ def default_resume_command(load_from: object, path: str | None, *, guard: bool =
     return f"Runner({', '.join(['...', *without, *resume, *hooks])})"
 
 
-def choose_seed(randomness: Mapping[str, Any] | None, saved: int | None, policy: ResumePolicy) -> int:
-    """Return the seed of the config or of the checkpoint, as the policy says, or a new one."""
+def choose_seed(randomness: Mapping[str, Any] | None, saved: int | None) -> int:
+    """Return the seed of the checkpoint, of the config, or a new one."""
     configured = (randomness or {}).get("seed")
-    if saved is not None and configured is not None and configured != saved and policy.seed == "error":
-        raise ConfigError(
-            f"`randomness.seed` must be {saved}, the seed of the checkpoint, with resume_policy.seed='error', "
-            f"got {configured}"
-        )
-    if saved is not None and (configured is None or policy.seed == "checkpoint"):
+    if saved is not None:
         return saved
     if configured is not None:
         return int(configured)

@@ -15,6 +15,8 @@ from jengine.cli.commands import format_bytes
 from jengine.config import parse_config
 from jengine.errors import ConfigError
 from jengine.logging import format_table
+from jengine.runs.remote import TIMESTAMP, fetch_runs
+from jengine.runs.run_files import read_run
 from jengine.storage import storage_path
 
 
@@ -24,7 +26,8 @@ def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     training = is_locked(args.work_dir)
     if entries:
         columns = ["checkpoint", "epoch", "iter", "saved", "size", "validation", "kept because", "state"]
-        rows = [_make_row(entry, training) for entry in entries]
+        logged = _read_last_validation(args.work_dir, entries)
+        rows = [_make_row(entry, training, logged.get(entry.meta.get("iter", -1), {})) for entry in entries]
         print(format_table(columns, rows, align=["left", "right", "right", "left", "right", "left", "left", "left"]))
         print(f"{len(entries)} checkpoints, {format_bytes(sum(entry.size for entry in entries), digits=1)}", end="")
     else:
@@ -32,12 +35,25 @@ def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     print(f" in {storage_path('WORK_DIR', args.work_dir)}" + ("; a run is training there" if training else ""))
 
 
-def _make_row(entry: CheckpointEntry, training: bool) -> list[Any]:
+def _read_last_validation(work_dir: str, entries: Sequence[CheckpointEntry]) -> dict[int, dict[str, float]]:
+    """Return the metrics at the last iteration, by iteration, from the run's log.
+
+    Checkpoints have the validations before them, but the last one is saved before its own.
+    """
+    last = max(entries, key=lambda entry: entry.meta.get("iter", -1)).meta
+    if "iter" not in last or not TIMESTAMP.fullmatch(str(last.get("timestamp", ""))):
+        return {}
+    run = read_run(fetch_runs(f"{storage_path('work_dir', work_dir)}/{last['timestamp']}", ()))
+    points = {name: dict(zip(*curve, strict=True)) for (mode, name), curve in run.curves[0].items() if mode == "val"}
+    return {last["iter"]: {name: found[last["iter"]] for name, found in points.items() if last["iter"] in found}}
+
+
+def _make_row(entry: CheckpointEntry, training: bool, logged: Mapping[str, float]) -> list[Any]:
     state = "complete" if entry.problem is None else f"corrupt: {entry.problem}"
     if entry.name.endswith(".incoming") and training:
         state = "being saved"
     progress = [entry.meta.get(name) for name in ("epoch", "iter", "time")]
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in entry.metrics.items())
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in {**logged, **entry.metrics}.items())
     return [entry.name, *progress, format_bytes(entry.size, digits=1), metrics, entry.reason, state]
 
 

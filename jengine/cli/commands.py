@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jengine.config import apply_overrides, diff_configs, dump_config, load_config, parse_config, resolve
 from jengine.config.diff import ABSENT
 from jengine.errors import ConfigError, require_extra
-from jengine.storage import storage_path
+from jengine.storage import read_text, storage_path
 
 if TYPE_CHECKING:
     from jengine.runner import Runner  # imported when a command needs one, since it takes a second
@@ -52,7 +52,7 @@ def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings:
 
     cfg = load(args, overrides)
     cfg.update({name: value for name, value in settings.items() if value is not None})
-    if settings.get("resume") in (True, "must") and isinstance(cfg.get("load_from"), str):
+    if settings.get("resume") in (True, "must", "exact") and isinstance(cfg.get("load_from"), str):
         cfg["load_from"] = {"path": cfg["load_from"]}  # `--resume` means the work dir, as that of MMEngine
     try:
         return Runner.from_cfg(cfg)
@@ -147,7 +147,7 @@ def _load_any(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     from jengine.checkpoint import find_checkpoint, read_meta
 
     file = pathlib.Path(path, "config.py")
-    text = file.read_text(encoding="utf-8") if file.is_file() else read_meta(find_checkpoint(path))["meta"].get("cfg")
+    text = read_text(file) if file.is_file() else read_meta(find_checkpoint(path))["meta"].get("cfg")
     return resolve(apply_overrides(parse_config(text), overrides))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jengine.cli.conversion import Conversion
+from jengine.cli.conversion_rows import Row, describe, list_lost
 from jengine.config import resolve
 from jengine.config.containers import iter_nodes
 from jengine.config.dump import format_literal
@@ -22,8 +23,6 @@ _IMIX_MARKS = ("train_data", "lr_config", "total_epochs", "max_iter")
 _OLD_MARKS = ("data", "runner", "lr_config", "optimizer_config")
 _WIDTH = 70  # columns of the text in the table
 _ORDER = ("taken over", "changed", "dropped", "to be done")
-
-Rows = list[tuple[str, str, str]]  # status, path and text
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -47,7 +46,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 def _convert_file(path: pathlib.Path) -> tuple[str, str]:
     """Return the text of the new config file, and a table of what happened and what a person must do."""
     path = path.resolve()  # base files are relative to the file itself, not to a link to it
-    cfg = resolve(load_flat(path, types.ModuleType("_jengine_converted")).values)
+    flat = load_flat(path, types.ModuleType("_jengine_converted"))
+    cfg = resolve(flat.values)
     if "train_data" in cfg and any(mark in cfg for mark in _IMIX_MARKS[1:]):
         body, rows = _convert_imix(cfg)
     elif any(mark in cfg for mark in _OLD_MARKS) and "train_dataloader" not in cfg:
@@ -56,21 +56,25 @@ def _convert_file(path: pathlib.Path) -> tuple[str, str]:
             "got the older form of MMCV 1.x"
         )
     else:
-        conversion = Conversion(cfg)
+        conversion = Conversion(cfg, flat.read)
         body = _format(conversion.result, conversion.todo, "{}")
-        rows = [*conversion.rows]
-    lines: Rows = []
-    for status, key, text in sorted(rows, key=lambda row: _ORDER.index(row[0])):
-        first, *others = textwrap.wrap(text, _WIDTH) or [""]
-        lines += [(status, key, first), *(("", "", other) for other in others)]
+        rows = conversion.rows
+    lines: list[tuple[str, str, str]] = []
+    for row in sorted(rows, key=lambda row: _ORDER.index(row.status)):
+        first, *others = textwrap.wrap(row.text, _WIDTH) or [""]
+        lines += [(row.status, row.path, first), *(("", "", other) for other in others)]
     return f'"""Converted from {path.name} by `jengine convert`."""\n{body}', format_table(("", "key", "what"), lines)
 
 
-def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, Rows]:
+def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, list[Row]]:
     """Return the code of `from_imix(...)` for an iMIX config, and the table rows."""
     kept = {key: cfg[key] for key in KEYS if key in cfg}
-    rows = [("taken over", key, "") for key in kept if key not in ("model", "train_data", "test_data", "load_from")]
-    rows += [("dropped", key, "not a key of `from_imix`") for key in cfg if key not in kept]
+    replaced = ("model", "train_data", "test_data", "load_from")
+    rows = [Row("taken over", key, "") for key in kept if key not in replaced]
+    rows += [
+        Row("dropped", key, f"not a key of `from_imix`, {describe(cfg[key])}", is_whole=True)
+        for key in cfg if key not in kept
+    ]  # fmt: skip
     kept.setdefault("work_dir", "work_dirs/imix")
     kind = kept.get("model", {}).get("type", "MyModel")
     kept["model"] = {
@@ -93,7 +97,8 @@ def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, Rows]:
         todo["load_from"] = [f"weights of {kept.pop('load_from')} for your model's names (docs/pretrained.md)"]
     for key, error in _check_imix(kept):
         todo.setdefault(key, []).append(str(error))
-    rows += [("to be done", key, text) for key, texts in todo.items() for text in texts]
+    rows += [Row("to be done", key, text, key == "load_from") for key, texts in todo.items() for text in texts]
+    rows += list_lost(cfg, kept, rows, {"model.type": "model.module.type"})
     body = "\nfrom jengine.contrib.imix import from_imix\n" + _format(kept, todo, "from_imix(\n        {}\n    )")
     return body, rows
 

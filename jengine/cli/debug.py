@@ -66,7 +66,7 @@ def train_debug(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     Raises:
       ConfigError: the config does not train, or `--resume` without a path. Also every error of the whole run's parts.
     """
-    if args.resume in (True, "must"):
+    if args.resume in (True, "must", "exact"):
         raise ConfigError("--debug must be used with --resume PATH or without, got --resume: its work dir is empty")
     cfg = load(args, overrides)
     with tempfile.TemporaryDirectory(prefix="jengine_debug_") as work_dir:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine import paths
+from jengine.annotations import is_mapping
 from jengine.config.foreign import only_known_classes
 from jengine.data import build_dataloader
 from jengine.errors import ConfigError
@@ -46,8 +47,10 @@ def _first_batch(model: LoadedModel) -> Any:
     if not loaders:
         raise ConfigError("`--input` must be given, because the config in the checkpoint has no data")
     name, loader = next(iter(loaders.items()))
+    if not model.trust and is_mapping(loader):  # in other threads and processes nothing would be restricted
+        loader = {key: 0 if key in ("num_workers", "num_threads") else value for key, value in loader.items()}
     try:
-        # The config is data from a checkpoint: its dataset may name any code.
+        # The config is data from a checkpoint: its dataset may name any code and any file.
         with only_known_classes(None if model.trust else model.path):
             return next(iter(build_dataloader(loader, train=False)))
     except Exception as error:

@@ -23,7 +23,10 @@ _KEEP_FEWER = """
 _PLACE = "in the config at "
 _LOADER = re.compile(r"in (\w+_dataloader[\w.]*) \(")
 # Errors whose traceback shows only a comparison, a wait for another process, or how samples are stacked
-_WITHOUT_CODE = ("CheckpointMismatchError", "PlanError", "ProcessError", "UnequalSamplesError")
+_WITHOUT_CODE = (
+    "CheckpointMismatchError", "CorruptCheckpointError", "PlanError", "ProcessError", "StorageError",
+    "UnequalSamplesError",
+)  # fmt: skip
 _FIRST_ADVICE = "  Free space, or write to another disk with --work-dir DIR, and start again: nothing is saved yet."
 
 
@@ -131,11 +134,11 @@ def _find_override(error: Exception, note: str, by_path: Mapping[str, str]) -> s
 
 def _is_user_error(error: Exception, command: str) -> bool:
     """Return whether the message alone is enough, because the error is about the config or a file, not about code."""
+    if type(error).__name__ in _WITHOUT_CODE:
+        return True
     if command in ("ckpt", "profile", "report", "table"):  # run no user code
         return isinstance(error, OSError | ValueError | KeyError | ImportError)
     notes = getattr(error, "__notes__", ())
-    if type(error).__name__ in _WITHOUT_CODE:
-        return True
     in_config = any(note.startswith((_PLACE, "in the argument ")) for note in notes)
     return in_config or isinstance(error, ConfigError | FileNotFoundError)
 

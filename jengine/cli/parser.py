@@ -101,7 +101,7 @@ def _add_run_commands(commands: Commands, common: argparse.ArgumentParser) -> No
     processes.add_argument("--process-id", type=int, metavar="I", help="index of this process, from 0")
 
     train = _add(commands, "train", "train.run", "train the model of a config", run)
-    resume = "continue from the newest checkpoint of the work dir ('must': or fail), or from PATH"
+    resume = "continue from the newest checkpoint of the work dir ('must': or fail; 'exact': the same config), or PATH"
     train.add_argument("--resume", nargs="?", const=True, metavar="PATH", help=resume)
     short = train.add_mutually_exclusive_group()
     debug = "try everything in three steps: memory, hooks, a validation, a save and a restore; leaves no files"
@@ -134,6 +134,8 @@ def _add_sweep(commands: Commands, common: argparse.ArgumentParser) -> None:
     number.add_argument("--search", type=int, default=0, metavar="N", help="let Optuna choose N settings")
     sweep.add_argument("--seeds", type=int, default=0, metavar="N", help="run each setting with the seeds 0 to N-1")
     sweep.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (default: 1)")
+    text = "end a run that takes longer, such as 90m: it is saved, and counts as failed (default: no limit)"
+    sweep.add_argument("--max-time", metavar="TIME", help=text)
     text = "the metric to search for (default: the first of save_best)"
     sweep.add_argument("--metric", metavar="NAME", help=text)
     sweep.add_argument("--work-dir", metavar="DIR", help="the sweep's directory (default: work_dirs/CONFIG_sweep)")

@@ -18,6 +18,7 @@ from jengine.evaluation.sections import split_dataloaders
 from jengine.json_codec import encode
 from jengine.sharding import build_mesh
 from jengine.sharding.mesh import MeshSizes, find_data_shard
+from jengine.step_values import StepValues, is_step_values, parse_step_values
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -137,7 +138,11 @@ def scale_batches(cfg: Mapping[str, Any], mesh: jax.sharding.Mesh, processes: in
     def scale(loader: Any) -> Any:
         if not isinstance(loader, Mapping) or loader.get("batch_axis", 0) is None or "global_batch_size" in loader:
             return loader  # its batch is that of all processes
-        return {**loader, "batch_size": loader.get("batch_size", 1) * shards}
+        size = loader.get("batch_size", 1)
+        if is_step_values(size):
+            steps = parse_step_values(size)
+            return {**loader, "batch_size": StepValues([value * shards for value in steps.values], steps.milestones)}
+        return {**loader, "batch_size": size * shards}
 
     # Only batches that processes read together grow; `test_dataloader` has no program here.
     loaders = split_dataloaders("val_dataloader", cfg.get("val_dataloader"))

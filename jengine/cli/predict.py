@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jengine.checkpoint.files import list_npz, read_npz
 from jengine.cli.commands import build_runner
 from jengine.downloads import local_copy
 from jengine.errors import ConfigError
@@ -13,7 +14,7 @@ from jengine.evaluation.dump import write_arrays
 from jengine.evaluation.sections import list_dataloaders, loader_path
 from jengine.json_codec import encode
 from jengine.runner import Runner
-from jengine.storage import storage_path, write_bytes
+from jengine.storage import file_name, storage_path, write_bytes
 
 _MODES = ("test", "val", "train")
 _PROMPTS = (".jsonl", ".txt")
@@ -25,13 +26,14 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     if not args.out.endswith((".npz", ".jsonl")):
         raise ConfigError(f"`--out` must be an .npz file, or .jsonl for generated text, got {args.out!r}")
     storage_path("--out", args.out)
-    is_file = args.data is not None and args.data.endswith((".npz", *_PROMPTS))
+    name = "" if args.data is None else file_name(args.data)
+    is_file = name.endswith((".npz", *_PROMPTS))
     if args.data is not None and args.data.partition(".")[0] not in _MODES and not is_file:
         raise ConfigError(
             f"`--data` must be one of {', '.join(_MODES)}, an .npz file, or a .jsonl or .txt file of prompts, "
             f"got {args.data!r}"
         )
-    if args.out.endswith(".jsonl") != (is_file and args.data.endswith(_PROMPTS)):
+    if args.out.endswith(".jsonl") != name.endswith(_PROMPTS):
         raise ConfigError(
             "`--out` must be a .jsonl file for a .jsonl or .txt file of prompts in `--data`, and else an .npz file, "
             f"got {args.out!r} for {args.data or 'the data of the config'}"
@@ -60,7 +62,10 @@ def _write_texts(args: argparse.Namespace, runner: Runner) -> None:
             "`model` must be a TextGenerator, dict(type='TextGenerator', model=..., tokenizer=...), for --out .jsonl, "
             f"got {type(runner.model).__name__}"
         )
-    prompts = generator.make_prompts(args.data)
+    try:
+        prompts = generator.make_prompts(args.data)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"`--data` must be a file of prompts: {error}") from error
     texts = generator.decode(runner.predict(prompts, args.batch_size))
     # All processes predict together, one writes.
     if runner.is_main_process:
@@ -69,11 +74,26 @@ def _write_texts(args: argparse.Namespace, runner: Runner) -> None:
         print(f"{len(texts)} texts of {args.checkpoint}, written to {args.out}")
 
 
+def _read_npz(path: str) -> dict[str, np.ndarray]:
+    """Return the arrays in a file, which may be from anyone."""
+    file = local_copy(path)
+    try:
+        arrays = dict(read_npz(file, list_npz(file)))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"`--data` must be a readable file: {error}") from None
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufcV" or array.dtype.names is not None:
+            raise ConfigError(f"`--data` must have arrays of numbers, got {array.dtype} for {name!r} in {path}")
+    lengths = {name: len(array) if array.ndim else None for name, array in arrays.items()}
+    if not arrays or len(set(lengths.values())) > 1 or not all(lengths.values()):
+        raise ConfigError(f"`--data` must have arrays with one length, the number of examples, got {lengths} in {path}")
+    return arrays
+
+
 def _load_data(args: argparse.Namespace, cfg: Mapping[str, Any]) -> tuple[Any, int | None]:
     """Return the data to predict and the batch size for data that are not in batches."""
-    if args.data is not None and args.data.endswith(".npz"):
-        with np.load(local_copy(args.data)) as file:
-            return dict(file), args.batch_size
+    if args.data is not None and file_name(args.data).endswith(".npz"):
+        return _read_npz(args.data), args.batch_size
     loaders = list_dataloaders(cfg, _MODES)
     modes = ("test", "val") if args.data is None else (args.data,)
     mode = next((mode for mode in modes if cfg.get(f"{mode}_dataloader") is not None), modes[0])

@@ -83,7 +83,7 @@ def _compile_programs(runner: Runner, chip: Chip | None, training_only: bool) ->
         "devices": strategy.mesh.size,
         "mesh": dict(strategy.mesh.shape),
         "examples_per_step": (*jax.tree.leaves(batch)[0].shape, 1)[0],  # a scalar counts as one
-        "accumulative_counts": 1 if isinstance(optimizer, Mapping) else optimizer.accumulative_counts,
+        "accumulative_counts": 1 if isinstance(optimizer, Mapping) else max(optimizer.counts.values),
         "parameters": [
             {
                 "path": path,
@@ -108,11 +108,28 @@ def _trace(runner: Runner, state: TrainState, training_only: bool) -> tuple[PyTr
     taken = example if count == 1 else (example,) * count
     batch = _global_batch(strategy, taken, rules)
     batches = _global_batch(strategy, taken, rules, steps) if steps > 1 and not training_only else None
-    programs = runner.build_programs().trace(state, batch, runner.step_hyperparams(), batches)
-    inputs = {"update": batch, "accumulate": batch, "chunk": batches}
-    traced = {name: (program, {"state": state, "batch": inputs[name]}) for name, program in programs.items()}
+    built = runner.build_programs()
+
+    def trace_steps(batch: PyTree, batches: PyTree) -> dict[str, _Program]:
+        programs = built.trace(state, batch, runner.step_hyperparams(), batches)
+        inputs = {"update": batch, "accumulate": batch, "chunk": batches}
+        return {name: (program, {"state": state, "batch": inputs[name]}) for name, program in programs.items()}
+
+    traced = trace_steps(batch, batches)
     if training_only:
         return batch, traced
+    known, change = [jax.tree.map(np.shape, batch)], loader.next_change(0)
+    while math.isfinite(change):  # a batch size or a length of examples that changes has programs of its own
+        loader.set_step(int(change))
+        other = select_arrays(loader.example())
+        later = _global_batch(strategy, other if count == 1 else (other,) * count, rules)
+        if (shapes := jax.tree.map(np.shape, later)) not in known:
+            known.append(shapes)
+            built.expect_shapes()
+            names = trace_steps(later, None)
+            traced |= {f"{name} from iteration {change}": program for name, program in names.items()}
+        change = loader.next_change(int(change))
+    loader.set_step(0)
     with whole_batches(rules is not None):
         initializer = StateInitializer(runner.model, strategy, runner.seed)
         init = initializer.trace(example, runner.optim_wrapper, runner.hooks)[0]

@@ -4,12 +4,15 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jengine.cli.commands import load, save_figure
 from jengine.data import build_dataloader
 from jengine.errors import ConfigError, config_path
 from jengine.optim import check_optim_wrapper
-from jengine.optim.schedules import build_param_schedulers, flatten_schedulers
+from jengine.optim.schedules import build_param_schedulers, chain_of
 from jengine.runner.config_checks import is_epoch_based, train_loop_config
+from jengine.step_values import is_step_values, parse_step_values
 from jengine.train.phases import batches_per_iteration
 
 _WIDTH, _HEIGHT = 72, 10
@@ -72,7 +75,7 @@ def _save_png(curves: Mapping[str, Sequence[float]], path: str) -> None:
 
 
 def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -> Curves:
-    """Run the schedulers of a config over a whole run, only on the host.
+    """Compute the schedules of a config over a whole run, only on the host.
 
     Neither the model nor a batch is built. If the run or a schedule counts epochs, the training data are built for the
     epoch length, unless `epoch_length` gives the iterations in an epoch. The groups of `paramwise_cfg` are unknown
@@ -101,31 +104,24 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
     max_epochs = train_cfg["max_epochs"] if by_epoch else 1
     max_iters = max_epochs * (epoch_length or 0) if by_epoch else train_cfg["max_iters"]
     wrappers = check_optim_wrapper(cfg["optim_wrapper"])
-    # The real schedulers, stepped on the host: a drawing of formulas would not show how they interact.
-    schedulers = build_param_schedulers(
+    build_param_schedulers(
         cfg.get("param_scheduler"), wrappers.get("", wrappers), max_epochs=max_epochs, max_iters=max_iters,
         epoch_length=epoch_length, by_epoch_loop=by_epoch,
     )  # fmt: skip
-    return _record_curves(wrappers, flatten_schedulers(schedulers), max_iters, epoch_length if by_epoch else None)
-
-
-def _record_curves(
-    wrappers: Mapping[str, Any], schedulers: Sequence[Any], max_iters: int, epoch_length: int | None
-) -> Curves:
     curves: Curves = {}
-    by_iter = [s for s in schedulers if not s.by_epoch]
-    by_epoch = [s for s in schedulers if s.by_epoch]
-    for iteration in range(1, max_iters + 1):
-        for name, wrapper in wrappers.items():
-            for key, value in _select_hyperparams(wrapper.param_groups[0]).items():
-                curves.setdefault(f"{name}.{key}" if name else key, []).append(value)
-        if iteration == max_iters:
-            break
-        for scheduler in by_iter:
-            scheduler.step()
-        if epoch_length is not None and iteration % epoch_length == 0:
-            for scheduler in by_epoch:
-                scheduler.step()
+    for name, wrapper in wrappers.items():
+        scheduled = chain_of(wrapper).at(np.arange(max_iters))[0]
+        for key, value in _select_hyperparams(wrapper.param_groups[0]).items():
+            values = scheduled.get("momentum" if key == "beta1" else key, np.full(max_iters, value))
+            curves[f"{name}.{key}" if name else key] = values.tolist()
+    whole = cfg["optim_wrapper"]
+    data: Any = cfg.get("train_dataloader")
+    data = data if hasattr(data, "items") else {}
+    numbers = {name: data.get(name) for name in ("batch_size", "global_batch_size", "example_length")}
+    numbers["accumulative_counts"] = whole.get("accumulative_counts") if hasattr(whole, "items") else None
+    for key, number in numbers.items():
+        if is_step_values(number):
+            curves[key] = [float(parse_step_values(number).at(step)) for step in range(max_iters)]
     return curves
 
 

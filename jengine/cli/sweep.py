@@ -23,7 +23,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
             args.config, grid=parse_grid(args.grid), ranges=parse_ranges(args.range), random=args.random,
             search=args.search, seeds=args.seeds, jobs=args.jobs, work_dir=directory, metric=args.metric,
             overrides=[text.removeprefix("--config.") for text in overrides], launcher=args.sweep_launcher,
-            launcher_options=_parse_options(args.launcher_option),
+            launcher_options=_parse_options(args.launcher_option), max_time=args.max_time,
         )  # fmt: skip
     except SweepInterrupted as error:
         command = shlex.join(["jengine", *args.argv])
@@ -31,7 +31,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         return 130
     print(table.format(group=args.seeds > 1))
     print(f"all runs: jengine table {relative(directory)}")
-    failed = [row for row in table.rows if row.status == "failed"]
+    # By the error: the work dir of a failed run may belong to a process that still trains.
+    failed = [row for row in table.rows if row.error and row.status != "finished"]
     for row in failed:
         print(f"{row.name} failed: {row.error}", file=sys.stderr)
     return 1 if failed else 0

@@ -7,6 +7,7 @@ from typing import Any
 from jengine.config.containers import iter_nodes
 from jengine.errors import MissingPackageError
 from jengine.registry import find_registered, is_built_in
+from jengine.storage import file_name
 
 # Modules of the extras that have another name
 _MODULES = {"draw": "PIL", "examples": "sklearn", "bleu": "sacrebleu", "sweep": "optuna", "comet": "comet_ml"}
@@ -35,7 +36,7 @@ def _list_extras(cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the path and the extra of each config part that requires one."""
     for path, value in iter_nodes(cfg):
         if path in ("load_from", "load_from.path"):
-            if str(value).endswith(_SAFETENSORS):
+            if file_name(str(value)).endswith(_SAFETENSORS):
                 yield path, "safetensors"
         elif path == "visualizer" or "." in path or "[" in path:  # other values at the top level are no types
             entries: list[Any] = [value] if isinstance(value, type) else []

@@ -46,6 +46,7 @@ class FlatConfig:
     """Variables in a flat config file, merged with those in the files that it inherits from."""
 
     values: Level = dataclasses.field(default_factory=Level)  # by name
+    names: dict[str, Any] = dataclasses.field(default_factory=dict)  # what `import *` of the file gives besides
     read: set[str] = dataclasses.field(default_factory=set)  # names that a file reads
     set_too_late: set[str] = dataclasses.field(default_factory=set)  # set again, after the file that reads them has run
 
@@ -61,6 +62,8 @@ class FlatConfig:
         """
         moved = ("data_preprocessor", "activation_checkpointing")
         known = [*SECTIONS, *moved, *(key for key in WITHOUT_EFFECT if "." not in key)]
+        if "vis_backends" in self.read - self.set_too_late:  # a variable, which `visualizer` reads
+            known.remove("vis_backends")
         cfg, own, unread = {}, {}, []
         for key, value in self.values.items():
             if key in known or (key not in self.read and did_you_mean(key, known, _MISSPELLED)):
@@ -108,7 +111,9 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
     _inherit(result, _pop_bases(tree), file, heirs)
     for base, names in _pop_read_base(tree, file):
         inherited = _load_base(base, [*heirs, file])
-        names = {name: name for name in inherited.values} if "*" in names else names
+        if "*" in names:
+            vars(module).update(inherited.names)
+            names = {name: name for name in inherited.values}
         _add(result, inherited, names)
         vars(module).update({name: result.values[name] for name in names})  # later lines of the file read them
     # Quoted or not, `{{ _base_.a }}` is no Python that would run: it becomes an expression first.
@@ -125,31 +130,42 @@ def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[path
         if not key.startswith("_") and not (key in imported and value is imported[key])
         and not isinstance(value, types.ModuleType | types.FunctionType | type)
     }  # fmt: skip
+    result.names = {key: value for key, value in vars(module).items() if not key.startswith("_") and key not in own}
     result.set_too_late = (result.set_too_late | (own.keys() & result.read)) - read
     result.read |= read
     for key in own.keys() & imported.keys():  # assigned again after `read_base`: replaced, as in any Python file
         result.values.pop(key, None)
-    merge_into(result.values, resolve(own))
-    result.values = _to_levels(result.values)
+    _merge(result, resolve(own))
     return result
+
+
+def _merge(result: FlatConfig, own: dict[str, Any]) -> None:
+    """Merge a file's keys into those that it inherits; `dict(_delete_=True)` alone unsets a key."""
+    for key in [key for key, value in own.items() if value == {"_delete_": True}]:
+        result.values.pop(key, None)
+        del own[key]
+    merge_into(result.values, own)
+    result.values = _to_levels(result.values)
 
 
 def _load_data(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[pathlib.Path]) -> FlatConfig:
     """Return the keys in a JSON or YAML file, merged with those of its `_base_` files."""
     text, result = _substitute(file.read_text(encoding="utf-8"), file), FlatConfig()
-    if file.suffix == ".json":
-        values = json.loads(text)
-    else:
-        import yaml
+    try:
+        if file.suffix == ".json":
+            values = json.loads(text)
+        else:
+            import yaml
 
-        values = yaml.safe_load(text)
+            values = yaml.safe_load(text)
+    except RecursionError:
+        raise ConfigError(f"a config file must not be nested so deeply, got {str(file)!r}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"a config file must contain a dict, got {type(values).__name__} in {str(file)!r}")
     _inherit(result, values.pop("_base_", []), file, heirs)
     vars(module)["CONFIG_MODULES"] = values.pop("CONFIG_MODULES", {})
     # Variables of the base are filled in before merging, when they still have the base's values.
-    merge_into(result.values, resolve(_fill_base_variables(values, result.values)))
-    result.values = _to_levels(result.values)
+    _merge(result, resolve(_fill_base_variables(values, result.values)))
     return result
 
 

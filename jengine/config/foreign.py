@@ -1,42 +1,38 @@
-"""Guard for configs in foreign checkpoints, which must not choose the code that runs.
+"""Guard for configs in foreign checkpoints, which must not choose the code that runs or the files that are read.
 
 A name in a config can be any import path, so `type='os.system'` would run a command. Inside `only_known_classes` an
-import path must be a class in a module that is already imported: a user's module, or a network or model in an installed
-package. Other classes in packages are refused, since `subprocess.Popen` is one of them. Functions are refused when they
-are called, as a model that predicts calls no loss; only those of optax and `jax.nn` can be called.
+import path must end in a registered name, or be a network or model in a module that is already imported. Other classes
+are refused, since `subprocess.Popen` is one of them. Functions are refused when they are called, as a model that
+predicts calls no loss; only those of optax and `jax.nn` can be called. Paths in the config must lie in the checkpoint.
 """
 
 import contextlib
-import contextvars
-import pathlib
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jengine.errors import ConfigError
+from jengine.storage import allowed_directory, reading_only
 
-_INSTALLED = ("site-packages", "dist-packages")
-_NETWORKS = ("flax", "haiku", "equinox", "jengine")  # their classes `Module` and `Model` are the bases of networks
-_source: contextvars.ContextVar[str | None] = contextvars.ContextVar("jengine_foreign_config", default=None)
+# Modules and their classes that are the bases of networks and models
+_NETWORKS = (
+    ("flax.linen", "Module"), ("flax.nnx", "Module"), ("haiku", "Module"), ("equinox", "Module"),
+    ("jengine.model", "Model"),
+)  # fmt: skip
 
 
-@contextlib.contextmanager
-def only_known_classes(source: str | None) -> Iterator[None]:
-    """Restrict import paths in configs inside, in this thread.
+def only_known_classes(source: str | None) -> contextlib.AbstractContextManager[None]:
+    """Return a context that restricts import paths in configs, and the files that are read, in this thread.
 
-    `source` is the file whose config is used, for the error; None restricts nothing.
+    `source` is the checkpoint whose config is used; None restricts nothing.
     """
-    token = _source.set(source)
-    try:
-        yield
-    finally:
-        _source.reset(token)  # also after an error
+    return reading_only(source)
 
 
 def is_restricted() -> bool:
     """Return whether import paths are restricted in this thread."""
-    return _source.get() is not None
+    return allowed_directory() is not None
 
 
 def find_known_class(path: str, modules: Mapping[str, types.ModuleType]) -> type:
@@ -54,10 +50,10 @@ def find_known_class(path: str, modules: Mapping[str, types.ModuleType]) -> type
         found = vars(found).get(name) if isinstance(found, types.ModuleType | type) else None
     if not isinstance(found, type):
         raise _refuse(path, "it is not a class of that module")
-    bases = ((base.__name__, base.__module__.partition(".")[0]) for base in found.__mro__)
-    is_network = any(name in ("Module", "Model") and package in _NETWORKS for name, package in bases)
-    if not is_network and not _is_of_user(found):
-        raise _refuse(path, "a class of a package must be a network or a model")
+    # The classes themselves: a name or a module is what a class says of itself.
+    bases = [vars(sys.modules[module]).get(name) for module, name in _NETWORKS if module in sys.modules]
+    if not any(base in found.__mro__ for base in bases):
+        raise _refuse(path, "a class that is not registered must be a network or a model")
     return found
 
 
@@ -69,10 +65,9 @@ def find_known_function(path: str, modules: Mapping[str, types.ModuleType]) -> A
         refusal = error
     module, _, name = path.rpartition(".")
     found = vars(modules[module]).get(name) if module in modules else None
-    pure = [*vars(modules["jax.nn"]).values(), *vars(modules["jax.nn.initializers"]).values()]
     # Functions of optax and jax.nn only compute: a config from elsewhere may name them, and nothing else.
-    is_pure = str(getattr(found, "__module__", "")).startswith("optax.") or any(found is known for known in pure)
-    if callable(found) and is_pure:
+    pure = [*vars(modules["jax.nn"]).values(), *vars(modules["jax.nn.initializers"]).values()]
+    if callable(found) and (_is_of_optax(found) or any(found is known for known in pure)):
         return found
     return RefusedFunction(refusal)
 
@@ -90,16 +85,15 @@ class RefusedFunction:
 
 def _refuse(path: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"a config from elsewhere must name registered classes or classes of imported modules, got {path!r} in "
-        f"{_source.get()}: {reason}; if you trust the file, pass trust=True (on the command line --trust), with which "
-        "it can run any code"
+        f"a config from elsewhere must name registered classes or networks of imported modules, got {path!r} in "
+        f"{allowed_directory()}: {reason}; if you trust the file, pass trust=True (on the command line --trust), with "
+        "which it can run any code"
     )
 
 
-def _is_of_user(found: type) -> bool:
-    """Return whether a class comes neither from Python nor from jengine nor from an installed package."""
-    top = found.__module__.partition(".")[0]
-    if top in sys.stdlib_module_names or top == "jengine":
+def _is_of_optax(found: Any) -> bool:
+    """Return whether a function is what optax itself has under its name, whatever it says of its module."""
+    module = sys.modules.get(str(getattr(found, "__module__", "")))
+    if module is None or not module.__name__.startswith("optax."):
         return False
-    file = getattr(sys.modules.get(found.__module__), "__file__", None)
-    return file is None or not set(_INSTALLED) & set(pathlib.Path(file).parts)
+    return vars(module).get(getattr(found, "__name__", "")) is found

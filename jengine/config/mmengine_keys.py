@@ -16,7 +16,7 @@ SECTIONS = (
     "model", "work_dir", "train_dataloader", "val_dataloader", "test_dataloader", "train_cfg", "val_cfg", "test_cfg",
     "optim_wrapper", "param_scheduler", "val_evaluator", "test_evaluator", "default_hooks", "custom_hooks",
     "load_from", "resume", "parallel", "precision", "log_processor", "visualizer", "randomness", "auto_scale_lr",
-    "experiment_name", "log_level", "resume_policy", "vars",
+    "experiment_name", "log_level", "resume_settings", "vars",
 )  # fmt: skip
 
 # Keys that change nothing here, by dotted path, with the reason; `*` stands for train, val and test.
@@ -31,7 +31,7 @@ WITHOUT_EFFECT = {
     "sync_bn": "`parallel` decides over which examples BatchNorm computes its statistics",
     "compile": "the step is always compiled",
     "runner_type": "there is one Runner",
-    "vis_backends": "`visualizer` has its own",
+    "vis_backends": "`visualizer` has them",
     "randomness.deterministic": "a program gives the same numbers at each run on the same devices",
     "randomness.diff_rank_seed": "each process draws its own random numbers",
     "*_dataloader.persistent_workers": "workers stay alive between epochs",
@@ -76,16 +76,25 @@ class Change(NamedTuple):
 def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[Change]]:
     """Return a resolved config without those parts of MMEngine's that mean nothing here, and what has changed.
 
-    Keys without effect are dropped, `_scope_` at every level; `activation_checkpointing` moves to the model;
+    Keys without effect are dropped, `_scope_` at every level, and an empty `data_preprocessor`, by which a
+    file takes back that of its base; `activation_checkpointing` moves to the model;
     visualizers that draw for one task become a LocalVisualizer; hooks that only draw, arguments of PyTorch's loader,
     and places where metrics are collected are dropped.
 
     >>> drop_without_effect({"work_dir": "runs", "launcher": "none"})[0]
     {'work_dir': 'runs'}
+
+    Raises:
+      ConfigError: `vis_backends` that the visualizer does not have; `activation_checkpointing` without
+        a model.
     """
     changes = list[Change]()
     result = _drop_scopes(cfg, changes)
     changes = changes[:1]
+    _check_backends(result)
+    for owner in (result, result.get("model")):
+        if isinstance(owner, dict) and not owner.get("data_preprocessor", True):
+            del owner["data_preprocessor"]
     for pattern, reason in WITHOUT_EFFECT.items():
         for mode in _MODES if "*" in pattern else ("",):
             path = pattern.replace("*", mode)
@@ -119,7 +128,7 @@ def reject_foreign_sections(cfg: Mapping[str, Any]) -> None:
     """Raise ConfigError for `data_preprocessor`, and for a section with a comma behind it, which is a tuple."""
     model = cfg.get("model")
     for owner, path in ((cfg, "data_preprocessor"), (model, "model.data_preprocessor")):
-        if isinstance(owner, dict) and owner.get("data_preprocessor") is not None:
+        if isinstance(owner, dict) and owner.get("data_preprocessor"):
             raise ConfigError(
                 f"`{path}` must be left out: images are normalized in the compiled step, `model=dict("
                 "type='PreprocessedModel', steps=[dict(type='BatchNormalize', mean=..., std=...)], model=...)`, or by "
@@ -143,7 +152,7 @@ def describe_changes(changes: Sequence[Change]) -> str:
 def _move_checkpointing(cfg: dict[str, Any], changes: list[Change]) -> None:
     """Move the key `activation_checkpointing` to the model, which has an argument of this name."""
     modules = cfg.pop("activation_checkpointing", None)
-    if modules is None:
+    if not modules:
         return
 
     def add(model: Any) -> dict[str, Any]:
@@ -159,6 +168,19 @@ def _move_checkpointing(cfg: dict[str, Any], changes: list[Change]) -> None:
 
     cfg["model"] = add(cfg.get("model"))
     changes.append(Change("activation_checkpointing", "an argument of the model", replaced=True))
+
+
+def _check_backends(cfg: Mapping[str, Any]) -> None:
+    """Raise ConfigError for `vis_backends` at the top level unless the visualizer has them too."""
+    given, visualizer = cfg.get("vis_backends"), cfg.get("visualizer")
+    listed = visualizer.get("vis_backends") if isinstance(visualizer, dict) else None
+    if given is None or given == listed:
+        return
+    if not given or listed is None or any(backend not in listed for backend in given):
+        raise ConfigError(
+            "`vis_backends` must be in `visualizer`, dict(type='Visualizer', vis_backends=[...]), got "
+            f"{given!r} at the top level"
+        )
 
 
 def _change_visualizer(path: str, cfg: Any, changes: list[Change]) -> Any:

@@ -4,7 +4,7 @@ import os
 import pathlib
 
 from jengine.downloads import temporary_copies
-from jengine.storage import get_filesystem
+from jengine.storage import download_file, get_filesystem, strip_query
 
 _DIRECTORY = "configs"  # of temporary copies
 
@@ -17,11 +17,11 @@ def fetch_config(url: str) -> pathlib.Path:
     Raises:
       FileNotFoundError: there is no such file.
     """
-    directory, _, name = url.rpartition("/")
+    directory, _, name = strip_query(url).rpartition("/")
     path = fetch_modules(directory) / name
     if not path.exists():  # a web server may not list its files
         try:
-            get_filesystem(url).get_file(url, str(path))
+            download_file(url, path)
         except FileNotFoundError:
             raise FileNotFoundError(f"the config file {url!r} does not exist") from None
     return path
@@ -35,8 +35,11 @@ def fetch_modules(url: str) -> pathlib.Path:
     store = get_filesystem(url)
     try:
         found = sorted(str(entry).rpartition("/")[2] for entry in store.ls(url, detail=False))
-    except (FileNotFoundError, NotImplementedError):
-        return directory
+    except Exception as error:
+        # A web server need not list its files, whatever it answers; then only the config itself is fetched.
+        if scheme in ("http", "https") or isinstance(error, FileNotFoundError | NotImplementedError):
+            return directory
+        raise
     for name in found:
         if name.endswith(".py"):
             store.get_file(f"{url}/{name}", str(directory / name))

@@ -17,7 +17,7 @@ from jengine.data.samplers import random_state
 from jengine.downloads import local_copy
 from jengine.errors import ConfigError, config_path
 from jengine.registry import DATASETS
-from jengine.storage import is_url
+from jengine.storage import LARGE, allowed_directory, file_name, is_url, read_bytes, read_text
 
 Record = dict[str, Any]
 Indices = int | Sequence[int] | np.ndarray | None
@@ -110,6 +110,7 @@ class BaseDataset:
         self._metainfo = {name: _read_lines(x) for name, x in {**self.METAINFO, **(metainfo or {})}.items()}
         self._indices = indices
         self._epoch = 0
+        self._parts: tuple[int, ...] = ()
         self._fully_initialized = False
         self.data_list: list[Record] = []
         # Two arrays instead of a list of dicts: worker processes that are forked share their pages, while reading a
@@ -191,7 +192,7 @@ class BaseDataset:
 
     def prepare_data(self, idx: int) -> Sample:
         """Return the transformed sample; None if the pipeline drops it."""
-        rng = random_state(self.seed, self._epoch, idx) if self.pipeline.is_random else None
+        rng = self._random_state(idx) if self.pipeline.is_random else None
         return self.pipeline(self.get_data_info(idx), rng)
 
     @force_full_init
@@ -205,7 +206,7 @@ class BaseDataset:
             return sample
         if self.test_mode:
             raise ValueError(f"the pipeline must return every sample with test_mode=True, got None for sample {idx}")
-        rng = random_state(self.seed, self._epoch, idx)  # a resumed run must read the same sample
+        rng = self._random_state(idx)  # a resumed run must read the same sample
         for _ in range(self.max_refetch):
             sample = self.prepare_data(int(rng.randint(len(self))))
             if sample is not None:
@@ -220,6 +221,15 @@ class BaseDataset:
         dataset = copy.copy(self)  # this one may be read by other threads
         dataset._epoch = epoch
         return dataset
+
+    def fold_in(self, *parts: int) -> Self:
+        """Return this dataset with other random numbers; called by a dataset around it."""
+        dataset = copy.copy(self)
+        dataset._parts = (*self._parts, *parts)
+        return dataset
+
+    def _random_state(self, idx: int) -> np.random.RandomState:
+        return random_state(self.seed, self._epoch, idx, *self._parts)
 
     # --- Parts ---
 
@@ -263,18 +273,21 @@ def _select(indices: Indices, count: int) -> list[int]:
 def _read_lines(value: Any) -> Any:
     """Return the lines of a file for its name, and a copy of anything else."""
     if isinstance(value, str) and (is_url(value) or os.path.isfile(value)):
-        with open(local_copy(value), encoding="utf-8") as file:
-            return file.read().splitlines()
+        return read_text(local_copy(value)).splitlines()
     return copy.deepcopy(value)
 
 
 def _load_file(path: str) -> Any:
-    if path.endswith((".pkl", ".pickle")):
-        with open(local_copy(path), "rb") as file:
-            return pickle.load(file)
-    if path.endswith(".json"):
-        with open(local_copy(path), encoding="utf-8") as file:
-            return json.load(file)
+    name = file_name(path)
+    if name.endswith((".pkl", ".pickle")):
+        if allowed_directory() is not None:
+            raise ConfigError(f"a config from elsewhere must name no pickle, which may run any code, got {path!r}")
+        return pickle.loads(read_bytes(local_copy(path), limit=LARGE))
+    if name.endswith(".json"):
+        try:
+            return json.loads(read_bytes(local_copy(path), limit=LARGE))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"`ann_file` must be JSON, got {path}: {error}") from None
     raise ConfigError(
         f"`ann_file` must end in .json, .pkl or .pickle, got {path!r}; another format needs a subclass with "
         "`load_data_list`"

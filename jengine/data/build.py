@@ -12,6 +12,7 @@ from jengine.data.loader import DataLoader
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.errors import ConfigError, config_path, current_config_path
 from jengine.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, as_config, check_arguments, resolve_functions
+from jengine.step_values import StepValues, is_step_values, parse_step_values
 
 # Settings of MMEngine's configs that do not exist here, and why.
 _UNSUPPORTED = {
@@ -33,9 +34,10 @@ def build_dataloader(
     Args:
       cfg_or_loader: a dict with `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`,
         and `dataset` may also be a stream of examples (see `IterableLoader`); `global_batch_size` may replace
-        `batch_size`, for the examples of all processes together; or a loader; or an iterable of batches;
-        or a function that returns an iterator over batches, or such a function's import path; or `dict(type=...,
-        **arguments)` with a class or function that returns one of these. It is not modified.
+        `batch_size`, for the examples of all processes together, and both may be `StepValues`, as may
+        `example_length`, which transforms read as `ctx.length`; or a loader; or an iterable of batches; or a function
+        that returns an iterator over batches, or such a function's import path; or `dict(type=..., **arguments)` with
+        a class or function that returns one of these. It is not modified.
       train: whether the data are for training. By default the order is then shuffled and `drop_last` is True; otherwise
         the data are in order and the last batch is padded.
       seed: sampler seed, unless the config has one.
@@ -57,7 +59,7 @@ def build_dataloader(
     if not is_mapping(cfg_or_loader):
         return IterableLoader(cfg_or_loader, train)
     arguments: dict[str, Any] = {"drop_last": train, "sampler": None, **dict(cfg_or_loader.items())}
-    arguments = resolve_functions(DataLoader, arguments)
+    arguments, schedules = _take_schedules(resolve_functions(DataLoader, arguments), process_count)
     check_dataloader(arguments)  # before a dataset is built, which may take long
     # Shards that are cut to equal size have the same number of global batches, however many they are
     round_up = "global_batch_size" not in arguments or not arguments["drop_last"]
@@ -68,7 +70,10 @@ def build_dataloader(
             shard, rules = (0, 1), getattr(arguments["dataset"], "batch_rules", None)
             arguments = {"batch_rules": rules, **arguments, "batch_axis": None}
         if is_stream(arguments["dataset"]):
-            return _build_stream(arguments, train, *shard)
+            stream = _build_stream(arguments, train, *shard)
+            if any(schedules):
+                stream.follow(*schedules)
+            return stream
     with config_path("sampler"):
         defaults = {"seed": seed, "process_index": shard[0], "process_count": shard[1]}
         sampler = arguments["sampler"]
@@ -76,7 +81,30 @@ def build_dataloader(
             sampler = DefaultSampler(arguments["dataset"], shuffle=train, round_up=round_up, **defaults)
         arguments["sampler"] = _build_sampler(sampler, arguments["dataset"], defaults)
         _check_shard(arguments["sampler"], *shard)
-    return DataLoader(**arguments)
+    loader = DataLoader(**arguments)
+    if any(schedules):
+        loader.follow(*schedules)
+    return loader
+
+
+def _take_schedules(
+    cfg: Mapping[str, Any], shards: int
+) -> tuple[dict[str, Any], tuple[StepValues | None, StepValues | None]]:
+    """Return the section with the first of batch sizes that change, and the schedules of batch size and length."""
+    taken, sizes, lengths = dict(cfg.items()), None, None
+    for name in ("batch_size", "global_batch_size"):
+        if is_step_values(taken.get(name)):
+            with config_path(name):
+                sizes = parse_step_values(taken[name])
+            taken[name] = sizes.values[0]
+            if name == "global_batch_size":
+                for size in sizes.values:
+                    _divide_batch({"global_batch_size": size}, shards)
+                sizes = StepValues([size // shards for size in sizes.values], sizes.milestones)
+    if "example_length" in taken:
+        with config_path("example_length"):
+            lengths = parse_step_values(taken.pop("example_length"))
+    return taken, (sizes, lengths)
 
 
 def _build_object(cfg: Mapping[str, Any]) -> Any:
@@ -107,6 +135,7 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
     """Check a dataloader section without building anything; see `build_dataloader`."""
     if "type" in cfg:
         return FUNCTIONS.check(cfg)
+    cfg, _ = _take_schedules(cfg, 1)
     for key, reason in _UNSUPPORTED.items():
         if key in cfg:
             raise TypeError(f"a dataloader must not have the argument {key!r}: {reason}; remove it")

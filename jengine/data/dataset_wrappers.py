@@ -12,7 +12,7 @@ import numpy as np
 
 from jengine.annotations import ConfigOf, Count, Fraction, NonNegative, is_mapping
 from jengine.data.host_entries import Sample
-from jengine.data.pipeline import at_epoch
+from jengine.data.pipeline import at_epoch, fold_in
 from jengine.errors import ConfigError, config_path
 from jengine.registry import DATASETS
 
@@ -22,12 +22,15 @@ DatasetConfig = Annotated[Any, ConfigOf(DATASETS)]
 class _Wrapper:
     """Dataset whose sample i is a sample of another one, maybe read in another epoch.
 
+    The random transforms of each inner dataset draw numbers of their own.
+
     Attributes:
       datasets: the inner datasets.
     """
 
     datasets: list[Any]
     _epoch = 0
+    _parts: tuple[int, ...] = ()
 
     @property
     def metainfo(self) -> dict[str, Any]:
@@ -50,7 +53,7 @@ class _Wrapper:
 
     def __getitem__(self, idx: int) -> Sample:
         number, index, epoch = self._locate(self._check(idx))
-        return at_epoch(self.datasets[number], epoch)[index]
+        return fold_in(at_epoch(self.datasets[number], epoch), *self._parts, number)[index]
 
     def get_data_info(self, idx: int) -> dict[str, Any]:
         """Return a sample's record, from the inner dataset's `get_data_info`."""
@@ -66,6 +69,12 @@ class _Wrapper:
         """Return this dataset with the random numbers for `epoch`; called by the loader."""
         dataset = copy.copy(self)  # this one may be read by other threads
         dataset._epoch = epoch
+        return dataset
+
+    def fold_in(self, *parts: int) -> Self:
+        """Return this dataset with other random numbers; called by a dataset around it."""
+        dataset = copy.copy(self)
+        dataset._parts = (*self._parts, *parts)
         return dataset
 
     def full_init(self) -> None:
@@ -235,7 +244,8 @@ class MixedDataset(_Wrapper):
     """Weighted dataset mixture: each epoch has them in fixed proportions, by grain's `MapDataset.mix`.
 
     Each dataset is shuffled and repeated on its own, and an epoch continues where the last one ended, so that a large
-    dataset is read whole over several epochs.
+    dataset is read whole over several epochs. A sample that is repeated within an epoch has other random transforms
+    each time.
 
     >>> from jengine.data import ArrayDataset
     >>> few, many = ArrayDataset({"x": np.zeros(10)}), ArrayDataset({"x": np.ones(90)})
@@ -273,7 +283,10 @@ class MixedDataset(_Wrapper):
         used = [i for i, share in enumerate(shares) if share > 0]
         # grain mixes indices, not samples: a transform then sees its own index and epoch
         ranges = [grain.MapDataset.range(len(self.datasets[i])).shuffle(seed=seed + i) for i in used]
-        endless = [each.repeat().map(functools.partial(_pair, i)) for i, each in zip(used, ranges, strict=True)]
+        endless = [
+            each.repeat().map_with_index(functools.partial(_place, i, len(each)))
+            for i, each in zip(used, ranges, strict=True)
+        ]
         self._mix: Any = grain.MapDataset.mix(endless, weights=[shares[i] for i in used])
         self._length = length or max(1, math.floor(min(len(self.datasets[i]) / shares[i] for i in used)))
 
@@ -281,12 +294,13 @@ class MixedDataset(_Wrapper):
         return self._length
 
     def _locate(self, idx: int) -> tuple[int, int, int]:
-        number, index = self._mix[self._epoch * self._length + idx]
-        return number, index, self._epoch
+        place: tuple[int, int, int] = self._mix[self._epoch * self._length + idx]
+        return place
 
 
-def _pair(number: int, index: int) -> tuple[int, int]:
-    return number, int(index)
+def _place(number: int, size: int, position: int, index: int) -> tuple[int, int, int]:
+    """Return the dataset, the index in it, and the pass over it; an epoch may have several."""
+    return number, int(index), position // size
 
 
 def _build_all(datasets: Sequence[Any], name: str = "datasets") -> list[Any]:

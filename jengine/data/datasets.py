@@ -106,15 +106,18 @@ class TokenWindows:
       tokens: int[N], or the path to such an array in a `.npy` file, from which only the windows are read. A file at a
         URL (`gs://`, `s3://`, any that fsspec knows) is first copied to a cache directory, see `local_copy`.
       length: number of tokens in a window.
+      token_bytes: int[V], how many bytes each token of the vocabulary stands for, as `tokenizer.token_bytes()`
+        returns, or a `.npy` file. With it, samples have `num_bytes`, int32[length], the bytes of each target, which
+        `BitsPerByte` needs.
 
     Raises:
       ValueError: tokens that are not one axis of integers, or fewer than a window needs.
     """
 
-    def __init__(self, tokens: Any, length: Count) -> None:
-        is_path = isinstance(tokens, str | os.PathLike)
+    def __init__(self, tokens: Any, length: Count, token_bytes: Any = None) -> None:
         # Mapped: corpora are larger than memory, and processes on a machine share the pages.
-        self.tokens = np.load(local_copy(tokens), mmap_mode="r") if is_path else np.asarray(tokens)
+        self.tokens = _read_array(tokens)
+        self.token_bytes = None if token_bytes is None else _read_array(token_bytes)
         self.length = length
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
             raise ValueError(
@@ -133,7 +136,16 @@ class TokenWindows:
             raise IndexError(f"the dataset has {len(self)} windows, got the index {index}")
         start = (index % len(self)) * self.length
         window = np.asarray(self.tokens[start : start + self.length + 1], np.int32)
-        return {"tokens": window[:-1], "targets": window[1:]}
+        sample = {"tokens": window[:-1], "targets": window[1:]}
+        if self.token_bytes is not None:
+            sample["num_bytes"] = np.asarray(self.token_bytes[window[1:]], np.int32)
+        return sample
+
+
+def _read_array(array: Any) -> np.ndarray:
+    if isinstance(array, str | os.PathLike):
+        return np.load(local_copy(array), mmap_mode="r")
+    return np.asarray(array)
 
 
 _ARTICLES = ("a", "the", "one", "every")

@@ -2,11 +2,13 @@
 
 import copy
 import itertools
+import math
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from jengine.data.batch_check import BatchRules, batch_settings
@@ -16,9 +18,28 @@ from jengine.data.host_entries import Batch, Sample, select_arrays
 from jengine.data.masking import with_mask
 from jengine.data.sources import Pass
 from jengine.errors import ConfigError
+from jengine.step_values import StepValues
 
 State = dict[str, Any]
 _END = object()
+
+
+def divide_rows(batch: Batch, length: int) -> Batch:
+    """Return a batch whose rows, array[B, N, ...], are divided into rows with `length` entries, [B * N / length, ...].
+
+    >>> divide_rows({"tokens": np.arange(8).reshape(2, 4)}, 2)["tokens"].tolist()
+    [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+    Raises:
+      ConfigError: an array without such rows.
+    """
+
+    def divide(leaf: np.ndarray) -> np.ndarray:
+        if np.ndim(leaf) < 2 or leaf.shape[1] % length:
+            raise ConfigError(f"`example_length` must divide the rows of each array, got {length} for {np.shape(leaf)}")
+        return leaf.reshape(-1, length, *leaf.shape[2:])
+
+    return jax.tree.map(divide, batch)
 
 
 class IterableLoader:
@@ -54,6 +75,9 @@ class IterableLoader:
     """
 
     has_random_access = False  # each process reads its own share
+    batch_sizes: StepValues | None = None  # for numbers that follow the iteration, see `DataLoader.follow`
+    example_lengths: StepValues | None = None
+    example_length: int | None = None
 
     def __init__(
         self,
@@ -96,7 +120,7 @@ class IterableLoader:
         if source.length is not None and batch_size:
             # Training drops a smaller last batch, which would compile a second program; an evaluation pads it and
             # counts all.
-            self._total = source.length // self._elements if train else -(-source.length // self._elements)
+            self._total = self._count_batches(source.length)
         self._limit = num_batch_per_epoch
         is_known = batch_size or self.batch_axis is None
         self._last_smaller = False if is_known else _last_is_smaller(iterable, self._total)  # None: not yet known
@@ -210,6 +234,7 @@ class IterableLoader:
                 raise ValueError(f"{self.source.kind} must yield at least one batch, got none") from None
         batch, num_real = self._opened[2]
         count, size = self._measure(batch, num_real)
+        batch = batch if self.example_length is None else divide_rows(batch, self.example_length)
         return batch if self.train or self.batch_axis is None else self._add_mask(batch, count, size)
 
     def close(self) -> None:
@@ -217,6 +242,37 @@ class IterableLoader:
         if self._opened is not None:
             self._opened[1].close()
             self._opened = None
+
+    def _count_batches(self, elements: int) -> int:
+        return elements // self._elements if self.train else -(-elements // self._elements)
+
+    def follow(self, batch_sizes: StepValues | None, example_lengths: StepValues | None) -> None:
+        """Let the batch size and the length of rows follow the iteration, see `DataLoader.follow`.
+
+        A row of a longer length is divided into rows of the current one: a batch keeps its tokens.
+        """
+        if self.is_batched or self.batch_axis is None:
+            raise ConfigError(f"must yield examples for a `batch_size` or a length that changes, got {self.kind}")
+        self.batch_sizes, self.example_lengths = batch_sizes, example_lengths
+        self.set_step(0)
+
+    def set_step(self, step: int) -> bool:
+        """Use the batch size and the length of iteration `step`, see `DataLoader.set_step`."""
+        changed = False
+        if self.example_lengths is not None and (length := self.example_lengths.at(step)) != self.example_length:
+            self.example_length, changed = length, True
+        if self.batch_sizes is not None and (size := self.batch_sizes.at(step)) != self._size:
+            self._size, self._elements, changed = size, size * self._share[1], True
+            if self.source.length is not None:
+                self._total = self._count_batches(self.source.length)
+        if changed:
+            self.close()  # a first batch of another size may have been read
+        return changed
+
+    def next_change(self, step: int) -> int | float:
+        """Return the next iteration with another batch size or length; `math.inf` for none."""
+        schedules = [values for values in (self.batch_sizes, self.example_lengths) if values is not None]
+        return min((values.next_change(step) for values in schedules), default=math.inf)
 
     def __iter__(self) -> Iterator[Batch]:
         # Taken once: a loop that starts over without `set_epoch` begins at the start of the pass.
@@ -255,6 +311,7 @@ class IterableLoader:
                     self._current |= {"batch_size": size, "state": state, "skip": skip}
                 if position == self.length:  # before the yield: a loop that takes no more has ended the pass
                     self._end_pass(reading, epoch)
+                batch = batch if self.example_length is None else divide_rows(batch, self.example_length)
                 yield batch if self.train or self.batch_axis is None else self._add_mask(batch, count, size)
         # Also if the loop stops early or fails: threads and processes of a source would outlive the run.
         finally:

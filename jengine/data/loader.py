@@ -1,6 +1,7 @@
 """Loader for map-style datasets, which starts at any position in any epoch in constant time."""
 
 import copy
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -12,10 +13,12 @@ from jengine.data.batches import BatchSource
 from jengine.data.collate import default_collate
 from jengine.data.find_source import require_map_style
 from jengine.data.host_entries import Batch, Sample
+from jengine.data.pipeline import set_length
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.data.sources import Resume
 from jengine.errors import ConfigError
 from jengine.registry import DATA_SAMPLERS, DATASETS
+from jengine.step_values import StepValues
 
 
 @checked
@@ -54,12 +57,14 @@ class DataLoader:
     Attributes:
       batch_size: examples per batch; None if each sample is a batch.
       length: number of batches in an epoch.
+      batch_sizes, example_lengths: numbers that change with the iteration, see `follow`; None for constant ones.
 
     Raises:
       TypeError: the dataset is not map-style. ValueError: a number out of range, or a dataset smaller than one batch.
     """
 
     has_random_access = True  # any process can continue at any example
+    example_length: int | None = None  # the current one, if it follows the iteration
     advice = "use a sampler of jengine.data, whose order is a function of the seed and the epoch"
 
     def __init__(
@@ -102,6 +107,9 @@ class DataLoader:
                 f"the dataset must have at least one batch: got {samples} samples and batch_size {batch_size}; use a "
                 "smaller batch_size, or drop_last=False, which fills it with repeated samples without weight"
             )
+        self._max_batches = num_batch_per_epoch
+        self.batch_sizes: StepValues | None = None
+        self.example_lengths: StepValues | None = None
         self._collate = collate_fn or default_collate
         self._epoch = self._start = self._position = 0
         self._shift = (0, 0)  # an epoch, and the examples by which its batches are shifted
@@ -132,6 +140,40 @@ class DataLoader:
         self._order.set_epoch(epoch)
         self._epoch, self._start, self._position = epoch, start, start
         self._shift = (epoch, 0)
+
+    def follow(self, batch_sizes: StepValues | None, example_lengths: StepValues | None) -> None:
+        """Let the batch size and the length of examples follow the iteration; `set_step` then says which it is."""
+        if batch_sizes is not None and (self.batch_axis is None or self.batch_size is None):
+            raise ConfigError("`batch_size` must be one number with batch_axis=None, got StepValues")
+        samples = self._order.samples_per_epoch(self.drop_last)
+        largest = self._size if batch_sizes is None else max(batch_sizes.values)
+        if self.drop_last and largest > samples:
+            raise ConfigError(f"`batch_size` must be at most the {samples} samples of the dataset, got {largest}")
+        self.batch_sizes, self.example_lengths = batch_sizes, example_lengths
+        self.set_step(0)
+
+    def set_step(self, step: int) -> bool:
+        """Use the batch size and the length of examples of iteration `step`; return whether one has changed.
+
+        Load a position afterwards: the next batch then starts at the example where the last one has ended.
+        """
+        changed = False
+        if self.example_lengths is not None and (length := self.example_lengths.at(step)) != self.example_length:
+            set_length(self.dataset, length)
+            self.example_length, changed = length, True
+        if self.batch_sizes is not None and (size := self.batch_sizes.at(step)) != self._size:
+            self.batch_size = self._size = size
+            samples = self._order.samples_per_epoch(self.drop_last)
+            self.length = min(self._count_whole(samples), self._max_batches or samples)
+            changed = True
+        if changed:
+            self.close()  # workers have copies of the settings
+        return changed
+
+    def next_change(self, step: int) -> int | float:
+        """Return the next iteration with another batch size or length of examples; `math.inf` for none."""
+        schedules = [values for values in (self.batch_sizes, self.example_lengths) if values is not None]
+        return min((values.next_change(step) for values in schedules), default=math.inf)
 
     def __iter__(self) -> Iterator[Batch]:
         epoch = self.epoch

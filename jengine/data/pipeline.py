@@ -3,17 +3,28 @@
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from jengine.annotations import ConfigOf
 from jengine.data.host_entries import Sample
 from jengine.data.samplers import random_state
-from jengine.errors import config_path
+from jengine.errors import ConfigError, config_path
 from jengine.registry import DATASETS, TRANSFORMS
 
-Transform = Callable[..., Any]  # sample -> sample, or (sample, rng) -> sample
+Transform = Callable[..., Any]  # sample -> sample; it may also take `rng` and `ctx`
+
+
+class SampleContext(NamedTuple):
+    """What a transform may read besides the sample.
+
+    Attributes:
+      length: the length that examples should have now (tokens, the side of an image), from the dataloader's
+        `example_length`; None without one.
+    """
+
+    length: int | None = None
 
 
 class Pipeline:
@@ -23,8 +34,9 @@ class Pipeline:
     8
 
     Args:
-      transforms: each a function of the sample, or of the sample and `rng`, an `np.random.RandomState`; a config for
-        one that is registered in TRANSFORMS; or a list of those. None for no transforms.
+      transforms: each a function of the sample; if it has the arguments, also of `rng`, an `np.random.RandomState`, and
+        of `ctx`, a `SampleContext`; a config for one that is registered in TRANSFORMS; or a list of those. None for no
+        transforms.
 
     Raises:
       TypeError: a transform that is not a function.
@@ -43,17 +55,25 @@ class Pipeline:
             with config_path(i):
                 self.transforms.append(build_function(entry, "a transform must be a function of a sample"))
         # Once: signatures are slow to inspect, and this would be for each sample.
-        self._takes_rng = [_takes_rng(transform) for transform in self.transforms]
+        self._takes = [_takes(transform) for transform in self.transforms]
 
     @property
     def is_random(self) -> bool:
         """True if a transform draws random numbers."""
-        return any(self._takes_rng)
+        return any("rng" in names for names in self._takes)
 
-    def __call__(self, sample: Sample, rng: np.random.RandomState | None = None) -> Sample:
+    @property
+    def takes_context(self) -> bool:
+        """True if a transform reads the `SampleContext`."""
+        return any("ctx" in names for names in self._takes)
+
+    def __call__(
+        self, sample: Sample, rng: np.random.RandomState | None = None, ctx: "SampleContext | None" = None
+    ) -> Sample:
         """Return the transformed sample, None once a transform drops it; `rng` is for random transforms."""
-        for transform, takes_rng in zip(self.transforms, self._takes_rng, strict=True):
-            sample = transform(sample, rng) if takes_rng else transform(sample)
+        given = {"rng": rng, "ctx": ctx or SampleContext()}
+        for transform, names in zip(self.transforms, self._takes, strict=True):
+            sample = transform(sample, **{name: given[name] for name in names}) if names else transform(sample)
             if sample is None:
                 return None
         return sample
@@ -69,8 +89,8 @@ Compose = Pipeline  # MMEngine's name
 class TransformedDataset:
     """Dataset whose samples are transformed when they are read.
 
-    Random numbers are a function of the seed, the epoch and the sample index, so a resumed run reads the same samples,
-    with any number of processes and workers.
+    Random numbers are a function of the seed, the epoch, the sample index and the place among composed datasets (see
+    `fold_in`), so a resumed run reads the same samples, with any number of processes and workers.
 
     Args:
       dataset: the dataset, or its config.
@@ -89,7 +109,9 @@ class TransformedDataset:
             self.pipeline = Pipeline(pipeline)
         self.metainfo = getattr(self.dataset, "metainfo", {})
         self.seed = seed
+        self.context = SampleContext()
         self._epoch = 0
+        self._parts: tuple[int, ...] = ()
 
     def at_epoch(self, epoch: int) -> "TransformedDataset":
         """Return this dataset with the random numbers for `epoch`; called by the loader."""
@@ -100,12 +122,22 @@ class TransformedDataset:
         dataset.dataset, dataset._epoch = inner, epoch
         return dataset
 
+    def fold_in(self, *parts: int) -> "TransformedDataset":
+        """Return this dataset with other random numbers; called by a dataset around it."""
+        dataset = copy.copy(self)
+        dataset._parts = (*self._parts, *parts)
+        return dataset
+
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        rng = random_state(self.seed, self._epoch, index) if self.pipeline.is_random else None
-        return self.pipeline(self.dataset[index], rng)
+        if not self.pipeline.is_random:
+            return self.pipeline(fold_in(self.dataset, *self._parts)[index], None, self.context)
+        # Part 1, because the inner transforms must not draw the same numbers as those here.
+        inner = fold_in(self.dataset, *self._parts, 1)
+        rng = random_state(self.seed, self._epoch, index, *self._parts)
+        return self.pipeline(inner[index], rng, self.context)
 
 
 def at_epoch(dataset: Any, epoch: int) -> Any:
@@ -113,11 +145,51 @@ def at_epoch(dataset: Any, epoch: int) -> Any:
     return dataset.at_epoch(epoch) if hasattr(dataset, "at_epoch") else dataset
 
 
-def _takes_rng(transform: Transform) -> bool:
+def fold_in(dataset: Any, *parts: int) -> Any:
+    """Return a dataset with the random numbers for its place in others; the dataset itself if it draws none.
+
+    As `jax.random.fold_in` does for keys: samples with the same index in two parts have the same seed and epoch, and
+    must still be augmented differently.
+
+    Args:
+      dataset: the dataset, which may have a method `fold_in(*parts)`.
+      parts: its number among the parts of the dataset around it, after that of the dataset around that one, and so on.
+    """
+    return dataset.fold_in(*parts) if hasattr(dataset, "fold_in") else dataset
+
+
+def set_length(dataset: Any, length: int) -> None:
+    """Set the length that examples should have, in a dataset and in those that it wraps.
+
+    Raises:
+      ConfigError: nothing reads it.
+    """
+    if not _set_length(dataset, length):
+        raise ConfigError(
+            "`example_length` must have a transform with the argument `ctx`, which reads `ctx.length`, or a dataset "
+            f"with the method `set_length`, got {type(dataset).__name__} without one"
+        )
+
+
+def _set_length(dataset: Any, length: int) -> bool:
+    inner = getattr(dataset, "datasets", None) or [
+        part for part in [getattr(dataset, "dataset", None)] if part is not None
+    ]
+    found = [_set_length(part, length) for part in inner]
+    if hasattr(dataset, "set_length"):
+        dataset.set_length(length)
+        return True
+    if isinstance(dataset, TransformedDataset):
+        dataset.context = SampleContext(length)
+        return dataset.pipeline.takes_context or any(found)
+    return any(found)
+
+
+def _takes(transform: Transform) -> tuple[str, ...]:
     try:
-        return "rng" in inspect.signature(transform).parameters
+        return tuple(name for name in ("rng", "ctx") if name in inspect.signature(transform).parameters)
     except (TypeError, ValueError):  # some built-ins have no signature
-        return False
+        return ()
 
 
 def build_function(entry: Any, rule: str) -> Transform:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from jengine.annotations import Count
 from jengine.data.host_entries import Batch
 from jengine.errors import ConfigError
-from jengine.evaluation.metric import Counts, PairMetric, Predictions, Sum, element_mask
+from jengine.evaluation.metric import Counts, PairMetric, Predictions, Sum, element_mask, predict_class
 from jengine.model.autocast import at_least_float32
 from jengine.model.labels import require_class_indices
 from jengine.registry import METRICS
@@ -32,7 +32,8 @@ class ConfusionMatrix(PairMetric):
     """Number of examples by true class (row) and predicted class (column).
 
     Counts are exact integers on the device. Padding and labels with `ignore_index` do not count. Another label out of
-    range makes the result NaN; in a run it is an error.
+    range makes the result NaN; in a run it is an error. Scores that are NaN predict no class, so the example is in no
+    column.
 
     >>> metric = ConfusionMatrix(num_classes=2)
     >>> state = metric.update(metric.init(), jnp.array([0, 1, 1]), {"label": jnp.array([0, 0, 1])})
@@ -116,11 +117,12 @@ class ConfusionMatrix(PairMetric):
         is_integer = jnp.issubdtype(predictions.dtype, jnp.integer)
         # Integers of this shape are classes of pixels whose last axis happens to have the size C.
         if predictions.shape == (*labels.shape, self.count_classes()) and not is_integer:
-            return predictions.argmax(axis=-1)
+            return predict_class(predictions)
         if predictions.shape == labels.shape and is_integer:
             return predictions.astype(jnp.int32)
         if predictions.shape == labels.shape and self.threshold is not None:
-            return (predictions > self.threshold).astype(jnp.int32)
+            no_class = self.count_classes()
+            return jnp.where(jnp.isnan(predictions), no_class, predictions > self.threshold).astype(jnp.int32)
         raise ValueError(
             f"{name}: predictions must be logits float[B, ..., {self.count_classes()}] or class indices int[B, ...] "
             f"for labels {describe_array(labels)}, or scores if `threshold` is set, got {describe_array(predictions)}"
@@ -133,6 +135,7 @@ class PrecisionRecallF1(ConfusionMatrix):
 
     The results are `precision_macro`, `recall_macro`, `f1_macro`, and the same for each further average. As in
     scikit-learn, a class that occurs in neither labels nor predictions does not count in the mean, and 0 / 0 is 0.
+    Scores that are NaN predict no class, so a broken model has no precision and no recall.
 
     >>> metric = PrecisionRecallF1(num_classes=2, average=("macro", "binary"))
     >>> state = metric.update(metric.init(), jnp.array([0, 1, 1]), {"label": jnp.array([0, 0, 1])})
@@ -241,7 +244,8 @@ class CalibrationError(PairMetric):
     """Expected and maximum calibration error (Guo et al., 2017, arXiv:1706.04599), `ece` and `mce`.
 
     Examples are divided by confidence, the probability of the predicted class, into equally wide bins. In each bin
-    the mean confidence is compared with the accuracy.
+    the mean confidence is compared with the accuracy. A prediction with NaN counts as wrong with confidence 1, so that
+    a broken model is never the best calibrated one.
 
     >>> metric = CalibrationError(from_logits=False)
     >>> probabilities = jnp.array([[0.75, 0.25], [0.25, 0.75]])
@@ -291,8 +295,10 @@ class CalibrationError(PairMetric):
         mask = element_mask(batch, labels, self.ignore_index)
         is_valid = (labels >= 0) & (labels < num_classes)
         probabilities = jax.nn.softmax(logits) if self.from_logits else logits
-        confidence = jnp.where(mask, probabilities.max(axis=-1), 0.0)
-        is_correct = (probabilities.argmax(axis=-1) == labels).astype(jnp.int32)
+        predicted = predict_class(probabilities)
+        confidence = jnp.where(predicted < num_classes, probabilities.max(axis=-1), 1.0)
+        confidence = jnp.where(mask, confidence, 0.0)
+        is_correct = (predicted == labels).astype(jnp.int32)
         # bins are (low, high], so that a confidence of 1 is in the last one
         bins = jnp.clip(jnp.ceil(confidence * self.num_bins).astype(jnp.int32) - 1, 0, self.num_bins - 1)
         counts, sums = state

@@ -18,6 +18,7 @@ from jengine.errors import ConfigError, UnknownNameError, config_path
 from jengine.evaluation.adapter import MetricAdapter, find_kind, get_class
 from jengine.evaluation.dump import DumpResults
 from jengine.evaluation.metric import BaseMetric, Gather, HostMetric, Predictions, drop_padding, example_mask
+from jengine.logging import current_logger
 from jengine.model.labels import find_wrong_labels
 from jengine.registry import EVALUATOR, METRICS, as_config
 
@@ -27,6 +28,7 @@ class EvaluatorState(NamedTuple):
 
     examples: jax.Array  # int32[], number of examples so far, without padding
     batches: jax.Array  # int32[], number of batches so far, for the keys of models that sample
+    not_numbers: jax.Array  # int32[], number of examples so far whose predictions have a NaN
     metrics: tuple[Any, ...]  # the state of each metric
 
 
@@ -85,7 +87,10 @@ class Evaluator:
         for metric in self.host_metrics:
             metric.clear()
         return EvaluatorState(
-            jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), tuple(metric.init() for metric in self.metrics)
+            examples=jnp.zeros((), jnp.int32),  # not one array for all, as the state is donated
+            batches=jnp.zeros((), jnp.int32),
+            not_numbers=jnp.zeros((), jnp.int32),
+            metrics=tuple(metric.init() for metric in self.metrics),
         )
 
     def update(self, state: EvaluatorState, predictions: Predictions, batch: Batch) -> EvaluatorState:
@@ -98,8 +103,9 @@ class Evaluator:
         """
         pairs = zip(self.metrics, state.metrics, strict=True)
         metrics = tuple(metric.update(metric_state, predictions, batch) for metric, metric_state in pairs)
-        examples = state.examples + example_mask(batch).sum(dtype=jnp.int32)
-        return EvaluatorState(examples, state.batches + 1, metrics)
+        mask = example_mask(batch)
+        not_numbers = state.not_numbers + (_has_nan(predictions, mask) & mask).sum(dtype=jnp.int32)
+        return EvaluatorState(state.examples + mask.sum(dtype=jnp.int32), state.batches + 1, not_numbers, metrics)
 
     def process_host(self, predictions: Predictions, batch: Batch, positions: np.ndarray | None = None) -> None:
         """Pass a batch without padding to the host metrics.
@@ -143,7 +149,7 @@ class Evaluator:
                 raise ConfigError(message)
 
     def evaluate(self, state: EvaluatorState, gather: Gather | None = None) -> dict[str, Any]:
-        """Return the results of all metrics by name, with prefix.
+        """Return the results of all metrics by name, with prefix; warn if predictions are not numbers.
 
         Numbers are Python floats, other values are as the metric returned them.
 
@@ -154,10 +160,15 @@ class Evaluator:
         Raises:
           ValueError: there are no examples, or two results have the same name.
         """
-        examples, _, metric_states = jax.device_get(state)  # the only wait for the device
+        examples, _, not_numbers, metric_states = jax.device_get(state)  # the only wait for the device
         if examples == 0:
             raise ValueError(
                 "an evaluation must have at least one example, got none; does the dataloader yield any batches?"
+            )
+        if not_numbers:
+            current_logger().warning(
+                f"The predictions of {not_numbers} of {examples} examples have a NaN, which metrics of classes take "
+                "for no class."
             )
         results: list[tuple[str, Any]] = []
         on_host = self.host_metrics
@@ -263,6 +274,17 @@ def _build_metric(metric: Any) -> BaseMetric:
             f"{metric!r}"
         )
     return MetricAdapter(metric)
+
+
+def _has_nan(predictions: Predictions, mask: jax.Array) -> jax.Array:
+    """Return which examples have a NaN among their predictions, bool[B]; `mask` gives the shape."""
+    has_nan = jnp.zeros(mask.shape, bool)
+    for leaf in jax.tree.leaves(predictions):
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact):
+            # Without an axis of examples, as a temperature, the value belongs to all of them.
+            axes = tuple(range(1, leaf.ndim)) if leaf.shape[:1] == mask.shape else None
+            has_nan |= jnp.isnan(leaf).any(axis=axes)
+    return has_nan
 
 
 def _take(data: Any, rows: slice) -> Any:

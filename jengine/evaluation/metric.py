@@ -218,6 +218,17 @@ def element_mask(batch: Batch, labels: jax.Array, ignore_index: int | None = Non
     return mask if ignore_index is None else mask & (labels != ignore_index)
 
 
+def predict_class(scores: jax.Array) -> jax.Array:
+    """Return the class with the highest score, int32[...] from float[..., C].
+
+    Where a score is NaN it is C, which is no class: NaN would count as the highest score.
+
+    >>> predict_class(jnp.array([[0.1, 0.9], [jnp.nan, 0.5]])).tolist()
+    [1, 2]
+    """
+    return jnp.where(jnp.isnan(scores).any(axis=-1), scores.shape[-1], scores.argmax(axis=-1)).astype(jnp.int32)
+
+
 def drop_padding(tree: ArrayTree, mask: np.ndarray) -> Any:
     """Return `tree` with only the examples where `mask`, bool[B], is True; leaves without axis B are not changed."""
     return take_examples(tree, mask, len(mask))

@@ -14,7 +14,8 @@ from jengine.selection import Selector, describe_array
 class RankingMetric(PairMetric, HostMetric):
     """Base class for metrics of scores and binary labels, one class against the rest; see `AUROC`.
 
-    All scores and labels are kept on the host, because a ranking is not a sum; the results are exact, with ties.
+    All scores and labels are kept on the host, because a ranking is not a sum; the results are exact, with ties. An
+    example whose scores are NaN is predicted to be in no class: if it is positive it is never found.
 
     Args:
       average: mean over classes: 'macro', 'weighted' by their numbers of examples, or 'none' for an array by class.
@@ -42,7 +43,10 @@ class RankingMetric(PairMetric, HostMetric):
         self.ignore_index = ignore_index
 
     def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
-        """Return the value for one class, from bool[N] and float64[N]; NaN where it is not defined."""
+        """Return the value for one class, from bool[N] and float64[N]; NaN where it is not defined.
+
+        A score may be NaN, which ranks below all others.
+        """
         raise NotImplementedError
 
     def process(self, data_batch: Batch, data_samples: Predictions) -> None:
@@ -76,8 +80,10 @@ class RankingMetric(PairMetric, HostMetric):
             is_counted = labels != self.ignore_index if self.ignore_index is not None else slice(None)
             scores, labels = scores[is_counted], labels[is_counted]
             if self.from_logits:  # the order within a class depends on the other classes' logits
-                scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-                scores /= scores.sum(axis=1, keepdims=True)
+                with np.errstate(invalid="ignore"):  # an infinite logit gives NaN
+                    scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+                    scores /= scores.sum(axis=1, keepdims=True)
+            scores[np.isnan(scores).any(axis=1)] = np.nan  # no class, for none of the classes
             if labels.size and not 0 <= labels.min() <= labels.max() < scores.shape[1]:
                 return {name: float("nan")}
             if scores.shape[1] == 2:
@@ -98,8 +104,7 @@ class RankingMetric(PairMetric, HostMetric):
     def _score_class(self, labels: np.ndarray, scores: np.ndarray) -> float:
         if self.ignore_index is not None:
             labels, scores = labels[labels != self.ignore_index], scores[labels != self.ignore_index]
-        is_valid = not np.isnan(scores).any() and np.isin(labels, (0, 1)).all()
-        return self.score(labels == 1, scores) if is_valid else float("nan")
+        return self.score(labels == 1, scores) if np.isin(labels, (0, 1)).all() else float("nan")
 
 
 @METRICS.register_module()
@@ -118,7 +123,11 @@ class AUROC(RankingMetric):
 
     def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
         """Return the probability that a positive example scores above a negative one, where a tie is a half."""
-        _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+        # NaN is below all scores, and a positive example with NaN is below a negative one too: it is never found.
+        levels = np.where(is_positive, 0, 1)
+        is_found = ~np.isnan(scores)
+        levels[is_found] = 2 + np.unique(scores[is_found], return_inverse=True)[1]
+        _, inverse, counts = np.unique(levels, return_inverse=True, return_counts=True)
         ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # from 1; the mean rank for ties
         positive, negative = is_positive.sum(), (~is_positive).sum()
         if not positive or not negative:
@@ -144,9 +153,10 @@ class AveragePrecision(RankingMetric):
 
     def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
         """Return the mean precision over the positive examples, at the threshold at which each is found."""
-        # Descending, and equal scores together: a threshold cannot separate ties.
-        _, inverse, found = np.unique(-scores, return_inverse=True, return_counts=True)
-        hits = np.bincount(inverse, weights=is_positive, minlength=len(found))
-        if not hits.sum():
+        if not is_positive.any():
             return float("nan")
-        return float((hits * np.cumsum(hits) / np.cumsum(found)).sum() / hits.sum())
+        is_found = ~np.isnan(scores)
+        # Descending, and equal scores together: a threshold cannot separate ties.
+        _, inverse, found = np.unique(-scores[is_found], return_inverse=True, return_counts=True)
+        hits = np.bincount(inverse, weights=is_positive[is_found], minlength=len(found))
+        return float((hits * np.cumsum(hits) / np.cumsum(found)).sum() / is_positive.sum())

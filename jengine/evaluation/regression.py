@@ -158,4 +158,5 @@ class R2Score(RegressionMetric):
             return {"r2": float("nan")}
         # n times the variance, which a shift by the pivot does not change.
         total = state.squares.value() - state.targets.value() ** 2 / count
-        return {"r2": 1 - residual / total if total > 0 else float(residual == 0)}
+        # `1 - residual * 0` keeps a NaN: a model whose predictions are not numbers has no score.
+        return {"r2": 1 - residual / total if total > 0 else float(residual == 0) + residual * 0}

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.annotations import Count, is_mapping, parameters_of
-from jengine.checkpoint.retention import UnknownDirectionError
 from jengine.data import DataLoader, IterableLoader
 from jengine.data.find_source import is_stream
 from jengine.errors import ConfigError, closest, config_path, did_you_mean
 from jengine.evaluation.evaluator import Evaluator, build_evaluator
 from jengine.registry import EVALUATOR
+from jengine.scores import UnknownDirectionError
 
 _LOADER_ARGUMENTS = frozenset({"type", "global_batch_size", *parameters_of(DataLoader)})
 _NAME = re.compile(r"[\w-]+")  # it becomes a part of file names and tags

@@ -1,12 +1,11 @@
 """Table of the validations in a run, with the best of each metric."""
 
 import contextlib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jengine.checkpoint.retention import infer_rule
 from jengine.logging import format_table
+from jengine.scores import infer_rule, keep_best
 
 Validation = tuple[int, int, Mapping[str, Any]]  # epoch, iteration and metrics
 
@@ -18,7 +17,7 @@ def format_validations(
 ) -> str:
     """Return a table with a row for each validation and the metrics that are best in it.
 
-    A long table is cut in the middle, except for the best rows. The last one among equal values is the best.
+    A long table is cut in the middle, except for the best rows. The first of equal values is the best.
 
     >>> print(format_validations([(1, 10, {"acc": 0.5}), (2, 20, {"acc": 0.75})], by_epoch=True))
     Validations
@@ -39,12 +38,10 @@ def format_validations(
     rules = {name: rule for name, rule in monitored if name in names} or _infer_first(names)
     best: dict[int, list[str]] = {}
     for name, rule in rules.items():
-        sign = 1 if rule == "greater" else -1
         values = [metrics.get(name) for _, _, metrics in validations]
-        # Pairs, so that among equal values the last row wins.
-        scores = [(sign * x, i) for i, x in enumerate(values) if isinstance(x, int | float) and not math.isnan(x)]
-        if scores:
-            best.setdefault(max(scores)[1], []).append(name)
+        scores = [x if isinstance(x, int | float) else None for x in values]
+        for row in keep_best(scores, count=1, rule=rule):
+            best.setdefault(row, []).append(name)
     rows = [
         [str(epoch), str(iteration), *(_format_number(metrics.get(name)) for name in names), ", ".join(best.get(i, []))]
         for i, (epoch, iteration, metrics) in enumerate(validations)

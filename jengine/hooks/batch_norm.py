@@ -17,6 +17,7 @@ from jengine.data.masking import on_whole_batches
 from jengine.distributed.processes import put_whole
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.model.module_types import is_batch_norm
 from jengine.paths import flatten, map_with_path
 from jengine.registry import HOOKS
 from jengine.sharding.replica_axis import take_first_replica
@@ -134,7 +135,7 @@ class SyncBuffersHook(Hook):
 
 def _find_statistics(runner: RunnerProtocol) -> list[str]:
     """Return the paths in the model state that hold running statistics."""
-    modules = [path for path, kind in runner.model.module_types.items() if "BatchNorm" in kind]
+    modules = [path for path, kind in runner.model.module_types.items() if is_batch_norm(kind)]
     return [
         path
         for path, leaf in flatten(runner.state.model_state).items()

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from jengine.annotations import Count, CountOrNever, Duration, Index
-from jengine.checkpoint import infer_rule, pick_metric, publish
+from jengine.checkpoint import publish
 from jengine.checkpoint.commit import INCOMING, OUTGOING
-from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
+from jengine.checkpoint.retention import keep_regular
 from jengine.data.batch_check import Batch
 from jengine.downloads import apply_backend_args
 from jengine.errors import ArgumentError, ConfigError, closest, config_path
@@ -22,14 +22,15 @@ from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.hooks.save_schedule import KeepPolicy, SaveHistory, SavePolicy, check_policies, make_schedule
 from jengine.registry import HOOKS, is_built_in
-from jengine.storage import storage_path
+from jengine.scores import check_rule, infer_rule, keep_best, pick_metric
+from jengine.storage import plain_name, storage_path
 from jengine.train import TrainState
 
 # Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
 _CHECKPOINT_KEYS = (
     *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
     "replicas", "validations", "optimizer", "param_schedulers", "data", "accumulated", "exchanged",
-    "optimizer_settings", "fingerprint",
+    "optimizer_settings", "set_by_hand", "fingerprint",
 )  # fmt: skip
 
 
@@ -56,8 +57,8 @@ class CheckpointHook(Hook):
         metrics; 'auto' for the first metric of the first validation.
       rule: 'greater' or 'less', which value is better; one for each metric in a list. By default inferred from the
         metric name.
-      greater_keys: metric names, or parts of them, for which the greater value is better.
-      less_keys: metric names, or parts of them, for which the lesser value is better.
+      greater_keys: metric names, or whole words in them, for which the greater value is better, beside those known.
+      less_keys: metric names, or whole words in them, for which the lesser value is better.
       file_client_args, backend_args: storage of `out_dir` in MMEngine's terms, see `apply_backend_args`.
       filename_tmpl: name of a regular checkpoint with one `{}` for the number; `epoch_{}` or `iter_{}` by default.
       published_keys: after training, write copies of the last and the best checkpoints that contain only these keys
@@ -129,8 +130,8 @@ class CheckpointHook(Hook):
         self.keep_best = keep_best
         self.checksums = checksums
         self.preservation_policy = preservation_policy
-        self._greater_keys = _as_tuple(greater_keys) or GREATER_KEYS
-        self._less_keys = _as_tuple(less_keys) or LESS_KEYS
+        self._greater_keys = _as_tuple(greater_keys)
+        self._less_keys = _as_tuple(less_keys)
         self._auto_rule: str | None = None
         self._rules = self._read_rules(_as_tuple(save_best), _as_tuple(rule))
 
@@ -161,6 +162,11 @@ class CheckpointHook(Hook):
     def monitored_metrics(self) -> list[tuple[str, str, str]]:
         """Return the metrics of `save_best`."""
         return [("save_best", metric, rule) for metric, rule in self._rules.items()]
+
+    def check_auto(self, first_metric: str) -> None:
+        """Raise UnknownDirectionError if 'auto' will choose a metric whose direction is not known."""
+        if self._auto_rule == "infer":
+            infer_rule(first_metric, self._greater_keys, self._less_keys)
 
     def check_published_keys(self, hooks: Sequence[Hook]) -> None:
         """Raise ConfigError if no checkpoint has a key to publish, and no custom hook may add it."""
@@ -331,18 +337,19 @@ class CheckpointHook(Hook):
             score = None if self.is_left_out(runner, key) else pick_metric(metrics, key)
             if score is None or math.isnan(score):  # NaN has no rank
                 continue
-            scores = [score, *(entry["score"] for entry in self._best.get(key, []))]
+            scores = [*(entry["score"] for entry in self._best.get(key, [])), score]  # the first of equals is better
             ranking = keep_best(scores, count=self.keep_best, rule=rule)
-            if 0 in ranking:
+            if len(scores) - 1 in ranking:
                 self._save_best(runner, key, score, ranking)
 
     def _save_best(self, runner: RunnerProtocol, key: str, score: float, ranking: list[int]) -> None:
-        """Save a best checkpoint and keep `ranking`, best first: 0 is the new one, 1 the earlier best, …"""
+        """Save a best checkpoint and keep `ranking`, best first; the last of all entries is the new one."""
         by_epoch = self.by_epoch and runner.train_loop.by_epoch
         number = runner.epoch if by_epoch else runner.iter
-        name = f"best_{key}_{self._name(number, by_epoch)}".replace("/", "_")  # metrics may be 'accuracy/top1'
-        entries = [{"score": score, "name": name}, *self._best.get(key, [])]
-        kept = [entries[i] for i in ranking if i == 0 or entries[i]["name"] != name]
+        name = plain_name(f"best_{key}_{self._name(number, by_epoch)}")  # metrics may be 'accuracy/top1'
+        entries = [*self._best.get(key, []), {"score": score, "name": name}]
+        new = len(entries) - 1
+        kept = [entries[i] for i in ranking if i == new or entries[i]["name"] != name]
         kept_names = {entry["name"] for entry in kept}
         evict = [entry["name"] for entry in entries if entry["name"] not in kept_names]
         if evict and not _is_finite(runner.state.params):
@@ -353,7 +360,8 @@ class CheckpointHook(Hook):
         for old in evict:
             runner.logger.info(f"The previous best checkpoint {self._path(old)} is removed")
         unit = "epoch" if by_epoch else "iter"
-        rank = "The best checkpoint" if ranking[0] == 0 else f"Checkpoint number {ranking.index(0) + 1} of the best"
+        place = ranking.index(new) + 1
+        rank = "The best checkpoint" if place == 1 else f"Checkpoint number {place} of the best"
         runner.logger.info(f"{rank} with {score:0.4f} {key} at {number} {unit} is saved to {name}.")
 
     def _read_rules(self, keys: tuple[str, ...], rules: tuple[str, ...]) -> dict[str, str]:
@@ -415,6 +423,15 @@ class CheckpointHook(Hook):
             suffix = f"_{key}" if len(self._rules) > 1 else ""
             hub.update_info(f"best_score{suffix}", best[0]["score"])
             hub.update_info(f"best_ckpt{suffix}", self._path(best[0]["name"]))
+
+    def before_save_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
+        """Store the hub's paths of checkpoints as names: those in a copy of the directory are the copy's."""
+        info = checkpoint["message_hub"]["runtime_info"]
+        paths = {self._path(best[0]["name"]) for best in self._best.values()}
+        paths |= {self._path(self._last)} if self._last is not None else set()
+        for key, value in info.items():
+            if isinstance(value, str) and value in paths:
+                info[key] = os.path.basename(value)
 
     def _publish(self, runner: RunnerProtocol) -> None:
         runner.checkpointer.wait()  # the newest may still be in the making
@@ -489,10 +506,10 @@ def _check_destination(out_dir: str | None, filename_tmpl: str | None) -> None:
             f"CheckpointHook: filename_tmpl must not end in {INCOMING!r} or {OUTGOING!r}, the names of checkpoints "
             f"that are being written or removed, got {filename_tmpl!r}"
         )
-    if filename_tmpl.count("{}") != 1 or os.sep in filename_tmpl:
+    if filename_tmpl.count("{}") != 1 or plain_name(filename_tmpl) != filename_tmpl:
         raise ValueError(
-            f"CheckpointHook: filename_tmpl must be a file name with one {{}} for the number, like 'epoch_{{}}', "
-            f"got {filename_tmpl!r}"
+            "CheckpointHook: filename_tmpl must be a file name without characters of patterns (* ? [ ]), and with "
+            f"one {{}} for the number, like 'epoch_{{}}', got {filename_tmpl!r}"
         )
 
 

@@ -5,14 +5,15 @@ import pathlib
 from typing import Any, Literal
 
 from jengine.annotations import Finite, Index, NonNegative
-from jengine.checkpoint import infer_rule, is_better, pick_metric
 from jengine.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.json_codec import decode, encode
+from jengine.json_codec import decode_object, encode
 from jengine.registry import HOOKS
 from jengine.runs import TRIAL
-from jengine.storage import write_bytes
+from jengine.runs.study import named_errors, open_journal
+from jengine.scores import infer_rule, is_better, pick_metric
+from jengine.storage import read_bytes, write_bytes
 
 _MIN_DELTA = 0.1  # MMEngine's default, although its documentation gives 0.01
 
@@ -22,15 +23,15 @@ class EarlyStoppingHook(Hook):
     """End of training after `patience` validations in a row without an improvement.
 
     After each validation, the first rule that fits applies: a score that is not finite ends training; a score beyond
-    `stopping_threshold` ends training; a score that beats the best by at least `min_delta` becomes the best; any other
-    score counts as no improvement. Checkpoints contain the best score and the count, so that a resumed run stops at the
-    same epoch as an uninterrupted one.
+    `stopping_threshold` ends training; a score that beats the best by more than `min_delta` becomes the best; any other
+    score, also an equal one, counts as no improvement. Checkpoints contain the best score and the count, so that a
+    resumed run stops at the same epoch as an uninterrupted one.
 
     Args:
       monitor: the metric.
       rule: 'greater' or 'less', which value is better; by default inferred from the metric name.
-      min_delta: the smallest improvement that counts, in the metric unit; 0.1 by default, with a warning, since that is
-        far too much for a metric between 0 and 1.
+      min_delta: an improvement must be larger than this, in the metric unit; 0.1 by default, with a warning, since that
+        is far too much for a metric between 0 and 1.
       strict: raise if a validation does not return the metric; by default warn.
       check_finite: end training when the metric is infinite or NaN.
       patience: number of validations without improvement after which training ends; 0 ends it at the first, as 1.
@@ -84,7 +85,7 @@ class EarlyStoppingHook(Hook):
         self._training = True
         if not self._is_min_delta_given:
             runner.logger.warning(
-                f"EarlyStoppingHook: min_delta is not given: only improvements of {self.monitor!r} by at least "
+                f"EarlyStoppingHook: min_delta is not given: only improvements of {self.monitor!r} by more than "
                 f"{_MIN_DELTA} count; for a metric between 0 and 1 give a smaller one"
             )
 
@@ -128,10 +129,7 @@ class EarlyStoppingHook(Hook):
         if self.stopping_threshold is not None and is_better(self.rule, score, self.stopping_threshold):
             self.best_score = score
             return f"is {score:.4g}, beyond the threshold {self.stopping_threshold:.4g}"
-        delta = self.min_delta if self.rule == "greater" else -self.min_delta
-        required = None if self.best_score is None else self.best_score + delta
-        # With check_finite=False a NaN is only no improvement
-        if not math.isnan(score) and (required is None or score == required or is_better(self.rule, score, required)):
+        if is_better(self.rule, score, self.best_score, self.min_delta):
             self.best_score, self.wait_count = score, 0
             return None
         self.wait_count += 1
@@ -172,18 +170,16 @@ class OptunaPruningHook(Hook):
     def before_train(self, runner: RunnerProtocol) -> None:
         """Find the trial in the study that the sweep's record names."""
         import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
 
         self._record = pathlib.Path(runner.work_dir, TRIAL)
-        study = decode(self._record.read_text()).get("study") if self._record.exists() else None
+        study = decode_object(read_bytes(self._record)).get("study") if self._record.exists() else None
         if study is None:
             raise ConfigError("OptunaPruningHook: the run must be one of `jengine sweep --search`, got another one")
-        loaded = optuna.load_study(
-            study_name=study["name"], storage=JournalStorage(JournalFileBackend(study["path"]))
-        )  # fmt: skip
-        numbers = {trial.number: trial._trial_id for trial in loaded.get_trials(deepcopy=False)}
-        self._trial = optuna.Trial(loaded, numbers[study["number"]])
+        storage = open_journal(study["path"])
+        with named_errors(study["path"]):
+            loaded = optuna.load_study(study_name=study["name"], storage=storage)
+            numbers = {trial.number: trial._trial_id for trial in loaded.get_trials(deepcopy=False)}
+            self._trial = optuna.Trial(loaded, numbers[study["number"]])
 
     def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
         """Report the metric, and end training if the run is to be pruned."""
@@ -193,10 +189,19 @@ class OptunaPruningHook(Hook):
         if value is None:
             return
         # By iteration: Optuna compares trials at equal steps, and epochs of trials may differ in length.
-        self._trial.report(value, runner.iter)
-        if self._trial.should_prune():
+        try:
+            self._trial.report(value, runner.iter)
+            is_pruned = self._trial.should_prune()
+        except Exception as error:
+            # Of any type, if the study's file is locked, damaged, or on a full disk. A search is not worth a run.
+            runner.logger.warning(
+                f"Optuna did not compare {self.monitor} at iteration {runner.iter} with the other runs, so training "
+                f"goes on: {type(error).__name__}: {error}"
+            )
+            return
+        if is_pruned:
             # The run ends in the ordinary way, with a last checkpoint and reports; an exception would look like a
             # failure.
             runner.train_loop.stop_training = True
             runner.logger.info(f"Training stops early: {self.monitor} is {value:.4g}, worse than in most other runs.")
-            write_bytes(self._record, encode({**decode(self._record.read_text()), "pruned": True}).encode())
+            write_bytes(self._record, encode({**decode_object(read_bytes(self._record)), "pruned": True}).encode())

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -174,17 +174,18 @@ class EMAHook(Hook):
                 )
         if self.begin_epoch:
             self._first_iter = (self.begin_epoch - 1) * self.require_epoch_length(runner) + 1
-        wrapper, iters_per_update = runner.optim_wrapper, 1
+        wrapper, max_iters = runner.optim_wrapper, runner.max_iters
+        count: Callable[[int], int] = int
         if self.count_by == "update" and not isinstance(wrapper, Mapping):  # several optimizers do not accumulate
-            iters_per_update = wrapper.accumulative_counts
-        if math.isfinite(runner.max_iters):
-            updates = (runner.max_iters - max(self._first_iter, 1) + 1) // iters_per_update
+            count = wrapper.count_updates
+        if math.isfinite(max_iters):
+            updates = count(int(max_iters)) - count(max(self._first_iter, 1) - 1)
             if 1 < updates <= self.average.interval:
                 raise ArgumentError(
                     f"`EMAHook.interval` must be below {updates}, the number of updates in the run, got "
                     f"{self.average.interval}: the average would stay at the first weights"
                 )
-            total = math.ceil(runner.max_iters / iters_per_update)
+            total = count(int(max_iters))
             self.average = self.average.with_total_steps(total)
             self.others = {name: average.with_total_steps(total) for name, average in self.others.items()}
 

@@ -153,7 +153,7 @@ def bin_elements(array: jax.Array, bins: int, axis_name: str | None = None) -> B
 
 
 def _empty(bins: int) -> BinnedArray:
-    return BinnedArray(jnp.zeros(bins, jnp.int32), *(jnp.zeros(()) for _ in range(4)))
+    return BinnedArray(jnp.zeros(bins, jnp.int32), *(jnp.zeros((), jnp.float32) for _ in range(4)))
 
 
 def _flatten(tree: PyTree) -> dict[str, BinnedArray]:
@@ -165,6 +165,6 @@ def _write(visualizer: Visualizer, state: dict[str, PyTree], step: int) -> None:
     """Fetch the histograms and write them to all backends."""
     for kind, tree in jax.device_get(state).items():
         for path, binned in _flatten(tree).items():
-            edges = np.histogram_bin_edges([binned.low, binned.high], len(binned.counts))
+            edges = np.histogram_bin_edges(np.asarray([binned.low, binned.high], np.float64), len(binned.counts))
             histogram = Histogram(np.asarray(binned.counts, np.int64), edges, float(binned.mean), float(binned.std))
             visualizer.add_histogram(f"{kind}/{path}", histogram, step)

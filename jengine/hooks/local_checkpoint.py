@@ -44,7 +44,7 @@ class LocalCheckpointHook(Hook):
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Find the copies that are there."""
-        path = copies_path(self.directory, runner.run_id, runner.processes)
+        path = copies_path(self.directory, runner.work_dir, runner.run_id, runner.processes)
         # The logs of the iterations up to a copy must not be lost either, if they are written to a bucket
         files = dict(before_seal=runner.files.send) if runner.is_main_process else {}
         self._checkpointer = Checkpointer(path, runner.run_id, alone=True, **files)
@@ -84,7 +84,7 @@ class LocalCheckpointHook(Hook):
         *older, newest = self._written or [name]
         try:
             runner.save_checkpoint(
-                out_dir=str(copies_path(self.directory, runner.run_id, runner.processes)),
+                out_dir=str(copies_path(self.directory, runner.work_dir, runner.run_id, runner.processes)),
                 filename=name,
                 meta={"epoch": runner.epoch, "iter": iteration, "layout": describe_layout(runner.state)},
                 by_epoch=False,

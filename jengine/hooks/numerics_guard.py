@@ -48,7 +48,7 @@ class NumericsGuardHook(Hook):
 
     A dropped step leaves parameters, optimizer, model state and other hooks unchanged, as if the batch did not exist;
     only the iteration number, and with it schedules, random keys and the data, advances. With gradient accumulation a
-    dropped iteration adds nothing; if it would have updated, the window is discarded.
+    dropped iteration is left out of the window's mean; if it would have updated, the window is discarded.
 
     The check is part of the compiled step. The host reads the result every `interval` iterations. After `max_in_row`
     dropped steps all further steps are dropped, so that the result does not depend on when the host reads. It then

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.json_codec import decode, encode
+from jengine.json_codec import decode_object, encode
 from jengine.runs import RECORD
-from jengine.storage import write_bytes
+from jengine.storage import read_bytes, write_bytes
 from jengine.train.state import count_parameters
 from jengine.versions import __version__, describe_device, environment_versions
 
@@ -87,7 +87,7 @@ def _update(runner: RunnerProtocol, progress: dict[str, Any]) -> None:
 
 def _read(runner: RunnerProtocol) -> dict[str, Any]:
     try:
-        return dict(decode(pathlib.Path(runner.log_dir, RECORD).read_text()))
+        return dict(decode_object(read_bytes(pathlib.Path(runner.log_dir, RECORD))))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

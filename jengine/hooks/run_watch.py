@@ -1,7 +1,6 @@
 """What a run reports about itself while it trains: progress in its record, the slowest process, profiles on demand."""
 
 import contextlib
-import json
 import math
 import os
 import platform
@@ -13,6 +12,7 @@ import jax
 from jengine.distributed import get_processes
 from jengine.hooks.run_record import update_record
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.json_codec import decode_object
 from jengine.storage import StorageError, read_bytes, remove_files, storage_path
 
 PROFILE_REQUEST = "profile_request.json"  # in the work dir, written by `jengine profile`
@@ -110,8 +110,8 @@ class RunWatch:
             text = read_bytes(path).decode(errors="replace")
             remove_files([path])
             try:
-                self._requested = max(int(json.loads(text)["steps"]), 1)
-            except (ValueError, TypeError, KeyError):
+                self._requested = max(int(decode_object(text)["steps"]), 1)
+            except (ValueError, TypeError, KeyError, OverflowError):
                 runner.logger.warning(f"{path} must be as `jengine profile` writes it, got {text[:100]!r}")
 
 

@@ -170,6 +170,12 @@ class RunnerProtocol(Progress, Protocol):
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Call each hook that defines `stage`, in priority order."""
 
+    def set_lr(self, lr: float, optimizer: str = "") -> None:
+        """Set the learning rate from the next step on; a schedule goes on from it."""
+
+    def reset_optimizer(self, groups: Sequence[int | str] | None = None, optimizer: str = "") -> None:
+        """Start the optimizer anew, for all or some parameter groups."""
+
     def predict(self, data: Any, batch_size: int | None = None, seed: int | None = None) -> Any:
         """Return the predictions for arrays, a dataset or batches, with the weights of a validation."""
 

@@ -41,13 +41,8 @@ class RuntimeInfoHook(Hook):
         runner.message_hub.update_info("epoch", runner.epoch)
 
     def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
-        """Record the iteration and the learning rates, for each name in `get_lr` that of the first parameter group."""
-        hub = runner.message_hub
-        hub.update_info("iter", runner.train_loop.iter)
-        rates = {}  # no comprehension, which is a call in Python 3.11
-        for name, values in runner.optim_wrapper.get_lr().items():
-            rates[f"train/{name}"] = values[0]
-        hub.update_scalars(rates)
+        """Record the iteration; the loop records the learning rates, after all hooks that may set them."""
+        runner.message_hub.update_info("iter", runner.train_loop.iter)
 
     def after_train_iter(
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
@@ -67,7 +62,8 @@ class RuntimeInfoHook(Hook):
             hub.update_scalar_batch(f"train/{name}", values, first, metrics.reported(name))
 
     def before_val(self, runner: RunnerProtocol) -> None:
-        """Set the stage."""
+        """Set the stage, and begin the means over this validation."""
+        runner.message_hub.start_pass("val")
         self._stage_before_val = runner.message_hub.get_info("loop_stage")
         runner.message_hub.update_info("loop_stage", "val")
 
@@ -87,7 +83,8 @@ class RuntimeInfoHook(Hook):
         runner.message_hub.pop_info("loop_stage")
 
     def before_test(self, runner: RunnerProtocol) -> None:
-        """Set the stage."""
+        """Set the stage, and begin the means over this test."""
+        runner.message_hub.start_pass("test")
         runner.message_hub.update_info("loop_stage", "test")
 
     def after_test_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:

@@ -22,6 +22,7 @@ from jengine.errors import ConfigError
 from jengine.inference.predict import Predictor, iterate_batches
 from jengine.model import Model, build_model
 from jengine.sharding import DispatchLimiter, SingleDevice, convert_replica_axis, convert_replica_axis_structs
+from jengine.storage import read_text
 
 PyTree = Any
 Weights = Literal["evaluated", "averaged", "trained"]
@@ -181,5 +182,5 @@ def _read_text(path: str, meta: Mapping[str, Any]) -> str:
     text = meta.get("meta", {}).get("cfg")
     file = Path(path).parent / "config.py"
     if not text and file.is_file():  # a published copy may have no metadata
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     return text or ""

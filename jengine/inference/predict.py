@@ -4,7 +4,7 @@ import collections
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from jengine.model import Model, predict_with_key, prediction_key
 from jengine.registry import DATASETS
 from jengine.sharding import DataShard, DispatchLimiter, Strategy
 from jengine.sharding.placement import Rules
+from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 # A host batch with leading axis B, and the position of each example in the data, int32[B]; -1 for padding
@@ -67,7 +68,11 @@ class Predictor:
             outputs = predictions, positions
             return ((seed, outputs), None) if self._is_shared else ((seed, None), outputs)
 
-        self._step = strategy.compile_eval_step(on_whole_batches(step, self._is_whole))
+        def compile_step() -> Callable[..., Any]:
+            self._model = TracedModel(model)
+            return strategy.compile_eval_step(on_whole_batches(self._model.record(step), self._is_whole))
+
+        self._compile_step, self._step = compile_step, compile_step()
 
     def predict(
         self,
@@ -90,6 +95,8 @@ class Predictor:
         Returns:
           A pytree of NumPy arrays with one leading entry per example; for whole batches a list with one per batch.
         """
+        if self._model.has_changed():  # an attribute of the model that the step has read
+            self._step = self._compile_step()
         parts: list[tuple[PyTree, np.ndarray]] = []
         pending: collections.deque[Any] = collections.deque()
         seed = self._seed if seed is None else seed

@@ -45,9 +45,9 @@ def build_logger(
 
     It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year and at every level, to
     `log_file`; errors have the file, the function and the line before the text. A record with the attribute
-    `on_terminal`, of `extra=`, has that text there. Records do not propagate to the root
-    logger, where handlers of other libraries would print them again. Identical warnings are printed once. Processes
-    other than the first only print errors.
+    `on_terminal`, of `extra=`, has that text there, and is left out above the level DEBUG if it is "". Records do not
+    propagate to the root logger, where handlers of other libraries would print them again. Identical warnings are
+    printed once. Processes other than the first only print errors.
 
     Building a logger again replaces the handlers: a second run in the same process writes to another file.
 
@@ -225,7 +225,7 @@ class _ShortFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of the record, or its shorter `on_terminal`."""
         text = record.__dict__.get("on_terminal")
-        if text is None:
+        if not text:
             return super().format(record).partition("/")[2]
         time = self.formatTime(record, self.datefmt).partition("/")[2]
         return escape_control(f"{time} - {record.name} - {record.levelname} - {text}")
@@ -233,6 +233,8 @@ class _ShortFormatter(_Formatter):
 
 class _TerminalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
+        if record.__dict__.get("on_terminal") == "" and self.level > logging.DEBUG:
+            return
         try:
             write_line(self.format(record), record.levelname)
         except Exception:  # as in all logging handlers: a record that cannot be written does not end the run

@@ -1,12 +1,11 @@
 """History of one logged scalar: the newest values, and totals over all values."""
 
 import array
-import functools
+import dataclasses
 import math
-import operator
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -14,14 +13,47 @@ from jengine.errors import UnknownNameError, closest
 
 Statistic = TypeVar("Statistic", bound=Callable[..., Any])
 
-_NUM_SAVED_VALUES = 256  # per history in a checkpoint: enough for the windows of log lines
+_NUM_SAVED_VALUES = 256  # per history in a checkpoint, unless a window is longer
+
+Window = int | Literal["epoch"] | None
+
+
+@dataclasses.dataclass
+class Totals:
+    """Sum, weight and extrema of many values. Values that are not finite have no part in a mean, and NaN in none.
+
+    Attributes:
+      sum: sum of value * weight.
+      weight: sum of sample count * weight.
+      max, min: the extrema.
+    """
+
+    sum: float = 0.0
+    weight: float = 0.0
+    max: float = -math.inf
+    min: float = math.inf
+
+    def add(self, values: Sequence[float], counts: Sequence[int], weights: Sequence[float]) -> None:
+        """Add values with their sample counts and weights."""
+        # One by one: `sum` compensates, so the total would depend on how many values come together.
+        for value, count, weight in zip(values, counts, weights, strict=True):
+            if weight and math.isfinite(value):
+                self.sum += value * weight
+                self.weight += count * weight
+            if weight and not math.isnan(value):
+                self.max = max(self.max, value)
+                self.min = min(self.min, value)
 
 
 class HistoryBuffer:
     """Buffer with the newest `capacity` values of one scalar, at least 1.
 
-    An update costs the same at any run length. Sum, count, maximum and minimum cover *all* values, so that statistics
-    over the whole run are exact.
+    An update costs the same at any run length. Totals cover *all* values, and all in the current epoch, so that
+    statistics over the whole run and over an epoch are exact. NaN, and values with weight 0, do not count in means and
+    extrema, and infinity does not count in means. Where no value counts, a statistic is the newest value.
+
+    Attributes:
+      epoch_start: iteration at which the current epoch started, see `start_epoch`.
 
     Examples:
       >>> losses = HistoryBuffer(capacity=2)
@@ -36,18 +68,20 @@ class HistoryBuffer:
         if capacity < 1:
             raise ValueError(f"`capacity` must be at least 1, got {capacity}")
         self._capacity = capacity
+        self._num_saved = _NUM_SAVED_VALUES
         self._clear()
 
     def _clear(self) -> None:
         # 8 bytes a value, where a list or a deque of floats has 32; with a few that are older than the capacity.
         self._values = array.array("d")
         self._counts: array.array[int] | None = None  # None as long as all counts are 1
+        self._weights: array.array[float] | None = None  # None as long as all weights are 1
         self._updates = 0
-        self._sum = 0.0
-        self._count = 0
-        self._max = -math.inf
-        self._min = math.inf
-        self._folded = 0  # how many of the values the sum and the extrema have
+        self._all = Totals()
+        self._epoch = Totals()
+        self.epoch_start = 0
+        self._epoch_updates = 0
+        self._folded = 0  # how many of the values the totals have
 
     @classmethod
     def register_statistics(cls, method: Statistic) -> Statistic:
@@ -63,31 +97,46 @@ class HistoryBuffer:
         """
         self.extend([to_float(value)], check_count(count))
 
-    def extend(self, values: list[float], count: int = 1) -> None:
-        """Append several values that are already checked, each the sum over `count` samples."""
+    def extend(self, values: list[float], count: int = 1, weights: Sequence[float] | None = None) -> None:
+        """Append several values that are already checked, each the sum over `count` samples.
+
+        `weights` are those in means, 1 by default; a value with weight 0 does not count.
+        """
         if not values:
             return
         if count != 1 and self._counts is None:  # the first value with several samples
             self._counts = array.array("q", [1]) * len(self._values)
+        if weights is not None and self._weights is None:
+            self._weights = array.array("d", [1.0]) * len(self._values)
         self._values.fromlist(values)
         if self._counts is not None:
             self._counts.extend([count] * len(values))
+        if self._weights is not None:
+            self._weights.extend([1.0] * len(values) if weights is None else weights)
         if len(self._values) > 1.125 * self._capacity:  # seldom, as it moves all values
             self._fold()
-            del self._values[: -self._capacity]
+            for column in (self._values, self._counts, self._weights):
+                if column is not None:
+                    del column[: -self._capacity]
             self._folded = len(self._values)
-            if self._counts is not None:
-                del self._counts[: -self._capacity]
         self._updates += len(values)
-        self._count += len(values) * count
+        self._epoch_updates += len(values)
+
+    def start_epoch(self, iteration: int) -> None:
+        """Begin the window 'epoch' with the next value."""
+        self._fold()
+        self.epoch_start, self._epoch, self._epoch_updates = iteration, Totals(), 0
+
+    def keep(self, window_size: int) -> None:
+        """Keep this many values from now on, also in checkpoints."""
+        self._capacity, self._num_saved = max(self._capacity, window_size), max(self._num_saved, window_size)
 
     def _fold(self) -> None:
         """Bring the totals up to date: with the values since the last call, as few log lines need them."""
-        values, self._folded = self._values[self._folded :], len(self._values)
-        # One by one: `sum` compensates, so the total would depend on how many values come together.
-        self._sum = functools.reduce(operator.add, values, self._sum)
-        # NumPy's: a NaN replaces the extremum and stays there; for Python's `max` it depends on the order.
-        self._max, self._min = float(np.max([*values, self._max])), float(np.min([*values, self._min]))
+        columns = self._columns(len(self._values) - self._folded)
+        self._folded = len(self._values)
+        self._all.add(*columns)
+        self._epoch.add(*columns)
 
     @property
     def updates(self) -> int:
@@ -95,41 +144,41 @@ class HistoryBuffer:
         return self._updates
 
     @property
+    def epoch_updates(self) -> int:
+        """The number of updates in the current epoch."""
+        return self._epoch_updates
+
+    @property
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """Copies of the values and counts that are kept, oldest first, float64[n] each."""
-        return np.array(self._newest()), np.array(self._newest_counts(), np.float64)
+        values, counts, _ = self._columns(len(self))
+        return np.array(values), np.array(counts, np.float64)
 
-    def mean(self, window_size: int | None = None) -> float:
-        """Return the mean of the newest `window_size` values, weighted by sample counts.
+    def mean(self, window_size: Window = None) -> float:
+        """Return the mean of the newest `window_size` values, weighted by sample counts and weights.
 
-        Without a window, or if it covers all updates, the mean is exact; other windows are cut to the values kept.
+        Without a window, or if it covers all updates, or for 'epoch', the mean is exact for any number of values.
 
         Raises:
-          ValueError: the history is empty, or `window_size` is below 1. TypeError: `window_size` is not an int.
+          ValueError: the history is empty, or `window_size` is below 1 or more than the number of values kept.
+          TypeError: `window_size` is not an int.
         """
-        if self._covers_all(window_size):
-            self._fold()
-            return self._sum / self._count
-        values = self._newest(window_size)
-        return math.fsum(values) / (len(values) if self._counts is None else sum(self._newest_counts(window_size)))
+        totals = self._totals(window_size)
+        return totals.sum / totals.weight if totals.weight else self._values[-1]
 
-    def max(self, window_size: int | None = None) -> float:
+    def max(self, window_size: Window = None) -> float:
         """Return the largest of the newest `window_size` values; arguments and errors as in `mean`."""
-        if not self._covers_all(window_size):
-            return float(np.max(self._newest(window_size)))
-        self._fold()
-        return self._max
+        totals = self._totals(window_size)
+        return totals.max if totals.max >= totals.min else self._values[-1]
 
-    def min(self, window_size: int | None = None) -> float:
+    def min(self, window_size: Window = None) -> float:
         """Return the smallest of the newest `window_size` values; arguments and errors as in `mean`."""
-        if not self._covers_all(window_size):
-            return float(np.min(self._newest(window_size)))
-        self._fold()
-        return self._min
+        totals = self._totals(window_size)
+        return totals.min if totals.max >= totals.min else self._values[-1]
 
-    def current(self, window_size: int | None = None) -> float:
+    def current(self, window_size: Window = None) -> float:
         """Return the newest value, for any window; ValueError if the history is empty."""
-        self._covers_all(window_size)
+        self._totals(window_size)
         return self._values[-1]
 
     def statistics(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
@@ -146,28 +195,37 @@ class HistoryBuffer:
         return types.MethodType(self._statistics[method_name], self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return at most the newest 256 values, and the totals over all values, as a JSON-serializable dict."""
+        """Return the newest values and the totals, as a JSON-serializable dict.
+
+        At most 256 values, unless a window is longer.
+        """
         self._fold()
+        # A bounded number, so that checkpoints of long runs stay small; the totals below are over all values.
+        values, counts, weights = self._columns(min(self._num_saved, len(self)))
         return {
-            # A bounded number, so that checkpoints of long runs stay small; the totals below are over all values.
-            "values": self._newest(_NUM_SAVED_VALUES).tolist(),
-            "counts": list(self._newest_counts(_NUM_SAVED_VALUES)),
+            "values": list(values),
+            "counts": list(counts),
+            "weights": None if self._weights is None else list(weights),
             "updates": self._updates,
-            "sum": self._sum,
-            "count": self._count,
-            "max": self._max,
-            "min": self._min,
+            "totals": dataclasses.asdict(self._all),
+            "epoch": {"start": self.epoch_start, "updates": self._epoch_updates, **dataclasses.asdict(self._epoch)},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the history with a result of `state_dict`."""
         self._clear()
-        for value, count in zip(state["values"], state["counts"], strict=True):
-            self.extend([float(value)], int(count))
+        weights = state.get("weights")
+        for i, (value, count) in enumerate(zip(state["values"], state["counts"], strict=True)):
+            self.extend([float(value)], int(count), None if weights is None else [float(weights[i])])
         # After the values, whose `extend` has counted them only.
         self._folded, self._updates = len(self._values), int(state["updates"])
-        self._sum, self._count = float(state["sum"]), int(state["count"])
-        self._max, self._min = float(state["max"]), float(state["min"])
+        if "totals" not in state:  # of an earlier version, which had no totals of the epoch
+            old = {"sum": state["sum"], "weight": state["count"], "max": state["max"], "min": state["min"]}
+            state = {**state, "totals": old, "epoch": {"start": -1, "updates": 0}}
+        self._all = Totals(**{name: float(value) for name, value in state["totals"].items()})
+        epoch = dict(state["epoch"])
+        self.epoch_start, self._epoch_updates = int(epoch.pop("start")), int(epoch.pop("updates"))
+        self._epoch = Totals(**{name: float(value) for name, value in epoch.items()})
 
     def __len__(self) -> int:
         return min(len(self._values), self._capacity)
@@ -175,25 +233,44 @@ class HistoryBuffer:
     def __repr__(self) -> str:
         return f"HistoryBuffer({self._updates} values, the newest {len(self)} kept)"
 
-    def _covers_all(self, window_size: int | None) -> bool:
+    def _totals(self, window_size: Window) -> Totals:
+        """Return the totals over a window."""
         if not self._updates:
             raise ValueError("the history is empty: nothing has been logged under this key")
-        if window_size is None:
-            return True
-        if isinstance(window_size, bool) or not isinstance(window_size, int):
-            raise TypeError(f"`window_size` must be an int (number of values) or None, got {window_size!r}")
-        if window_size < 1:
-            raise ValueError(f"`window_size` must be at least 1, got {window_size}")
-        return window_size >= self._updates
+        if window_size is not None and window_size != "epoch":
+            if isinstance(window_size, bool) or not isinstance(window_size, int):
+                raise TypeError(
+                    f"`window_size` must be an int (number of values), 'epoch' or None, got {window_size!r}"
+                )
+            if window_size < 1:
+                raise ValueError(f"`window_size` must be at least 1, got {window_size}")
+            if window_size < self._updates:
+                return self._sum_up(window_size)
+        self._fold()
+        return self._epoch if window_size == "epoch" else self._all
 
-    def _newest(self, size: int | None = None) -> "array.array[float]":
-        """Return the newest `size` values, oldest first; at most all that are kept."""
-        kept = min(len(self._values), self._capacity)
-        return self._values[-min(size or kept, kept) :]
+    def _sum_up(self, window_size: int) -> Totals:
+        """Return the totals over the newest `window_size` values, fewer than all."""
+        # A cut window would be the statistic of something else.
+        if window_size > self._capacity:
+            raise ValueError(
+                f"`window_size` must be at most {self._capacity}, the number of values that are kept, got "
+                f"{window_size}; a window in `log_processor` keeps as many as it needs"
+            )
+        self.keep(window_size)
+        values, counts, weights = self._columns(min(window_size, len(self)))
+        totals = Totals()
+        totals.add(values, counts, weights)
+        if self._weights is None:
+            totals.sum = math.fsum(filter(math.isfinite, values))  # exact, whatever the order
+        return totals
 
-    def _newest_counts(self, size: int | None = None) -> Sequence[int]:
-        size = min(size or len(self), len(self))
-        return [1] * size if self._counts is None else self._counts[-size:]
+    def _columns(self, size: int) -> tuple[Sequence[float], Sequence[int], Sequence[float]]:
+        """Return the newest values, with counts and weights, oldest first."""
+        rows = slice(len(self._values) - size, None)
+        counts = [1] * size if self._counts is None else self._counts[rows]
+        weights = [1.0] * size if self._weights is None else self._weights[rows]
+        return self._values[rows], counts, weights
 
 
 for _method in (HistoryBuffer.mean, HistoryBuffer.max, HistoryBuffer.min, HistoryBuffer.current):

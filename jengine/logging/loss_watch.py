@@ -34,7 +34,8 @@ class LossWatch:
                     pairs = zip(iterations, values, strict=True)
                     self._bad += [(iteration, value) for iteration, value in pairs if not math.isfinite(value)]
                 return
-            last, count = self._counters.get(key, (iterations[0] - 1, before))
+            # All earlier iterations belong to the first value: an accumulation window reports the counter at its end.
+            last, count = self._counters.get(key, (-1, before))
             for iteration, value in zip(iterations, values, strict=True):
                 if value > count:
                     self._dropped.append((last + 1, iteration))

@@ -4,10 +4,11 @@ Step metrics stay on the device, so that the loop never waits for them; the firs
 arrays in one transfer.
 """
 
+import bisect
 import logging
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -18,6 +19,8 @@ from jengine.json_codec import to_plain
 from jengine.logging.history import HistoryBuffer, check_count, to_float
 from jengine.logging.loss_watch import LossWatch
 from jengine.logging.pending_scalars import PendingScalars
+
+_WEIGHT = "weight"  # pending key of the weights, which are no scalar themselves
 
 # device array types seen so far: `isinstance(value, jax.Array)` is slower than an update
 _ARRAY_TYPES: set[type] = set()
@@ -66,6 +69,10 @@ class MessageHub:
         self._log_scalars: dict[str, HistoryBuffer] = {}
         self._runtime_info: dict[str, Any] = {}
         self._resumed: dict[str, bool] = {}
+        self._windows: Mapping[str, int] = {}
+        self._epoch_starts = [0]  # iterations
+        self._is_by_example: dict[str, bool] = {}  # weighted scalars: whether by examples, or only 0 and 1
+        self._weights: dict[int, float] = {}  # by iteration, of which scalars may still come
 
     @classmethod
     def get_instance(cls, name: str) -> "MessageHub":
@@ -98,12 +105,48 @@ class MessageHub:
         """The hub name, as MMEngine calls it."""
         return self.name
 
-    def start_iteration(self, iteration: int) -> None:
-        """Set the iteration for subsequent scalars; fetch pending ones from half the capacity on."""
+    def start_iteration(self, iteration: int, epoch_start: int = 0) -> None:
+        """Set the iteration for subsequent scalars; fetch pending ones from half the capacity on.
+
+        `epoch_start` is the iteration at which the current epoch started.
+        """
         self.iteration = iteration
+        if epoch_start > self._epoch_starts[-1]:
+            self._epoch_starts.append(epoch_start)  # values of the last epoch may be pending
+        elif epoch_start < self._epoch_starts[-1]:  # another training
+            self.flush()
+            self._epoch_starts = [epoch_start]
         # Here, between two steps, rather than at some scalar in the middle of one.
         if 2 * self._pending.size >= self._capacity:
             self.flush()
+
+    def start_pass(self, mode: str) -> None:
+        """Begin the window 'epoch' of validation or test scalars; this fetches pending ones."""
+        for key, history in self.log_scalars.items():
+            if key.startswith(f"{mode}/"):
+                history.start_epoch(self.iteration)
+
+    def keep(self, windows: Mapping[str, int]) -> None:
+        """Keep the newest values, also in checkpoints: how many by name without the loop, by the name '' of others."""
+        self._windows = windows
+        for key, history in self.log_scalars.items():
+            history.keep(self._window(key))
+
+    def update_weight(self, value: Any, is_by_example: Mapping[str, bool]) -> None:
+        """Set the weight in means of the current iteration's scalars, without waiting for the device.
+
+        Args:
+          value: the share of real examples in the batch; 0 for an iteration that does not count.
+          is_by_example: the training scalars with this weight, by name without the loop; those with False have the
+            weight 1 instead, or 0.
+        """
+        self._is_by_example = dict(is_by_example)
+        self.update_scalar(_WEIGHT, value, resumed=False)
+
+    def update_weight_batch(self, values: jax.Array, first_iteration: int, is_by_example: Mapping[str, bool]) -> None:
+        """Set the weights of several iterations, real[K]; see `update_weight`."""
+        self._is_by_example = dict(is_by_example)
+        self.update_scalar_batch(_WEIGHT, values, first_iteration, resumed=False)
 
     def update_scalar(self, key: str, value: Any, count: int = 1, resumed: bool = True) -> None:
         """Append `value` to the history of `key` without waiting for the device.
@@ -271,8 +314,7 @@ class MessageHub:
         for key, history in state["log_scalars"].items():
             # A key that this run has declared as not resumed keeps its value: hooks set it before the state is loaded.
             if self._resumed.setdefault(key, True):
-                self._log_scalars[key] = HistoryBuffer()
-                self._log_scalars[key].load_state_dict(history)
+                self._start_history(key).load_state_dict(history)
         for key, value in state["runtime_info"].items():
             if self._resumed.setdefault(key, True):
                 self._runtime_info[key] = value
@@ -289,13 +331,53 @@ class MessageHub:
     def _move_to_histories(self, pending: PendingScalars, iteration: float) -> None:
         if pending.size:
             self.fetches += pending.fetch()
-        for key, iterations, values, count in pending.take(iteration):
+        taken = list(pending.take(iteration))
+        for _, iterations, values, _ in (part for part in taken if part[0] == _WEIGHT):
+            # The newest is kept, as other scalars of its iteration may follow
+            self._weights = {**dict([*self._weights.items()][-1:]), **dict(zip(iterations, values, strict=True))}
+        for key, iterations, values, count in taken:
+            if key == _WEIGHT:
+                continue
             history = self._log_scalars.get(key)
             if history is None:
-                history = self._log_scalars[key] = HistoryBuffer()
+                history = self._start_history(key)
             if self.losses is not None:
                 self.losses.add(key, iterations, values, history.current() if history.updates else 0.0)
-            history.extend(values, count)
+            weights = self._find_weights(key, iterations)
+            for epoch_start, rows in self._split_by_epoch(key, iterations):
+                if epoch_start is not None and epoch_start != history.epoch_start:
+                    history.start_epoch(epoch_start)
+                history.extend(values[rows], count, weights and weights[rows])
+
+    def _start_history(self, key: str) -> HistoryBuffer:
+        history = self._log_scalars[key] = HistoryBuffer()
+        history.keep(self._window(key))
+        return history
+
+    def _window(self, key: str) -> int:
+        """Return how many values of a scalar the log needs."""
+        name = key.partition("/")[2]
+        return self._windows.get(name, self._windows.get("", 1))
+
+    def _find_weights(self, key: str, iterations: list[int]) -> list[float] | None:
+        """Return the weights of a scalar's values; None if all are 1."""
+        is_by_example = self._is_by_example.get(key.removeprefix("train/")) if key.startswith("train/") else None
+        if not self._weights or is_by_example is None:
+            return None
+        weights = [self._weights.get(iteration, 1.0) for iteration in iterations]
+        return weights if is_by_example else [float(weight > 0) for weight in weights]
+
+    def _split_by_epoch(self, key: str, iterations: list[int]) -> Iterator[tuple[int | None, slice]]:
+        """Yield the start of each epoch and the positions of its values; validations begin their windows themselves."""
+        if not key.startswith("train/"):
+            yield None, slice(None)
+            return
+        begin, starts = 0, self._epoch_starts
+        while begin < len(iterations):
+            epoch = bisect.bisect_right(starts, iterations[begin])
+            end = bisect.bisect_left(iterations, starts[epoch]) if epoch < len(starts) else len(iterations)
+            yield starts[max(epoch - 1, 0)], slice(begin, end)
+            begin = end
 
 
 class HubSnapshot:

@@ -4,6 +4,7 @@ import datetime
 import difflib
 import functools
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -20,6 +21,11 @@ from jengine.registry import LOG_PROCESSORS, check_arguments
 Mode = Literal["train", "val", "test"]
 
 _BYTES_PER_MB = 1024**2
+_MODE = re.compile(r"^(train|val|test)/")
+_BUILT_IN = ("mean", "max", "min", "current")  # statistics
+# A state of the optimizer, in spite of its name: a mean of powers of two is none. With several optimizers the name of
+# one follows.
+_LOSS_SCALE = re.compile(r"loss_scale(_[^\W\d]\w*)?")
 
 
 class _Loop(Protocol):
@@ -53,17 +59,19 @@ class LogProcessor:
     """Formatter of log lines, in MMEngine's format, with one statistic for each scalar.
 
     Scalars whose name matches `mean_pattern` are shown as the mean over the newest `window_size` values, all others as
-    the current value. `custom_cfg` adds or replaces statistics.
+    the current value, as is the loss scale of mixed precision. `custom_cfg` adds or replaces statistics.
 
     Args:
       window_size: number of values in a mean.
       by_epoch: whether headers count epochs, `Epoch(train) [1][2/4]`, or iterations, `Iter(train) [2/40]`.
       custom_cfg: list of `dict(data_src, method_name, window_size, log_name)`: the scalar (without the loop), the
-        statistic, the window (an int, 'epoch' or 'global'), and the result name (default: `data_src`, which replaces
-        the default statistic). Other keys are passed to the statistic.
+        statistic, the window (a number of values, 'epoch' for those since the start of the epoch or validation, or
+        'global' for all), and the result name (default: `data_src`, which replaces the default statistic). Other keys
+        are passed to the statistic.
       num_digits: digits after the decimal point.
       log_with_hierarchy: whether names in the tag include the loop: 'train/loss'.
-      mean_pattern: regular expression, searched in names without the loop.
+      mean_pattern: regular expression, searched in names without the loop. By default losses, norms and times, not
+        `loss_scale`, which is a setting of the step that used it.
 
     Raises:
       ArgumentError: two entries of `custom_cfg` have the same result name, an entry has no `data_src`, or has the
@@ -75,6 +83,8 @@ class LogProcessor:
     Examples:
       >>> entry = dict(data_src="loss", log_name="worst", method_name="max", window_size="global")
       >>> processor = LogProcessor(window_size=20, custom_cfg=[entry])
+      >>> processor.windows
+      {'': 20, 'loss': 20}
     """
 
     def __init__(
@@ -84,7 +94,7 @@ class LogProcessor:
         custom_cfg: Sequence[Mapping[str, Any]] | None = None,
         num_digits: Index = 4,
         log_with_hierarchy: bool = False,
-        mean_pattern: str = r".*(loss|time|data_time|grad_norm).*",
+        mean_pattern: str = r"^(?!.*loss_scale).*(loss|time|data_time|grad_norm).*",
     ) -> None:
         self.window_size = window_size
         self.by_epoch = by_epoch
@@ -97,6 +107,17 @@ class LogProcessor:
         self._unknown_sources: set[str] = set()
         _check_custom_cfg(self.custom_cfg, by_epoch)
 
+    @property
+    def windows(self) -> dict[str, int]:
+        """The longest window of each scalar, by name without the loop; that of others has the name ''."""
+        windows = {"": self.window_size}
+        for entry in self.custom_cfg:
+            name, window = _MODE.sub("", entry["data_src"]), entry.get("window_size", 1)
+            if isinstance(window, str):  # the totals have 'epoch' and 'global'; other statistics need all values
+                window = 1 if entry["method_name"] in _BUILT_IN else sys.maxsize
+            windows[name] = max(windows.get(name, self.window_size), window)
+        return windows
+
     def get_log_after_iter(self, runner: _Run, batch_idx: int, mode: Mode) -> tuple[dict[str, Any], str]:
         """Format the scalars of an iteration, with the batch `batch_idx`, counted from 0 in the loop.
 
@@ -104,7 +125,7 @@ class LogProcessor:
           The tag (name -> number, with `epoch` and `iter`, both from 1, and `memory` if available) and the line.
         """
         _check_mode(mode, ("train", "val", "test"))
-        scalars = self._compute_statistics(runner.message_hub, batch_idx, mode, self.custom_cfg)
+        scalars = self._compute_statistics(runner, batch_idx, mode, self.custom_cfg)
         tag = self._add_mode_prefix(scalars, mode)  # numbers, for the backends
         if self.by_epoch and mode != "test":
             tag["epoch"] = _current_epoch(runner, mode)
@@ -153,8 +174,7 @@ class LogProcessor:
             for name in ("time", "data_time")
             if name not in sources
         ]
-        last = min(batch_idx, size - 1)  # a longer window would include values of the previous pass
-        scalars = self._compute_statistics(runner.message_hub, last, mode, [*self.custom_cfg, *pass_means])
+        scalars = self._compute_statistics(runner, 0, mode, [*self.custom_cfg, *pass_means])
         times = self._add_mode_prefix({k: v for k, v in scalars.items() if k in ("time", "data_time")}, mode)
         metrics = self._add_mode_prefix({k: v for k, v in scalars.items() if k not in ("time", "data_time")}, mode)
         infos = self._add_mode_prefix(_select_mode(runner.message_hub.runtime_info, mode), mode)
@@ -166,12 +186,13 @@ class LogProcessor:
         return {**metrics, **(infos if with_non_scalar else {}), **times}, line
 
     def _compute_statistics(
-        self, hub: MessageHub | HubSnapshot, batch_idx: int, mode: Mode, custom_cfg: Sequence[Mapping[str, Any]]
+        self, runner: _Run, batch_idx: int, mode: Mode, custom_cfg: Sequence[Mapping[str, Any]]
     ) -> dict[str, float]:
         """Compute one statistic per scalar in the loop, by name without the loop.
 
         Validation and test metrics are exact: only times are averaged there.
         """
+        hub = runner.message_hub
         histories = _select_mode(hub.log_scalars, mode)
         left_out = hub.get_info("evaluations_left_out", ()) if mode != "train" else ()  # their values are old
         if left_out:
@@ -179,7 +200,7 @@ class LogProcessor:
         scalars = {}
         for name, history in histories.items():
             may_average = mode == "train" or name in ("time", "data_time")
-            is_averaged = may_average and self._matches_mean_pattern(name)
+            is_averaged = may_average and self._matches_mean_pattern(name) and not _LOSS_SCALE.fullmatch(name)
             scalars[name] = history.mean(self.window_size) if is_averaged else history.current()
         for entry in custom_cfg:
             arguments = dict(entry)
@@ -189,12 +210,19 @@ class LogProcessor:
             if source not in histories:  # a scalar of another loop, or of a later iteration
                 self._warn_of_typo(source, histories)
                 continue
-            # The newest values so far in this epoch, and all values.
-            window = {"epoch": batch_idx + 1, "global": histories[source].updates}
-            if arguments.get("window_size") in ("epoch", "global"):
-                arguments["window_size"] = window[arguments["window_size"]]
+            history = histories[source]
             name = arguments.pop("log_name", source).removeprefix(f"{mode}/")
-            scalars[name] = histories[source].statistics(**arguments)
+            if arguments.get("window_size") == "epoch":
+                # The history has the epoch of its newest value: a scalar may have none in this epoch
+                has_begun = mode != "train" or history.epoch_start == runner.iter - batch_idx
+                if not (has_begun and history.epoch_updates):
+                    scalars.pop(name, None)
+                    continue
+                if arguments["method_name"] not in _BUILT_IN:
+                    arguments["window_size"] = history.epoch_updates
+            elif arguments.get("window_size") == "global":
+                arguments["window_size"] = history.updates
+            scalars[name] = history.statistics(**arguments)
         return scalars
 
     def _warn_of_typo(self, source: str, histories: Mapping[str, Any]) -> None:

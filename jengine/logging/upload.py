@@ -11,16 +11,26 @@ import os
 import pathlib
 import shutil
 import socket
+import stat
 import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jengine.errors import ConfigError, read_seconds
-from jengine.json_codec import decode, encode
-from jengine.storage import get_filesystem, is_url, read_many
+from jengine.json_codec import decode_object, encode
+from jengine.storage import (
+    LARGE,
+    StorageError,
+    UnsafeFileError,
+    get_filesystem,
+    is_inside,
+    is_url,
+    read_bytes,
+    read_many,
+)
 
 _LOGGER = logging.getLogger("jengine")
 _INTERVAL = "JENGINE_UPLOAD_SECONDS"
@@ -36,14 +46,15 @@ _SESSION = ".session"  # file with the URL, host and process of a local director
 def choose_local_dir(work_dir: str) -> str:
     """Return the directory for a run's small files: the work dir; for a URL a new local one, which need not exist.
 
-    The environment variable `JENGINE_LOCAL_DIR` names the parent directory, by default one for temporary files.
+    The environment variable `JENGINE_LOCAL_DIR` names the parent directory. By default that is `jengine-UID` in the
+    directory for temporary files, or a new directory there if another user was first to make one of that name.
 
     >>> choose_local_dir("/data/run")
     '/data/run'
     """
     if not is_url(work_dir):
         return work_dir
-    parent = os.environ.get(_DIRECTORY) or os.path.join(tempfile.gettempdir(), f"jengine-{os.getuid()}")
+    parent = os.environ.get(_DIRECTORY) or _make_parent()
     return os.path.join(os.path.abspath(parent), f"{os.path.basename(work_dir)}-{uuid.uuid4().hex[:8]}")
 
 
@@ -111,7 +122,7 @@ class UploadedFiles(LocalFiles):
         sizes = {info["name"].removeprefix(prefix): info["size"] for info in found if info["type"] == "file"}
         continued = [
             relative for relative in sizes
-            if not (relative.endswith((*_COMPLETE, "/")) or "tfevents" in relative or ".." in relative.split("/"))
+            if not (relative.endswith((*_COMPLETE, "/")) or "tfevents" in relative or not is_inside(relative))
         ]  # fmt: skip
         # Together, with one request for each: `get_file` would make three, one after the other
         for url, content in read_many(f"{self._url}/{relative}" for relative in continued).items():
@@ -127,31 +138,36 @@ class UploadedFiles(LocalFiles):
 
     def _mark(self) -> None:
         self._local_dir.mkdir(parents=True, exist_ok=True)
+        self._local_dir.chmod(0o700)  # the log may have made it, with the rights that the user's umask gives
         (self._local_dir / _SESSION).write_text(encode(self._describe_session(os.getpid())))
 
     def _describe_session(self, process: int) -> dict[str, Any]:
         return {"url": self._url, "host": socket.gethostname(), "pid": process}
 
     def _find_killed(self) -> list[pathlib.Path]:
-        """Return the local directories for this URL of processes of this machine that are gone, the oldest first."""
-        marks = self._local_dir.parent.glob(f"{self._local_dir.name.rpartition('-')[0]}-*/{_SESSION}")
+        """Return the local directories for this URL of processes of this machine that are gone, the oldest first.
+
+        Only directories count that no other user can have made or written to: what is in them is sent to the URL.
+        """
+        parent, name = self._local_dir.parent, self._local_dir.name.rpartition("-")[0]
         killed = []
-        for mark in sorted(marks, key=lambda mark: mark.stat().st_mtime):
+        for entry in _scan(parent):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # removed meanwhile, or half written
-                found = decode(mark.read_text())
-                if found == self._describe_session(found["pid"]) and not _is_alive(found["pid"]):
-                    killed.append(mark.parent)
-        return killed
+                if entry.name.rpartition("-")[0] == name and is_private(entry.path):
+                    found = decode_object(read_bytes(pathlib.Path(entry.path, _SESSION)))
+                    if found == self._describe_session(found["pid"]) and not _is_alive(found["pid"]):
+                        killed.append((os.stat(entry.path, follow_symlinks=False).st_mtime, pathlib.Path(entry.path)))
+        return [path for _, path in sorted(killed)]
 
     def _take_over(self, session: pathlib.Path, directory: str, sizes: Mapping[str, int]) -> None:
         """Copy the files below `directory` that continue those at the URL, and remove the session."""
-        found = {path.relative_to(session).as_posix(): path for path in session.rglob("*") if path.is_file()}
+        found = {path.relative_to(session).as_posix(): path for path in _list_files(session)}
         for relative, path in found.items():
             own = self._local_dir / relative
             is_newer = path.stat().st_size > (own.stat().st_size if own.exists() else sizes.get(relative, -1))
-            if not relative.startswith(f"{directory}/") or not is_newer:
+            if not relative.startswith(f"{directory}/") or not is_newer or _leads_out(path, session):
                 continue
-            if not own.exists() or path.read_bytes().startswith(own.read_bytes()):
+            if not own.exists() or read_bytes(path, LARGE).startswith(read_bytes(own, LARGE)):
                 own.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, own)
         if not any(".process_" in relative for relative in found):  # these are only where they were written
@@ -179,18 +195,22 @@ class UploadedFiles(LocalFiles):
             self._check()
             store = get_filesystem(self._url)
             changed, batch, size = self._find_changed(), {}, 0
-            unreadable: list[OSError] = []
+            unreadable: list[Exception] = []
             for relative, (path, description) in list(changed.items()):
-                if description[0] > _BATCH:
-                    store.put_file(str(path), f"{self._url}/{relative}")
-                    continue
                 try:
-                    batch[f"{self._url}/{relative}"] = path.read_bytes()
-                    size += description[0]
-                except OSError as error:  # the others must be sent all the same
+                    if _leads_out(path, self._local_dir):
+                        raise OSError(f"{path} is a link to a file elsewhere, which may be somebody else's")
+                    content = None if description[0] > _BATCH else read_bytes(path)
+                except (OSError, StorageError, UnsafeFileError) as error:  # the others must be sent all the same
                     del changed[relative]
                     if not isinstance(error, FileNotFoundError):  # removed meanwhile
                         unreadable.append(error)
+                    continue
+                if content is None:
+                    store.put_file(str(path), f"{self._url}/{relative}")
+                    continue
+                batch[f"{self._url}/{relative}"] = content
+                size += description[0]
                 if size > _BATCH:
                     store.pipe(batch)
                     batch, size = {}, 0
@@ -253,18 +273,52 @@ class UploadedFiles(LocalFiles):
     def _find_changed(self) -> dict[str, tuple[pathlib.Path, tuple[int, int]]]:
         """Return the changed files by relative path, described before they are read: they may grow meanwhile."""
         changed = {}
-        for folder, _, names in os.walk(self._local_dir):
-            for path in (
-                pathlib.Path(folder, name) for name in sorted(names) if not name.endswith((_TEMPORARY, _SESSION))
-            ):
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    relative, description = path.relative_to(self._local_dir).as_posix(), _describe(path)
-                    if path.is_file() and self._sent.get(relative) != description:
-                        changed[relative] = path, description
+        for path in _list_files(self._local_dir):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                relative, description = path.relative_to(self._local_dir).as_posix(), _describe(path)
+                if not relative.endswith((_TEMPORARY, _SESSION)) and self._sent.get(relative) != description:
+                    changed[relative] = path, description
         return changed
 
     def _remove(self) -> None:
         shutil.rmtree(self._local_dir, ignore_errors=True)
+
+
+def _make_parent() -> str:
+    path = os.path.join(tempfile.gettempdir(), f"jengine-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    if is_private(path):
+        return path
+    new = tempfile.mkdtemp(prefix="jengine-")
+    _LOGGER.warning(
+        "%s must be a directory that only you can write to, but it is a link, or another user made it or can write to "
+        "it: files of this run are in %s instead, where a restarted run does not find what a killed one left",
+        path, new,
+    )  # fmt: skip
+    return new
+
+
+def is_private(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a directory of this user that nobody else can write to; False for a link to one."""
+    status = os.lstat(path)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _scan(directory: pathlib.Path) -> list[os.DirEntry[str]]:
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        return list(entries)
+    return []
+
+
+def _list_files(directory: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield the files below a directory, without entering links to directories."""
+    for folder, _, names in os.walk(directory):
+        yield from (path for name in sorted(names) if (path := pathlib.Path(folder, name)).is_file())
+
+
+def _leads_out(path: pathlib.Path, directory: pathlib.Path) -> bool:
+    return path.is_symlink() and not pathlib.Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory))
 
 
 def _is_alive(process: int) -> bool:

@@ -94,6 +94,14 @@ def cast_floating(tree: PyTree, dtype: DTypeLike) -> PyTree:
     return jax.tree.map(lambda x: jnp.asarray(x).astype(dtype) if _is_floating(x) else x, tree)
 
 
+def cast_floating_like(tree: PyTree, like: PyTree) -> PyTree:
+    """Return `tree` with its floating-point arrays in the dtypes of `like`; with another structure, as it is."""
+    structure: Any = jax.tree.structure(tree)
+    if structure != jax.tree.structure(like):
+        return tree  # the training step refuses it, with the path
+    return jax.tree.map(lambda x, y: x.astype(y.dtype) if _is_floating(x) and _is_floating(y) else x, tree, like)
+
+
 def at_least_float32(value: ArrayLike) -> jax.Array:
     """Return an array or a number in float32, or in float64 if it has that dtype, for sums and means."""
     array = jnp.asarray(value)

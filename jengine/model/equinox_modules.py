@@ -15,6 +15,7 @@ import jax
 
 from jengine import paths
 from jengine.model.model import FROZEN, ModelState, Params, PyTree
+from jengine.model.module_types import ModuleType, describe_modules
 
 
 def is_used(tree: PyTree) -> bool:
@@ -33,9 +34,13 @@ def set_inference_mode(tree: PyTree) -> PyTree:
     return sys.modules["equinox"].nn.inference_mode(tree)
 
 
-def list_module_types(tree: PyTree) -> dict[str, str]:
-    """Return the module class names in a tree by dotted path, in definition order."""
-    return {".".join(path): type(module).__name__ for path, module in _iterate_modules(tree, ())}
+def list_module_types(tree: PyTree) -> dict[str, ModuleType]:
+    """Return the module types in a tree by dotted path, in definition order."""
+    modules = {}
+    for path, module in _iterate_modules(tree, ()):
+        fields: dict[str, Any] = {x.name: getattr(module, x.name, None) for x in dataclasses.fields(module)}
+        modules[path] = type(module), fields, {name: x.shape for name, x in fields.items() if _is_trained(x)}
+    return describe_modules(modules)
 
 
 class Partition(NamedTuple):

@@ -84,7 +84,7 @@ class FunctionalModel(Model):
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)`; the state is {} if `loss` has no argument `model_state`."""
         variables = self._init(rng=rng, batch=batch)
-        has_state = self._has_state or (self._train_step is not None and isinstance(variables, tuple))
+        has_state = self._has_state or (self._train_step is not None and type(variables) is tuple)
         params, model_state = _check_pair("init", "params", variables) if has_state else (variables, {})
         if equinox_modules.is_used(params):
             types = self._given_types or equinox_modules.list_module_types(params)
@@ -226,7 +226,7 @@ class _NamedArguments:
 
 def _check_pair(function: str, first: str, value: Any) -> tuple[Any, Any]:
     """Return `value`, the result from a function for a model with state, if it is a pair; raise TypeError otherwise."""
-    if not isinstance(value, tuple) or len(value) != 2:
+    if type(value) is not tuple or len(value) != 2:  # a NamedTuple of two fields may be the parameters
         raise TypeError(
             f"FunctionalModel: `{function}` must return ({first}, model_state), because `loss` has an argument "
             f"`model_state`, got {type(value).__name__}"

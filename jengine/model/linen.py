@@ -17,7 +17,9 @@ from jengine.model.adapters import (
     train_arguments,
 )
 from jengine.model.autocast import autocast
+from jengine.model.layer_shapes import Shapes, record_shapes, select_stacked
 from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
+from jengine.model.module_types import ModuleType, describe_class, find_stacked
 from jengine.model.padding import exclude_padding
 from jengine.model.remat import check_patterns, remat_linen
 from jengine.model.sown import Sown, SownValues
@@ -84,31 +86,45 @@ class LinenModel(Model):
         self._sown = SownValues("LinenModel", sown_losses, sown_predictions)
         # Collections that a call makes anew: kept in the state, they would grow and change its structure.
         self._sown_collections: tuple[str, ...] = (_INTERMEDIATES, *self._sown.names)
-        self.module_types: dict[str, str] = {}
+        self.module_types: dict[str, ModuleType] = {}
         self.logical_axes: dict[str, tuple[str | None, ...]] = {}
+        self.layer_shapes: Shapes = {}
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Initialize the module in inference mode, and record the submodule types and the logical axes."""
-        types: dict[str, str] = {}
+        classes: dict[str, type] = {}
+        layers: dict[str, dict[str, Any]] = {}  # shapes of the modules' own parameters, within `nn.scan` and `nn.vmap`
 
         def record_type(next_fun: Next, args: Args, kwargs: Kwargs, context: nn.module.InterceptorContext) -> Any:
-            types[".".join(context.module.path)] = type(context.module).__name__
-            return next_fun(*args, **kwargs)
+            module, path = context.module, ".".join(context.module.path)
+            classes.setdefault(path, type(module))  # in the order of the definition
+            outputs = next_fun(*args, **kwargs)
+            classes[path] = type(module)  # classes of transformations, such as that of `nn.remat`, have other paths
+            own = module.variables.get("params", {})
+            layers.setdefault(path, {}).update(
+                {name: jax.tree.leaves(x)[0].shape for name, x in own.items() if not isinstance(x, Mapping)}
+            )
+            return outputs
 
+        shapes: Shapes = {}
         inputs = select_inputs(batch, self._inputs, "LinenModel")
         # A dict drops duplicates: training and prediction may use the same stream.
         rngs = _keys(dict.fromkeys(("params", *self._rngs, *self._predict_rngs)), rng)
-        modes = train_arguments(type(self.module).__call__, train=False)
-        with nn.intercept_methods(record_type), _dense_general_without_mesh(), explain_static_modes(modes):
-            variables = self.module.init(rngs, *inputs, **modes)
-        self.module_types = types
-        check_patterns(self._remat, types)
+        with nn.intercept_methods(record_type), record_shapes(shapes):
+            variables = self._initialize(rngs, inputs, train=False)
+            if self._has_more_in_training(variables, rngs, inputs):  # the values of the others stay as they are
+                training = _flatten_nested(self._initialize(rngs, inputs, train=True))
+                variables = traverse_util.unflatten_dict({**training, **_flatten_nested(variables)})
+        params = variables.get("params", {})
+        self.module_types = {path: _describe(path, cls, params, layers.get(path, {})) for path, cls in classes.items()}
+        check_patterns(self._remat, self.module_types)
         # The box of `nn.with_partitioning` is the leaf here: the axis names are in it, not in the array.
         leaves = jax.tree_util.tree_flatten_with_path(
             variables.get("params", {}), is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned)
         )[0]
         self.logical_axes = {dotted(path): tuple(x.names) for path, x in leaves if isinstance(x, nn.Partitioned)}
         variables = dict(nn.meta.unbox(variables))  # the axis names are in `logical_axes` now
+        self.layer_shapes = select_stacked(shapes, variables.get("params", {}))
         check_state_names("a collection", variables)
         sown = [name for name in variables if self._is_sown(name, variables, inputs)]
         self._sown_collections = tuple(dict.fromkeys((_INTERMEDIATES, *self._sown.names, *sown)))
@@ -175,6 +191,25 @@ class LinenModel(Model):
         with _dense_general_without_mesh(), explain_static_modes(kwargs):
             return autocast(self.module.apply)(*args, **kwargs)
 
+    def _initialize(self, rngs: Mapping[str, jax.Array], inputs: tuple[Any, ...], train: bool) -> Mapping[str, Any]:
+        modes = train_arguments(type(self.module).__call__, train=train)
+        with _dense_general_without_mesh(), explain_static_modes(modes):
+            variables: Mapping[str, Any] = self.module.init(rngs, *inputs, **modes)
+            return variables
+
+    def _has_more_in_training(
+        self, variables: Mapping[str, Any], rngs: Mapping[str, jax.Array], inputs: tuple[Any, ...]
+    ) -> bool:
+        """Return whether there are parameters that exist only in training mode, such as those of an auxiliary head."""
+        if not train_arguments(type(self.module).__call__, train=True):
+            return False
+        try:
+            training = jax.eval_shape(lambda: self._initialize(rngs, inputs, train=True))
+        except Exception:  # of any type: the loss, which calls the module in training mode, explains its errors
+            return False
+        known, found = (_flatten_nested(tree.get("params", {})) for tree in (variables, training))
+        return not found.keys() <= known.keys()
+
     def _is_sown(self, name: str, variables: Mapping[str, Any], inputs: tuple[Any, ...]) -> bool:
         """Return whether the module only sows into a collection: it works without, as `sow` then does nothing.
 
@@ -196,6 +231,18 @@ class LinenModel(Model):
         return True
 
 
+def _describe(path: str, cls: type, params: Any, layers: Mapping[str, Any]) -> ModuleType:
+    """Return the type of a module, with the axes that its own parameters have and those of a single layer have not."""
+    for name in filter(None, path.split(".")):
+        params = params.get(name, {}) if isinstance(params, Mapping) else {}
+    shapes = [(jax.tree.leaves(params[name])[0].shape, layer) for name, layer in layers.items() if name in params]
+    if not shapes:
+        return describe_class(cls)
+    # A module whose own parameters have axes for experts says how many
+    experts = getattr(cls, "expert_axes", 0)
+    return describe_class(cls, find_stacked([(shape, layer[experts:]) for shape, layer in shapes]))
+
+
 def _dense_general_without_mesh() -> Any:
     """Return a context in which each `nn.DenseGeneral` is called without the step's mesh.
 
@@ -210,6 +257,11 @@ def _dense_general_without_mesh() -> Any:
             return next_fun(*args, **kwargs)
 
     return nn.intercept_methods(call)
+
+
+def _flatten_nested(tree: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+    flat: dict[tuple[str, ...], Any] = traverse_util.flatten_dict(dict(tree), keep_empty_nodes=True)
+    return flat
 
 
 def _flatten(collections: Mapping[str, Any]) -> Sown:

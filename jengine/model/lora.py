@@ -32,13 +32,17 @@ class Target:
 
     rank: Count
     alpha: Positive | None = None  # the update is multiplied by `alpha / rank`; None for `rank`
-    stacked: Index = 0  # number of leading axes along which separate kernels are stacked, as by `nn.scan`
+    # Number of leading axes along which separate kernels are stacked, as by `nn.scan`; None for those that the model
+    # knows, of Linen modules and Flax's own NNX modules.
+    stacked: Index | None = None
     in_axes: Count | None = None  # input axes that follow; None: 1 for query, key and value, else all but the last
 
 
 @MODELS.register_module()
 class LoRA(ModelWrapper):
     """Model with low-rank updates to another one's kernels: `kernel + alpha / rank * reshape(lora_a @ lora_b)`.
+
+    Where `nn.scan`, `nn.vmap` or a mixture of experts stacks kernels, each has an update of its own.
 
     `lora_a` f[in, rank] is random and `lora_b` f[rank, out] is zero, so training starts from the model itself. Input
     and output axes are merged, [height * width * in, out] for a convolution and [in, heads * size] for an attention.
@@ -96,9 +100,10 @@ class LoRA(ModelWrapper):
         keys = jax.random.fold_in(rng, 0x10A)  # apart from the keys of the model
         for index, (path, kernel) in enumerate(frozen.items()):
             matching = (target for rule, target in self._targets if _matches(rule, path))
-            target = next((target for target in matching if _is_kernel(path, kernel, target)), None)
+            target = next((target for target in matching if self._is_kernel(path, kernel, target)), None)
             if target is not None:
-                a, b = _init_pair(jax.random.fold_in(keys, index), path, kernel, target)
+                stacked = self._count_stacked(path, kernel, target)
+                a, b = _init_pair(jax.random.fold_in(keys, index), path, kernel, target, stacked)
                 trained |= {path + _A: a, path + _B: b}  # below the kernel, so that rules find it by the same names
                 # In the state, not in this object: `jengine ckpt export` merges without building the model.
                 scales[path] = jnp.float32((target.alpha or target.rank) / target.rank)
@@ -150,9 +155,28 @@ class LoRA(ModelWrapper):
             raise RuntimeError("LoRA: `init` must be called or traced before the model is used")
         return self._treedef.unflatten([leaves[path] for path in self._paths])
 
+    def _count_stacked(self, path: str, leaf: jax.Array, target: Target) -> int:
+        """Return the number of leading axes along which separate kernels are stacked."""
+        if target.stacked is not None:
+            return target.stacked
+        shape = self.model.layer_shapes.get(path, leaf.shape)
+        stacked = leaf.ndim - len(shape)
+        if leaf.shape[stacked:] != shape:
+            raise ConfigError(
+                f"LoRA: kernels {shape} must be stacked along the first axes, got {path} {leaf.shape}; set "
+                "`variable_axes={'params': 0}` of nn.scan or nn.vmap"
+            )
+        return stacked
+
+    def _is_kernel(self, path: str, leaf: jax.Array, target: Target) -> bool:
+        """Return whether a parameter has inputs and outputs; attention biases and stacked norms have two axes too."""
+        if path.rpartition(".")[2] in ("bias", "scale"):
+            return False
+        return leaf.ndim - self._count_stacked(path, leaf, target) >= 2
+
     def _check_all_match(self, leaves: Mapping[str, Any], frozen: Mapping[str, Any]) -> None:
         for rule, target in self._targets:
-            kernels = [path for path, leaf in frozen.items() if _is_kernel(path, leaf, target)]
+            kernels = [path for path, leaf in frozen.items() if self._is_kernel(path, leaf, target)]
             _check_match("targets", "a kernel that is not trained itself", rule, kernels)
         for rule in self._trainable:
             _check_match("trainable", "a parameter", rule, list(leaves))
@@ -200,20 +224,15 @@ def _matches(rule: re.Pattern[str], path: str) -> bool:
     return any(rule.search(alias) for alias in paths.path_aliases(path))
 
 
-def _is_kernel(path: str, leaf: jax.Array, target: Target) -> bool:
-    """Return whether a parameter has inputs and outputs; attention biases have two axes too."""
-    return leaf.ndim - target.stacked >= 2 and path.rpartition(".")[2] != "bias"
-
-
 def _check_match(argument: str, required: str, rule: re.Pattern[str], candidates: Sequence[str]) -> None:
     if not any(_matches(rule, path) for path in candidates):
         hint = paths.closest_paths(rule.pattern, candidates) or f"; the first are {', '.join(candidates[:5])}"
         raise ConfigError(f"LoRA: each rule of `{argument}` must match {required}, got {rule.pattern!r}{hint}")
 
 
-def _init_pair(key: jax.Array, path: str, kernel: jax.Array, target: Target) -> tuple[jax.Array, jax.Array]:
-    """Return `lora_a` f[..., in, rank] and `lora_b` f[..., rank, out] for a kernel."""
-    stacked, shape = kernel.shape[: target.stacked], kernel.shape[target.stacked :]
+def _init_pair(key: jax.Array, path: str, kernel: jax.Array, target: Target, count: int) -> tuple[jax.Array, jax.Array]:
+    """Return `lora_a` f[..., in, rank] and `lora_b` f[..., rank, out] for a kernel with `count` stacked axes."""
+    stacked, shape = kernel.shape[:count], kernel.shape[count:]
     in_axes = target.in_axes
     if in_axes is None:
         in_axes = 1 if _PROJECTION.search(path.rpartition(".")[0]) else len(shape) - 1

@@ -1,6 +1,7 @@
 """Mixture of experts: many gated MLPs, where each token uses a few."""
 
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ class MixtureOfExperts(nn.Module):
     experts: int
     top_k: int
     width: int
+    expert_axes: ClassVar[int] = 1  # leading axes of the module's own parameters, for rules by shape
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

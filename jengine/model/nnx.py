@@ -24,7 +24,9 @@ from jengine.model.adapters import (
     train_arguments,
 )
 from jengine.model.autocast import autocast, current_dtype
+from jengine.model.layer_shapes import Shapes, find_nnx_shapes, select_stacked
 from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
+from jengine.model.module_types import ModuleType
 from jengine.model.nnx_filters import NnxFilter, announce_training, build_filter, is_adapter, select_trained
 from jengine.model.nnx_state import (
     Path,
@@ -114,8 +116,9 @@ class NnxModel(Model):
             self._wrt = build_filter(wrt)
         self._remat = tuple(activation_checkpointing)
         self._structure: _Structure | None = None
-        self.module_types: dict[str, str] = {}
+        self.module_types: dict[str, ModuleType] = {}
         self.logical_axes: dict[str, tuple[Any, ...]] = {}
+        self.layer_shapes: Shapes = {}
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Create and split the module, and record the submodule types and the logical axes."""
@@ -129,6 +132,8 @@ class NnxModel(Model):
         if self._structure is None and self._wrt is None:
             announce_training(variables.values())
         self.logical_axes = _logical_axes(states[0])
+        shapes = find_nnx_shapes(module, lambda: select_inputs(batch, self._inputs, "NnxModel"))
+        self.layer_shapes = select_stacked(shapes, to_dict(variables))
         accepts_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
         # Without values: they are the run's, and in a trace tracers, which must not outlive it.
         all_params, streams, others = jax.tree.map(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from jengine.model.model import PyTree
+from jengine.model.module_types import ModuleType, describe_modules
 from jengine.paths import dotted
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 Path = tuple[str, ...]
 
 
-def list_module_types(module: "nnx.Module") -> dict[str, str]:
-    """Return the class names in an `nnx.Module` by dotted path, in definition order."""
+def list_module_types(module: "nnx.Module") -> dict[str, ModuleType]:
+    """Return the types in an `nnx.Module` by dotted path, in definition order."""
     from flax import nnx
 
     modules = {tuple(map(str, path)): node for path, node in nnx.iter_modules(module)}
@@ -29,7 +30,11 @@ def list_module_types(module: "nnx.Module") -> dict[str, str]:
         pairs = zip(path, attributes, strict=True)
         return [names.index(name) if name in names else len(names) for name, names in pairs]
 
-    return {".".join(path): type(modules[path]).__name__ for path in sorted(modules, key=position)}
+    def describe(node: Any) -> tuple[type, dict[str, Any], dict[str, tuple[int, ...]]]:
+        own = {name: x.get_value() for name, x in vars(node).items() if isinstance(x, nnx.Param)}
+        return type(node), vars(node), {name: x.shape for name, x in own.items() if hasattr(x, "shape")}
+
+    return describe_modules({path: describe(modules[path]) for path in sorted(modules, key=position)})
 
 
 def list_variables(state: "nnx.State") -> dict[Path, Any]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jengine.annotations import is_mapping
 from jengine.errors import closest, config_path
-from jengine.model.autocast import cast_floating, compute_in
+from jengine.model.autocast import cast_floating, cast_floating_like, compute_in
 from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, ModelWrapper, Params, PyTree, predict_with_key
 from jengine.registry import MODELS, Config, as_config
 
@@ -101,10 +101,9 @@ class CastModel(ModelWrapper):
             lambda params: self.model.train_step(state.replace(params=params), batch, ctx),
             state.params,
         )
-        old = state.model_state
-        # A state with another dtype would compile the next step again, and `lax.scan` rejects it in a chunk.
-        cast = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state.model_state, old)
-        return new_state.replace(model_state=cast), metrics
+        # Statistics of a network in low precision, which a step returns in the dtypes that it got
+        model_state = cast_floating_like(new_state.model_state, state.model_state)
+        return new_state.replace(model_state=model_state), metrics
 
     def _wrap_loss(
         self, loss: Callable[..., Any], params: Params, model_state: ModelState, batch: Batch, **kwargs: Any
@@ -113,7 +112,7 @@ class CastModel(ModelWrapper):
         losses, new_state = compute_in(
             self.precision.compute, lambda params: loss(params, model_state, batch, **kwargs), params
         )
-        new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)  # e.g. statistics
+        new_state = cast_floating_like(new_state, model_state)  # e.g. statistics
         # The mean over a batch in bfloat16 has 8 bits; a float64 loss stays as it is.
         return jax.tree.map(lambda x: cast_floating(x, jnp.result_type(x, jnp.float32)), losses), new_state
 

@@ -58,6 +58,11 @@ class Llama3Scaling:
     original_length: Count
     amplitude = 1.0
 
+    def __post_init__(self) -> None:
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if high <= low:
+            raise ConfigError(f"`high_freq_factor` must be above low_freq_factor = {low}, got {high}")
+
     def scale(self, frequencies: jax.Array, base: float) -> jax.Array:
         """Return the new frequencies, f32[K / 2]."""
         # Angles are frequency * position, so this is how often a wave fits into the original context.
@@ -105,7 +110,7 @@ class YarnScaling:
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, 2 * half - 1)
-        slowed = jnp.clip((jnp.arange(half) - first) / max(last - first, 1e-3), 0, 1)
+        slowed = jnp.clip((jnp.arange(half) - first) / ((last - first) or 1e-3), 0, 1)
         return frequencies * (slowed / self.factor + 1 - slowed)
 
 

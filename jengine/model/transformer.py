@@ -46,7 +46,8 @@ class BlockSettings:
     norm_epsilon: float
     mlp: Literal["gated", "plain"]
     activation: Activation
-    bias: bool
+    attention_bias: bool
+    mlp_bias: bool
     experts: int | None
     experts_per_token: int
     cache_length: int | None
@@ -75,7 +76,7 @@ class CausalAttention(nn.Module):
         settings = self.settings
 
         def project(name: str, heads: int) -> jax.Array:
-            return nn.DenseGeneral((heads, settings.head_size), use_bias=settings.bias, name=name)(x)
+            return nn.DenseGeneral((heads, settings.head_size), use_bias=settings.attention_bias, name=name)(x)
 
         # In this order the backward pass ends with the gradient by the values, whose kernel it has waited for least.
         value, key = project("value", settings.kv_heads), project("key", settings.kv_heads)
@@ -88,7 +89,7 @@ class CausalAttention(nn.Module):
             y = attend(query, key, value, segment_ids=context.segment_ids, window=settings.window, scale=scale)
         else:
             y = self._attend_to_cache(query, key, value, context, scale)
-        return nn.DenseGeneral(x.shape[-1], axis=(-2, -1), use_bias=settings.bias, name="out")(y)
+        return nn.DenseGeneral(x.shape[-1], axis=(-2, -1), use_bias=settings.attention_bias, name="out")(y)
 
     def _attend_to_cache(
         self, query: jax.Array, key: jax.Array, value: jax.Array, context: TokenContext, scale: float
@@ -124,7 +125,7 @@ class MLP(nn.Module):
         settings, activate = self.settings, _ACTIVATIONS[self.settings.activation]
 
         def dense(size: int, name: str, x: jax.Array) -> jax.Array:
-            return nn.Dense(size, use_bias=settings.bias, name=name)(x)
+            return nn.Dense(size, use_bias=settings.mlp_bias, name=name)(x)
 
         if settings.mlp == "gated":
             hidden = activate(dense(settings.mlp_width, "gate", x)) * dense(settings.mlp_width, "up", x)
@@ -188,7 +189,7 @@ class TransformerLM(nn.Module):
       norm_epsilon: number added to the variance in norms.
       mlp: 'gated' for `down(act(gate(x)) * up(x))`, 'plain' for `down(act(up(x)))`.
       activation: nonlinearity in the MLP; 'gelu_tanh' is the approximate GELU.
-      bias: whether projections have a bias.
+      bias: whether projections have a bias; 'attention' or 'mlp' for only those in attentions or MLPs.
       tied: whether the embedding is also the output layer.
       experts: MLPs in each block, where a token uses `experts_per_token`; None for one that all use. They
         sow a balance loss: see `jengine.model.mixture.MixtureOfExperts`.
@@ -217,12 +218,12 @@ class TransformerLM(nn.Module):
     positions: Literal["rotary", "learned"] = "rotary"
     max_length: Count | None = None
     rotary_base: Positive = ROTARY_BASE
-    rotary_scaling: Mapping[str, str | float] | None = None
+    rotary_scaling: Mapping[str, str | float | bool] | None = None
     norm: Literal["rms", "layer"] = "rms"
     norm_epsilon: Positive = 1e-6
     mlp: Literal["gated", "plain"] = "gated"
     activation: Activation = "silu"
-    bias: bool = False
+    bias: bool | Literal["attention", "mlp"] = False
     tied: bool = False
     experts: Count | None = None
     experts_per_token: Count = 2
@@ -307,7 +308,10 @@ class TransformerLM(nn.Module):
         if self.experts is not None and self.experts_per_token > self.experts:
             found = f"{self.experts_per_token} of {self.experts}"
             raise ValueError(f"TransformerLM: `experts_per_token` must be at most `experts`, got {found}")
-        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(BlockSettings)}
+        names = {field.name for field in dataclasses.fields(BlockSettings)} - {"attention_bias", "mlp_bias"}
+        settings = {name: getattr(self, name) for name in names}
+        settings["attention_bias"] = self.bias in (True, "attention")
+        settings["mlp_bias"] = self.bias in (True, "mlp")
         settings["kv_heads"] = kv_heads
         settings["head_size"] = self.head_size or self.width // self.heads
         settings["rotary_base"] = self.rotary_base if is_rotary else None

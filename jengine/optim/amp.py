@@ -1,6 +1,7 @@
 """Mixed precision: the network computes in low precision; parameters, targets, loss and optimizer in float32."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -10,7 +11,7 @@ from optax import OptState, Params
 
 from jengine.annotations import is_mapping
 from jengine.errors import closest
-from jengine.model.autocast import at_least_float32, autocast, compute_in
+from jengine.model.autocast import at_least_float32, autocast, compute_in, current_dtype
 from jengine.optim.transforms import (
     AccumulateState,
     GroupHyperparamsState,
@@ -20,7 +21,7 @@ from jengine.optim.transforms import (
     set_fields,
 )
 from jengine.optim.transforms.loss_scale import LossScale
-from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper import OptimWrapper, functional
 from jengine.registry import OPTIM_WRAPPERS
 
 _SAVED_SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")  # as PyTorch's GradScaler
@@ -75,10 +76,27 @@ class AmpOptimWrapper(OptimWrapper):
         """Wrap a network's `apply` so that it computes in `dtype` and returns float32; see `jengine.model.autocast`."""
         return autocast(apply_fn, self.dtype)
 
+    @contextlib.contextmanager
+    def optim_context(self, model: Any = None) -> Iterator[bool]:
+        """Surround the forward pass within a loss, whose network `autocast` casts; yield whether it updates.
+
+        Raises:
+          RuntimeError: outside of a loss that this wrapper, or a Runner, calls and checks for low precision.
+        """
+        if current_dtype() is None and jnp.dtype(self.dtype).itemsize < 4:
+            raise RuntimeError(
+                "AmpOptimWrapper.optim_context cannot cast what is computed inside, because JAX has no autocast: call "
+                "the network as `outputs = wrapper.autocast(apply)(params, x)`, and the loss by `wrapper.update_params`"
+                " or `wrapper.value_and_grad`"
+            )
+        with super().optim_context(model) as is_update:
+            yield is_update
+
     def _add_loss_scaling(self, chain: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
         # Around the chain, as clipping needs unscaled gradients, and a skip must keep all of its state.
         return chain if self.loss_scale is None else dynamic_loss_scale(chain, *self.loss_scale)
 
+    @functional("wrapper.state_dict(opt_state)")
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
         """Return OptimWrapper's state dict, and with a loss scale `loss_scaler`, with GradScaler's keys."""
         if self.loss_scale is None:
@@ -89,6 +107,7 @@ class AmpOptimWrapper(OptimWrapper):
         loss_scaler = {"scale": float(scale), **settings, "_growth_tracker": int(tracker)}
         return {**super().state_dict(opt_state), "loss_scaler": loss_scaler}
 
+    @functional("opt_state = wrapper.load_state_dict(state_dict, opt_state)")
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
         """Restore a `state_dict`; without a `loss_scaler` in it, the scale in `opt_state` is kept."""
         if self.loss_scale is None:

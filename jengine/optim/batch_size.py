@@ -1,22 +1,27 @@
 """What depends on the batch size: scaled learning rates, and batch norms under accumulation."""
 
+import itertools
 import logging
+import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jengine.annotations import Count
 from jengine.errors import ConfigError, config_path
+from jengine.model.module_types import is_batch_norm
+from jengine.optim.schedules.batch_scale import BatchScaleLR
+from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.registry import check_arguments
+from jengine.step_values import StepValues
 
 
 def warn_of_accumulation(optim_wrapper: AnyWrapper, module_types: Mapping[str, str], logger: logging.Logger) -> None:
     """Log a warning about BatchNorm under gradient accumulation, unless one of them is absent."""
-    # By the class name: Linen, NNX and users' own norms share no base class.
-    norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
+    norms = [path for path, kind in module_types.items() if is_batch_norm(kind)]
     if not (optim_wrapper.accumulates and norms):
         return
-    counts = max(wrapper.accumulative_counts for wrapper in wrappers_by_name(optim_wrapper).values())
+    counts = max(max(wrapper.counts.values) for wrapper in wrappers_by_name(optim_wrapper).values())
     logger.warning(
         f"Gradients are accumulated over {counts} iterations, but BatchNorm "
         f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its statistics from each "
@@ -25,10 +30,18 @@ def warn_of_accumulation(optim_wrapper: AnyWrapper, module_types: Mapping[str, s
 
 
 class AutoScaleLR(NamedTuple):
-    """Argument `auto_scale_lr`: whether to scale learning rates, and the batch size that they are for."""
+    """Argument `auto_scale_lr`: whether to scale learning rates, and the batch size that they are for.
+
+    `rule` is 'linear', the batch size over the base one, or 'sqrt', the root of that, as is usual for Adam.
+    """
 
     base_batch_size: Count
     enable: bool = False
+    rule: Literal["linear", "sqrt"] = "linear"
+
+    def factor(self, batch_size: float, base: float) -> float:
+        """Return what multiplies a learning rate for the batch size `base`."""
+        return batch_size / base if self.rule == "linear" else math.sqrt(batch_size / base)
 
 
 def read_auto_scale_lr(cfg: Mapping[str, Any] | None) -> AutoScaleLR:
@@ -43,7 +56,7 @@ def read_auto_scale_lr(cfg: Mapping[str, Any] | None) -> AutoScaleLR:
 
 
 def scale_lr(optim_wrapper: AnyWrapper, scaling: AutoScaleLR, batch_size: int, logger: logging.Logger) -> None:
-    """Scale every learning rate by the linear rule: the batch size over all devices, over the base batch size.
+    """Scale every learning rate by the rule, for the batch size over all devices.
 
     Raises:
       ConfigError: the batch size is not known (0), or an optimizer has no learning rate to scale.
@@ -55,7 +68,7 @@ def scale_lr(optim_wrapper: AnyWrapper, scaling: AutoScaleLR, batch_size: int, l
             "`auto_scale_lr.enable` must be False for batches of unknown size (batch_axis=None without `batch_size`), "
             "got True"
         )
-    factor = batch_size / scaling.base_batch_size
+    factor = scaling.factor(batch_size, scaling.base_batch_size)
     for wrapper in wrappers_by_name(optim_wrapper).values():
         for group in [*wrapper.param_groups, wrapper.base_param_settings]:
             if group is not None:
@@ -64,3 +77,15 @@ def scale_lr(optim_wrapper: AnyWrapper, scaling: AutoScaleLR, batch_size: int, l
                 group["lr"] = group["lr"] * factor  # before schedulers take their initial values
     if factor != 1.0:
         logger.info(f"Learning rates are scaled by {factor:g} for a batch size of {batch_size}.")
+
+
+def scale_with_batch(
+    schedulers: Schedulers, optim_wrapper: AnyWrapper, scaling: AutoScaleLR, batch_sizes: StepValues | None
+) -> None:
+    """Add a scheduler to each optimizer that scales the learning rate where the batch size changes."""
+    if not scaling.enable or batch_sizes is None or not batch_sizes.milestones:
+        return
+    factors = [scaling.factor(new, old) for old, new in itertools.pairwise(batch_sizes.values)]
+    for name, wrapper in wrappers_by_name(optim_wrapper).items():
+        scheduler = BatchScaleLR(wrapper, batch_sizes.milestones, factors)
+        (schedulers[name] if isinstance(schedulers, dict) else schedulers).append(scheduler)

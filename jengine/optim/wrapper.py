@@ -2,28 +2,62 @@
 
 import contextlib
 import functools
+import inspect
+import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import OptState, Params, Updates
 
-from jengine.annotations import Count
 from jengine.optim.gradients import value_and_trainable_grad
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
+from jengine.optim.param_groups.chain import GroupHyperparamsState
 from jengine.optim.param_groups.grouped import GroupedOptimizer
-from jengine.optim.param_groups.param_group import get_momentum
+from jengine.optim.param_groups.param_group import GroupLayout, get_momentum
+from jengine.optim.schedules.chain import ScheduleChain, chain_of
 from jengine.optim.transforms import ClipByNormState, accumulate_gradients, get_field
 from jengine.optim.transforms.accumulate import AccumulateState, init_accumulation, sum_gradients
 from jengine.optim.transforms.clip import ClipByNorm, clipping_parts, parse_clip_grad
+from jengine.optim.transforms.loss_scale import LossScaleState
 from jengine.registry import OPTIM_WRAPPERS
+from jengine.step_values import StepCount, parse_step_values
 
 _get_lr = operator.itemgetter("lr")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def functional(example: str) -> Callable[[Method], Method]:
+    """Have a method raise TypeError with `example` if it is called as MMEngine's, whose wrapper has a state of its own.
+
+    The same holds for the value of a loss in the place of `loss_fn`.
+    """
+
+    def decorate(method: Method) -> Method:
+        signature = inspect.signature(method)
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                arguments = signature.bind(*args, **kwargs).arguments
+                if not callable(arguments.get("loss_fn", len)):
+                    raise TypeError(f"`loss_fn` must be a function of the parameters, got {arguments['loss_fn']!r}")
+            except TypeError as error:
+                raise TypeError(
+                    f"{type(args[0]).__name__}.{method.__name__}: {error}. The wrapper keeps neither parameters nor "
+                    f"state, so write `{example}`"
+                ) from None
+            return method(*args, **kwargs)
+
+        return cast("Method", call)
+
+    return decorate
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -46,7 +80,8 @@ class OptimWrapper:
 
     Args:
       optimizer: an `Optimizer` such as `SGD(lr=0.1)`, its config, or an optax gradient transformation.
-      accumulative_counts: iterations per update, which uses the mean gradient.
+      accumulative_counts: iterations per update, which uses the mean gradient; `StepValues` for a number that changes.
+        A window that a change or the end of the run cuts short has the mean of the iterations that it has.
       clip_grad: `dict(max_norm=, norm_type=2)`, `dict(clip_value=)` or None.
       accumulation_weight: how a window of accumulated gradients is averaged: 'examples' by the real examples in each
         batch, as one large batch; 'equal' gives each iteration the same weight, as MMEngine, also a partial batch.
@@ -56,6 +91,7 @@ class OptimWrapper:
     Attributes:
       param_groups: the groups; hyperparameters may be set at any time between two steps.
       inner_count: iterations counted so far.
+      counts: iterations per update, as a function of the iteration.
       base_param_settings: with more than one group, an extra group with the optimizer's own settings, which schedulers
         update too: it has the learning rate without any multiplier.
 
@@ -63,10 +99,12 @@ class OptimWrapper:
       ArgumentError: accumulative_counts under 1, or an empty clip_grad. TypeError, ValueError: see `parse_clip_grad`.
     """
 
+    schedule_chain: ScheduleChain | None = None  # its schedules, see `chain_of`
+
     def __init__(
         self,
         optimizer: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any] | str,
-        accumulative_counts: Count = 1,
+        accumulative_counts: StepCount = 1,
         clip_grad: Mapping[str, Any] | None = None,
         *,
         axis_name: str | None = None,
@@ -78,8 +116,8 @@ class OptimWrapper:
         self.base_param_settings = self.grouped.base_param_settings
         self.clip_grad = parse_clip_grad(clip_grad)
         self.axis_name = axis_name
-        self.accumulative_counts = accumulative_counts
-        self.accumulates = accumulative_counts > 1
+        self.counts = parse_step_values(accumulative_counts)
+        self.accumulates = max(self.counts.values) > 1
         self.accumulation_weight = accumulation_weight
         self.inner_count = 0
         self._max_count = -1  # unknown: no window is shorter
@@ -90,10 +128,10 @@ class OptimWrapper:
 
         `update(grads, state, params)` takes these optional extra arguments:
           hyperparams: values by name that replace those in `state.hyperparams`, see `OptimWrapper.hyperparams`.
-          is_last, weight, divisor: see `accumulate_gradients`.
+          is_last, weight: see `accumulate_gradients`.
           value, grad, value_fn and others: for optimizers of optax that take them.
         """
-        return self._build_chain(self.accumulative_counts)
+        return self._build_chain(max(self.counts.values))
 
     def _build_chain(self, every: int) -> optax.GradientTransformationExtraArgs:
         """Return the chain that updates every `every` iterations."""
@@ -120,17 +158,9 @@ class OptimWrapper:
     def hyperparams(self) -> dict[str, Any]:
         """The current group hyperparameters, which should be passed to the compiled step.
 
-        They are float32[], or float32[G] for G groups: `learning_rate`, `weight_decay`, …; with accumulation also
-        `accumulation_divisor`, float32[], which divides the summed gradients in the current window.
+        They are float32[], or float32[G] for G groups: `learning_rate`, `weight_decay`, …
         """
-        hyperparams = self.grouped.hyperparams()
-        if self.accumulates:
-            counts, total = self.accumulative_counts, self._max_count
-            index, remainder = max(self.inner_count - 1, 0), total % counts if total > 0 else 0
-            is_shorter = remainder and total - remainder <= index < total  # the last window
-            # The last window of a run may be shorter: its mean is over the iterations that it has.
-            hyperparams["accumulation_divisor"] = self.grouped.cast(remainder if is_shorter else counts)
-        return hyperparams
+        return self.grouped.hyperparams()
 
     @property
     def param_settings(self) -> dict[str, dict[str, Any]]:
@@ -242,11 +272,9 @@ class OptimWrapper:
         # Values read in a trace would stay in the program, and schedules would have no effect.
         if hyperparams is None and not any(isinstance(g, jax.core.Tracer) for g in jax.tree.leaves(grads)):
             hyperparams = self.hyperparams
-        divisor = (hyperparams or {}).get("accumulation_divisor")
         return self.tx.update(
-            grads, opt_state, params, hyperparams=hyperparams, is_last=True, weight=self._window_weight(weight),
-            divisor=divisor, **extra,
-        )  # fmt: skip
+            grads, opt_state, params, hyperparams=hyperparams, is_last=True, weight=self._window_weight(weight), **extra
+        )
 
     def apply_gradients(
         self,
@@ -280,6 +308,34 @@ class OptimWrapper:
     def _call_loss(self, loss_fn: Callable[..., Any], params: Params, args: Any, kwargs: dict[str, Any]) -> Any:
         return loss_fn(params, *args, **kwargs)
 
+    def reset_state(self, opt_state: OptState, params: Params, groups: Sequence[int] | None = None) -> OptState:
+        """Return a state in which the optimizer starts anew, with zero moments and step count.
+
+        The loss scale and the gradients of an unfinished accumulation window stay.
+
+        Args:
+          opt_state, params: the state, and the parameters.
+          groups: the parameter groups that start anew; None for all. The step count, which all groups of an optimizer
+            share, is kept for some: the bias correction of Adam then takes the new moments for old ones, so that the
+            first updates may be larger.
+        """
+        layout = self.grouped.layout(params)
+        return self._reset_part(opt_state, self.tx.init(params), layout, None if groups is None else set(groups))
+
+    def _reset_part(self, old: Any, new: Any, layout: GroupLayout, groups: set[int] | None) -> Any:
+        if isinstance(old, GroupHyperparamsState | AccumulateState | LossScaleState):
+            return old._replace(inner_state=self._reset_part(old.inner_state, new.inner_state, layout, groups))
+        if groups is None:
+            return new
+        flags: list[Any] = []
+        for member in layout.groups:
+            if isinstance(member, tuple):  # layers along the first axis
+                flags.append(np.array([group in groups for group in member]))
+            else:
+                flags.append(True if member in groups else None)
+        # What the other groups have, and what all share, is the current one
+        return self.grouped.select_state(layout, flags, new, old)
+
     # ------------------------------------------------------------------ host: counting, hyperparameters, checkpoints
 
     def initialize_count_status(self, init_counts: int, max_counts: int | float) -> None:
@@ -298,7 +354,7 @@ class OptimWrapper:
         than at the last call.
         """
         self.inner_count = count = (self.inner_count if step is None else step) + 1
-        return count % self.accumulative_counts == 0 or count == self._max_count
+        return self._is_update(count)
 
     def should_update(self) -> bool:
         """Return whether the current iteration, the last one counted, updates the parameters."""
@@ -309,7 +365,21 @@ class OptimWrapper:
         return self._is_update(self.inner_count + 1)
 
     def _is_update(self, count: int) -> bool:
-        return count % self.accumulative_counts == 0 or count == self._max_count
+        step = count - 1
+        every = self.counts.at(step)
+        # The last window before a change, and that of the run, may be shorter.
+        is_full = (count - self.counts.start(step)) % every == 0
+        return is_full or count in (self.counts.next_change(step), self._max_count)
+
+    def count_updates(self, iters: int) -> int:
+        """Return the number of updates in the first `iters` iterations, with one for a window that is cut short."""
+        edges = [0, *(milestone for milestone in self.counts.milestones if milestone < iters), iters]
+        return sum(math.ceil((stop - start) / self.counts.at(start)) for start, stop in itertools.pairwise(edges))
+
+    @property
+    def accumulative_counts(self) -> int:
+        """Iterations per update at the current iteration."""
+        return self.counts.at(max(self.inner_count - 1, 0))
 
     def get_lr(self) -> dict[str, list[float]]:
         """Return the learning rates: `lr` for the groups, preceded by `base_lr` when there is more than one group."""
@@ -317,6 +387,22 @@ class OptimWrapper:
             return {}
         base = self.base_param_settings
         return {**({} if base is None else {"base_lr": [base["lr"]]}), "lr": list(map(_get_lr, self.param_groups))}
+
+    def set_lr(self, lr: float) -> None:
+        """Set the optimizer's learning rate from the next step on; groups keep their multipliers.
+
+        A schedule goes on from it, see `ScheduleChain`.
+        """
+        chain_of(self).set_value("lr", lr)
+
+    def set_hyperparam(self, name: str, value: float) -> None:
+        """Set a value in `hyperparams`, such as `learning_rate` or `b1`, as `set_lr` does."""
+        setting, index = self.grouped.find_setting(name)
+        if index is None:
+            chain_of(self).set_value(setting, float(value))
+            return
+        for group in (*self.param_groups, *([] if self.base_param_settings is None else [self.base_param_settings])):
+            group[setting] = (*group[setting][:index], float(value), *group[setting][index + 1 :])
 
     def get_momentum(self) -> dict[str, list[float]]:
         """Return the momentum of each group: `momentum`, else the first of `betas`, else `b1`, else 0."""
@@ -333,13 +419,40 @@ class OptimWrapper:
         return self.grouped.state_dict()
 
     def load_group_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the settings in a `group_state_dict`; raise ValueError for another number of groups."""
-        self.grouped.load_state_dict(state_dict)
+        """Restore the settings in a `group_state_dict`; raise ValueError for another number of groups.
 
+        What has a schedule keeps the value that the schedule gives.
+        """
+        self.grouped.load_state_dict(state_dict)
+        if self.schedule_chain is not None:
+            self.schedule_chain.refresh()
+
+    def load_base_settings(self, state_dict: Mapping[str, Any]) -> None:
+        """Replace the settings before any schedule by those in a `group_state_dict`.
+
+        Raises:
+          ValueError: another number of groups, or another value of a setting that is part of the compiled chain.
+        """
+        chain = chain_of(self)
+        self.grouped.load_state_dict(state_dict)
+        for index, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
+            for key in self.optimizer.defaults.keys() & saved.keys():
+                own = list(group[key]) if isinstance(group[key], tuple) else group[key]
+                if own != saved[key]:
+                    raise ValueError(
+                        f"`{key}` of parameter group {index} must be {saved[key]} as in the checkpoint, because it is "
+                        f"part of the compiled chain, got {own}"
+                    )
+        self.grouped.hyperparams()  # refuses what the chain was built without
+        chain.rebase(recorded=False)
+        chain.refresh()
+
+    @functional("wrapper.state_dict(opt_state)")
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
         """Return `state` (arrays), `param_groups` and, with more than one group, `base_param_settings`."""
         return {"state": opt_state, **self.group_state_dict()}
 
+    @functional("opt_state = wrapper.load_state_dict(state_dict, opt_state)")
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
         """Restore a `state_dict` from a run with the same config.
 
@@ -359,6 +472,7 @@ class OptimWrapper:
 
     # ------------------------------------------------------------------ one call per iteration, without a Runner
 
+    @functional("params, opt_state, loss = wrapper.update_params(loss_fn, params, opt_state, *args)")
     def update_params(
         self,
         loss_fn: Callable[..., Any],
@@ -403,6 +517,7 @@ class OptimWrapper:
 
         return run_iteration
 
+    @functional("opt_state, loss = wrapper.backward(loss_fn, params, opt_state, *args)")
     def backward(
         self, loss_fn: Callable[..., Any], params: Params, opt_state: OptState, *args: Any, has_aux: bool = False
     ) -> tuple[OptState, Any]:
@@ -416,6 +531,7 @@ class OptimWrapper:
         chain = self._build_chain(every=2)  # any number above 1: `is_last` is False
         return chain.update(grads, opt_state, None, is_last=False)[1], outputs
 
+    @functional("params, opt_state = wrapper.step(params, opt_state)")
     def step(
         self, params: Params, opt_state: OptState, hyperparams: Mapping[str, Any] | None = None
     ) -> tuple[Params, OptState]:
@@ -436,6 +552,7 @@ class OptimWrapper:
         new_state = state._replace(inner_state=window._replace(inner_state=state.inner_state))
         return optax.apply_updates(params, updates), new_state
 
+    @functional("opt_state = wrapper.zero_grad(opt_state)")
     def zero_grad(self, opt_state: OptState) -> OptState:
         """Clear the accumulated gradients."""
         window = opt_state.inner_state
@@ -446,7 +563,10 @@ class OptimWrapper:
 
     @contextlib.contextmanager
     def optim_context(self, model: Any = None) -> Iterator[bool]:
-        """Surround the forward pass, as in MMEngine; yield whether this iteration updates, and do nothing else."""
+        """Surround the forward pass, as in MMEngine; yield whether this iteration updates, and do nothing else.
+
+        Without low precision nothing else is necessary: within an accumulation window replicas exchange nothing.
+        """
         yield self.should_sync()
 
     def autocast(self, apply_fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -454,8 +574,8 @@ class OptimWrapper:
         return apply_fn
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for copies and pickles, without the cached chain, which refers to these groups."""
-        return {name: value for name, value in self.__dict__.items() if name != "tx"}
+        """Return the attributes for copies and pickles, without the chains, which refer to these groups."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("tx", "schedule_chain")}
 
     def __repr__(self) -> str:
         return (

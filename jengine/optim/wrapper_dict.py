@@ -7,7 +7,7 @@ from optax import OptState, Params
 
 from jengine.errors import ArgumentError, UnknownNameError, closest
 from jengine.optim.param_groups.param_group import ParamGroup
-from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper import OptimWrapper, functional
 from jengine.registry import OPTIM_WRAPPERS
 
 
@@ -78,6 +78,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         """The groups of every wrapper, by name."""
         return {name: wrapper.param_groups for name, wrapper in self.items()}
 
+    @functional("opt_state = wrappers.zero_grad(opt_state)")
     def zero_grad(self, opt_state: Mapping[str, OptState]) -> dict[str, OptState]:
         """Clear the accumulated gradients of every wrapper."""
         return {name: wrapper.zero_grad(opt_state[name]) for name, wrapper in self.items()}
@@ -116,10 +117,12 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         for name, saved in state_dict.items():
             self[name].load_group_state_dict(saved)
 
+    @functional("wrappers.state_dict(opt_state)")
     def state_dict(self, opt_state: Mapping[str, OptState]) -> dict[str, Any]:
         """Return the state dict of every wrapper, by name."""
         return {name: wrapper.state_dict(opt_state[name]) for name, wrapper in self.items()}
 
+    @functional("opt_state = wrappers.load_state_dict(state_dict, opt_state)")
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: Mapping[str, OptState]) -> dict[str, OptState]:
         """Restore a `state_dict`; raise ArgumentError for an unknown name."""
         self._check_names(state_dict)

@@ -24,7 +24,8 @@ from jengine.errors import ConfigError
 from jengine.hooks.run_record import update_record
 from jengine.inference.base_variables import loadable_variables
 from jengine.model import get_model
-from jengine.optim.schedules import replay_schedulers, schedulers_state_dict
+from jengine.optim.schedules import chain_of, schedulers_state_dict, seek_schedulers
+from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.runner.end_report import wait_for_device
 from jengine.runner.failures import check_losses, recreate_work_dir
 from jengine.runner.resume_check import (
@@ -32,13 +33,14 @@ from jengine.runner.resume_check import (
     collect_fingerprint,
     complete_optimizer_state,
     match_optimizer_state,
-    restore_hyperparams,
+    restore_schedules,
 )
 from jengine.runner.resume_data import collect_position, restore_position, start_at
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks
+from jengine.train.traced_model import is_number
 from jengine.versions import __version__, environment_versions
 
 PyTree = Any
@@ -112,9 +114,12 @@ def collect_checkpoint(
     )
     bundle["meta"].update(meta)
     bundle["data"] = collect_position(runner, bundle["meta"])
+    bundle["optimizer_settings"] = runner.optimizer_settings
+    bundle["set_by_hand"] = {
+        name: chain_of(wrapper).unscheduled() for name, wrapper in wrappers_by_name(runner.optim_wrapper).items()
+    }
     if save_optimizer:
         bundle["optimizer"] = runner.optim_wrapper.group_state_dict()
-        bundle["optimizer_settings"] = runner.optimizer_settings
     if save_param_scheduler and runner.param_schedulers is not None:
         bundle["param_schedulers"] = schedulers_state_dict(runner.param_schedulers)
     return bundle
@@ -153,9 +158,12 @@ def resume(runner: RunnerInternals, path: str) -> None:
     runner.message_hub.load_state_dict(bundle["message_hub"])
     runner.visualizer.load_state_dict(bundle["visualizer"], meta["iter"])  # drops scalars written after it
     runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
-    runner.hyperparams.update(bundle["hyperparams"])
+    # A number that is an attribute of the model is the attribute's now, until a hook sets it again
+    model = get_model(runner.model)
+    saved = bundle["hyperparams"].items()
+    runner.hyperparams.update({name: x for name, x in saved if not is_number(getattr(model, name, None))})
     restore_position(runner, bundle["data"])
-    restore_hyperparams(runner, bundle)  # after the position, which may move `epoch_start`
+    restore_schedules(runner, bundle)  # after the position, which may move the epoch
     for name, hook in hook_names(runner.hooks).items():
         if name in bundle["hooks"]:
             hook.load_state_dict(bundle["hooks"][name])
@@ -179,8 +187,6 @@ def _restore_arrays(runner: RunnerInternals, path: str, saved_meta: Mapping[str,
             f"The accumulated gradients of {path} were saved with other weights, by an older version of jengine. If "
             "it was saved within an accumulation window, the update of that window is not exact."
         )
-    if runner.seed != saved_meta["meta"]["seed"]:  # as `resume_policy` allows
-        fresh["rng"] = target.pop("rng")
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
     with _name_versions(path, saved_meta["meta"]), name_model_settings(runner.settings, saved_meta.get("fingerprint")):
         stored = list_arrays(path)  # shapes only
@@ -189,7 +195,7 @@ def _restore_arrays(runner: RunnerInternals, path: str, saved_meta: Mapping[str,
         converted = dict(convert_replica_axis_structs(target, *replicas))  # the shapes on disk
         ignored: list[str] = []  # parts of the optimizer state
         if "opt_state" in target:
-            matched = match_optimizer_state(runner, path, saved_meta, converted["opt_state"], stored)
+            matched = match_optimizer_state(runner, path, converted["opt_state"], stored)
             converted["opt_state"], ignored = matched
         arrays, rest = restore_verified(path, converted, match.rename, [*match.ignore, *ignored])
     arrays = dict(convert_replica_axis(arrays, *reversed(replicas)))
@@ -295,5 +301,5 @@ def _continue_other_loop(runner: RunnerInternals, source: LoadFrom, opened: Any,
     start_at(runner, step)
     check_length(runner, opened.label, {"iter": loop.iter, "epoch": loop.epoch})
     if runner.param_schedulers is not None:
-        replay_schedulers(runner.param_schedulers, iters=loop.iter, epochs=loop.epoch, epoch_length=loop.epoch_length)
+        seek_schedulers(runner.param_schedulers, iters=loop.iter, epochs=loop.epoch)
     runner.logger.info(f"Continue the training of {opened.label} after {step} iterations:\n{report.summary()}")

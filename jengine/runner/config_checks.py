@@ -155,6 +155,9 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
     for hook in hooks:
         if isinstance(hook, CheckpointHook):
             hook.check_published_keys(hooks)
+            if known:
+                with config_path("save_best"):
+                    hook.check_auto(known[0])
             name = type(hook).__name__
             if files & hook.file_names:
                 raise ConfigError(

@@ -5,14 +5,14 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.checkpoint import find_latest, read_meta
+from jengine.checkpoint import CorruptCheckpointError, find_latest, read_meta
 from jengine.checkpoint.layout import read_pointer
 from jengine.evaluation.table import format_validations
 from jengine.hooks.run_record import read_sessions, update_record
 from jengine.logging import Goodput, measure_goodput
 from jengine.runner.failures import is_consistent, list_directories, logged_errors, recreate_work_dir
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.storage import storage_path
+from jengine.storage import StorageError, storage_path
 from jengine.train.peak_flops import compute_utilisation
 from jengine.train.speed import format_speed
 
@@ -77,7 +77,10 @@ def _describe_interruption(runner: RunnerInternals) -> str:
     if runner.interrupts.reason:
         reason = f" by {runner.interrupts.reason}, to be started again (exit code {128 + signal.SIGTERM})"
     at = f"Interrupted{reason} after iteration {runner.iter}"
-    newest = next((path for path in map(find_latest, list_directories(runner)) if path is not None), None)
+    try:
+        newest = next((path for path in map(find_latest, list_directories(runner)) if path is not None), None)
+    except (CorruptCheckpointError, StorageError) as error:
+        return f"{at}; {error}"
     if newest is None:
         return f"{at}; nothing is saved: the run has no checkpoint."
     saved = read_meta(newest)["meta"]["iter"]

@@ -35,6 +35,7 @@ from jengine.runner.runner_protocol import RunnerInternals
 from jengine.sharding.local_batch import process_local_batch
 from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
 from jengine.train.out_of_memory import explain_out_of_memory
+from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 
@@ -117,13 +118,14 @@ class EvalLoop:
             runner = self.runner
             model = CastModel(self._model, Precision(compute="float16")) if fp16 else self._model
             step = build_eval_step(runner.strategy.adapt_for_eval(model, rules), evaluator.update, runner.seed)
+            traced_model = TracedModel(model)
             traced = RecompilationGuard(
-                on_whole_batches(step, rules is not None),
+                on_whole_batches(traced_model.record(step), rules is not None),
                 ("params", "model_state", "metrics", "batch"),
                 name=f"the step of the {self.phase}",
                 on_recompile=None if runner.train_loop is None else runner.train_loop.on_recompile,
             )
-            self._programs[key] = EvalProgram(traced, runner.strategy.compile_eval_step(traced))
+            self._programs[key] = EvalProgram(traced, runner.strategy.compile_eval_step(traced), traced_model)
         return self._programs[key]
 
     def check(self, call_with_example: Callable[..., Any], params: optax.Params, model_state: PyTree) -> None:
@@ -141,6 +143,7 @@ class EvalLoop:
             with runner.phase_timer.phase(self.phase):
                 runner.call_hook(f"before_{mode}")
                 runner.call_hook(f"before_{mode}_epoch")
+                self._drop_changed()
                 for name in self._chosen:
                     metrics.update(self._run_one(self.evaluations[name]))
                 with mark_inconsistent(runner.train_loop):  # schedulers that follow a metric step here
@@ -154,6 +157,13 @@ class EvalLoop:
             raise
         finally:
             self._current = None
+
+    def _drop_changed(self) -> None:
+        """Drop the programs that have read an attribute of the model that has changed since, to compile them again."""
+        changed = {key for key, program in self._programs.items() if program.model.has_changed()}
+        for evaluation in self.evaluations.values() if changed else ():
+            evaluation.program = None
+        self._programs = {key: program for key, program in self._programs.items() if key not in changed}
 
     def _run_one(self, evaluation: "Evaluation") -> dict[str, float]:
         self._current, metrics = evaluation, dict[str, float]()
@@ -179,6 +189,7 @@ class EvalProgram(NamedTuple):
 
     traced: RecompilationGuard  # the step, which reports other shapes
     step: Any  # compiled
+    model: TracedModel  # what the trace has read from it
 
 
 class Evaluation:

@@ -65,7 +65,8 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
         hub.flush()
     wrapper = runner.optim_wrapper
     has_scale = isinstance(wrapper, AmpOptimWrapper) and wrapper.loss_scale is not None
-    found = hub.losses.pop(last, waits=has_scale and wrapper.accumulates and not at_end)
+    # At the end too: a resumed run finishes the window, and the loss scale drops it then.
+    found = hub.losses.pop(last, waits=has_scale and wrapper.accumulates)
     if found is None:
         return
     iteration, value = found

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 from jengine.annotations import Ascending, Count, Duration, Index
@@ -23,6 +23,7 @@ from jengine.data.batch_check import Batch
 from jengine.errors import ConfigError
 from jengine.hooks.runner_protocol import Loader
 from jengine.logging import LossWatch
+from jengine.optim import OptimWrapper
 from jengine.registry import LOOPS
 from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_losses, mark_inconsistent
@@ -115,9 +116,8 @@ class TrainLoop:
                 f"they end together, got {max_time!r}; do not set JAX_ENABLE_PREEMPTION_SERVICE=0"
             )
         self.max_time = max_time
-        size = dataloader.batch_size  # of this process
-        examples = None if size is None else max(size // runner.strategy.batch_multiple, 1)
-        self.micro_batches = count_micro_batches(examples, micro_batch)
+        self.micro_batches = self._count_micro_batches(micro_batch)
+        self._batches: BatchStream | None = None  # over all passes, of loops that repeat the data
         runner.message_hub.losses = None if on_nonfinite == "ignore" else LossWatch()  # sees what log lines fetch
         self.stop_training, self.is_consistent = False, True
         self.iter = self.epoch = self.epoch_start = 0
@@ -131,6 +131,31 @@ class TrainLoop:
         self._takes_host_batches = True  # not sent to the device ahead of time
         self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]  # searched with `bisect`
         self._intervals = [val_interval, *(interval for _, interval in dynamic_intervals or ())]
+
+    @functools.cached_property
+    def _changing(self) -> dict[str, Callable[[int], int]]:
+        """Return what changes with the iteration besides the hyperparameters, by the name in the log."""
+        loader, wrapper = self.dataloader, self.runner.optim_wrapper
+        counts = wrapper.counts if isinstance(wrapper, OptimWrapper) else None
+        found = dict(batch_size=loader.batch_sizes, example_length=loader.example_lengths, accumulative_counts=counts)
+        return {
+            f"train/{name}": values.at for name, values in found.items() if values is not None and values.milestones
+        }
+
+    def _count_micro_batches(self, micro_batch: int | None) -> int:
+        """Return the parts of a device's share of a batch, the same for all batch sizes of the run."""
+        multiple = self.runner.strategy.batch_multiple
+        sizes: list[Any] = [self.dataloader.batch_size]  # of this process
+        if (scheduled := self.dataloader.batch_sizes) is not None:
+            sizes = list(scheduled.values)
+            if illegal := [size for size in sizes if size % multiple]:
+                raise ConfigError(
+                    f"`train_dataloader.batch_size` must be multiples of {multiple} devices, got {illegal}"
+                )
+        counts = {count_micro_batches(None if s is None else max(s // multiple, 1), micro_batch) for s in sizes}
+        if len(counts) > 1:
+            raise ConfigError(f"`train_cfg.micro_batch` must be None for batch sizes that change, got {micro_batch}")
+        return counts.pop()
 
     @property
     def epoch_length(self) -> int | None:
@@ -179,6 +204,28 @@ class TrainLoop:
                 if self.stop_training:  # the remaining batches are taken again after a resume
                     break
         return self.iter - start
+
+    def run_repeated(self, batch_idx: int, stop: int) -> int:
+        """Train up to iteration `stop` on passes over the data, like `run_iters`.
+
+        Where the batch size or the length of examples changes, the data continue at the same example.
+        """
+        start = self.iter
+        while self.iter < stop and not self.stop_training:
+            if self.dataloader.set_step(self.iter):
+                self.close()
+                self.runner.programs.expect_shapes()
+            self._batches = self._batches or self._stream(self._repeat_data())  # reads ahead across epochs
+            change = self.dataloader.next_change(self.iter)
+            if self.run_iters(self._batches, batch_idx + self.iter - start, min(stop, change)) == 0:
+                break
+        return self.iter - start
+
+    def close(self) -> None:
+        """Close the data, if epochs are not passes; training continues at the same position."""
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
 
     def _chunk_size(self, stop: int | float) -> int:
         """Return the number of iterations for the next call: 1 if a hook acts within the chunk."""
@@ -240,14 +287,29 @@ class TrainLoop:
         """Run one iteration: the hooks before the step, the step, and the hooks after it, which get the metrics."""
         runner = self.runner
         self.is_consistent, self.batch = False, batch
-        runner.message_hub.start_iteration(self.iter)
+        runner.message_hub.start_iteration(self.iter, self.epoch_start)
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
+        self._record_rates()
         metrics = runner.train_step(batch)  # dispatched: the host does not wait for them
         runner.phase_timer.enter("hooks")
         runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=metrics)
         self.iter += 1  # after the hooks, which see the index of the iteration
         self.is_consistent, self.batch = True, None
         runner.interrupts.check()  # state, counters and hooks agree only here
+
+    def _record_rates(self) -> None:
+        """Record the learning rates of the step that follows, once all hooks have set them.
+
+        For each name in `get_lr` it is the rate of the first parameter group.
+        """
+        if self.runner.hyperparams:
+            self.runner.take_hyperparams()
+        rates = {}  # no comprehension, which is a call in Python 3.11
+        for name, values in self.runner.optim_wrapper.get_lr().items():
+            rates[f"train/{name}"] = values[0]
+        if self._changing:
+            rates |= {name: float(get(self.iter)) for name, get in self._changing.items()}
+        self.runner.message_hub.update_scalars(rates)
 
     def run_chunk(self, batch_idx: int, batches: Sequence[PyTree]) -> None:
         """Run an iteration for each batch in one call, with hooks at the start and end."""
@@ -256,13 +318,14 @@ class TrainLoop:
         self.is_consistent, self.batch = False, batches[-1]
         for i, batch in enumerate(batches):
             if i == 0:
-                runner.message_hub.start_iteration(self.iter)
+                runner.message_hub.start_iteration(self.iter, self.epoch_start)
                 runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
             else:  # between the steps only hooks that set hyperparameters are called, all before the first step
                 hooks.call_ahead(runner, "after_train_iter", batch_idx=batch_idx, data_batch=batches[i - 1])
                 self.iter, batch_idx = self.iter + 1, batch_idx + 1
                 runner.message_hub.iteration = self.iter
                 hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx, data_batch=batch)
+            self._record_rates()
             is_update.append(runner.optim_wrapper.start_step(self.iter))
             hyperparams.append(runner.step_hyperparams())  # as a single step would read them now
         metrics = runner.train_chunk(batches, hyperparams, is_update)
@@ -286,19 +349,19 @@ class TrainLoop:
     # --- Checks and validations ---
 
     def check(self) -> None:
-        """Check at a log line that hooks are still as they were traced, and that the fetched losses are finite.
+        """Check at a log line that model and hooks are still as they were traced, and that fetched losses are finite.
 
         Raises:
-          RuntimeError: an attribute that a hook's traced method has read has changed.
+          RuntimeError: an attribute has changed that the trace has read from a hook, the model or its loss.
           NonFiniteLossError: a loss is not finite. WorkDirLockedError: another run has taken over.
         """
         self.runner.files.check()
-        self.runner.programs.check_hooks()
+        self.runner.programs.check_reads()
         check_losses(self.runner, at_line=True)
 
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validate if it is due after `count` epochs or iterations."""
-        self.runner.programs.check_hooks()
+        self.runner.programs.check_reads()
         check_losses(self.runner)  # before a validation that would be wasted
         intervals = self._get_intervals(count + 1)
         due = [name for name, interval in intervals.items() if count % interval == 0 or count == end]
@@ -372,7 +435,11 @@ class EpochBasedTrainLoop(TrainLoop):
             epoch_length = count_iterations(self.dataloader.length, self.batches_per_iteration)
         self._epoch_length = epoch_length
         self.repeats_data = epoch_length is not None
-        self._batches: BatchStream | None = None  # over all epochs, if they are not passes over the data
+        if epoch_length is None and math.isfinite(dataloader.next_change(0)):
+            raise ConfigError(
+                "`train_cfg.epoch_length` must be given for a batch size or a length of examples that changes, because "
+                "the iterations of a pass over the data then change too, got none"
+            )
         if self.epoch_length is None and runner.processes.count > 1:
             raise ConfigError(
                 "`train_cfg.epoch_length` must be given for data without a length and several processes, got none"
@@ -393,6 +460,7 @@ class EpochBasedTrainLoop(TrainLoop):
     def run(self) -> None:
         """Train to the end, and validate after each epoch at which it is due."""
         self.runner.call_hook("before_train")
+        self.runner.programs.follow_model()
         self._validate_before_first(self.epoch, self.max_epochs, at_boundary=self.iter == self.epoch_start)
         with contextlib.closing(self):  # also after an error: readers have threads
             while self.epoch < self.max_epochs and not self.stop_training:
@@ -410,8 +478,7 @@ class EpochBasedTrainLoop(TrainLoop):
         runner, start = self.runner, self.iter - self.epoch_start
         runner.call_hook("before_train_epoch")
         if self._epoch_length is not None:
-            self._batches = self._batches or self._stream(self._repeat_data())  # reads ahead across epochs
-            num_iters = self.run_iters(self._batches, start, self.epoch_start + self._epoch_length)
+            num_iters = self.run_repeated(start, self.epoch_start + self._epoch_length)
         else:
             num_iters = self._run_pass(start)
         if self.stop_training and start + num_iters < (self.epoch_length or math.inf):
@@ -424,12 +491,6 @@ class EpochBasedTrainLoop(TrainLoop):
         with mark_inconsistent(self):
             runner.call_hook("after_train_epoch")
             self.epoch, self.epoch_start = self.epoch + 1, self.iter
-
-    def close(self) -> None:
-        """Close the data, if epochs are not passes; the next epoch continues at the same position."""
-        if self._batches is not None:
-            self._batches.close()
-            self._batches = None
 
     def _run_pass(self, start: int) -> int:
         """Train on what is left in the current pass over the data; return the number of iterations."""
@@ -484,11 +545,12 @@ class IterBasedTrainLoop(TrainLoop):
         """Train to the end, and validate after each iteration at which it is due."""
         runner = self.runner
         runner.call_hook("before_train")
+        runner.programs.follow_model()
         self._validate_before_first(self.iter, self.max_iters, at_boundary=True)
         runner.call_hook("before_train_epoch")
-        with contextlib.closing(self._stream(self._repeat_data())) as batches:
+        with contextlib.closing(self):
             while self.iter < self.max_iters and not self.stop_training:
-                self.run_iters(batches, self.iter, self._next_stop())
+                self.run_repeated(self.iter, self._next_stop())
                 self._validate_if_due(self.iter, self.max_iters)  # `_next_stop` has chosen this iteration
         if self.iter >= self.max_iters:  # otherwise the only epoch is not complete: a resumed run continues it
             runner.call_hook("after_train_epoch")

@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -12,12 +13,15 @@ import numpy as np
 
 from jengine.data import select_arrays, stack_batches
 from jengine.data.masking import on_whole_batches, whole_batches
+from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.logging import PhaseTimer
 from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model
 from jengine.model.labels import find_wrong_labels
+from jengine.model.model import ModelWrapper
 from jengine.optim import OptimWrapper, OptimWrapperDict
+from jengine.optim.param_groups.freeze import PREFIX
 from jengine.sharding import DispatchLimiter, Strategy
 from jengine.sharding.placement import Rules
 from jengine.sharding.replica_axis import map_per_replica
@@ -36,7 +40,8 @@ from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
 from jengine.train.out_of_memory import explain_out_of_memory
 from jengine.train.phases import PhaseConfig
 from jengine.train.scanned_step import ChunkMetrics
-from jengine.train.step import with_flat_metrics
+from jengine.train.step import WEIGHT, with_flat_metrics
+from jengine.train.traced_model import is_number, optimizer_names
 
 PyTree = Any
 
@@ -55,6 +60,8 @@ class TrainPrograms:
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
       on_traced: called when the first step is traced, before it is compiled.
       batch_rules: see `Strategy.put_batch`.
+      hyperparams: those that hooks set, to which numbers are added that hooks assign to attributes of the model.
+      refuse_changes: raise ConfigError, instead of a warning, if a program is not that of the checkpoint.
 
     Attributes:
       update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
@@ -77,6 +84,8 @@ class TrainPrograms:
         on_traced: Callable[[], None] = lambda: None,
         batch_rules: Rules | None = None,
         micro_batches: int = 1,
+        hyperparams: MutableMapping[str, Any] | None = None,
+        refuse_changes: bool = False,
     ) -> None:
         def guard(step: Callable[..., Any]) -> RecompilationGuard:
             return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
@@ -88,7 +97,7 @@ class TrainPrograms:
         def build_step(*, update: bool) -> TrainStep:
             return build_train_step(
                 model, optim_wrapper, hooks, update=update, phases=phases, constrain=strategy.constrain,
-                gather_tables=strategy.gather_tables, micro_batches=micro_batches,
+                gather_tables=strategy.gather_tables, micro_batches=micro_batches, weighs=True,
             )  # fmt: skip
 
         update, accumulate = build_step(update=True), build_step(update=False)  # the host knows which one it needs
@@ -98,6 +107,7 @@ class TrainPrograms:
         self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
         self._model, self._optim_wrapper = model, optim_wrapper
         self.hashes: dict[str, str] = {}
+        self._refuse_changes = refuse_changes
         self._compiled: dict[RecompilationGuard, Any] = {
             self.update: compile_step(with_flat_metrics(self.update)),
             self.accumulate: compile_step(with_flat_metrics(self.accumulate)),
@@ -112,7 +122,10 @@ class TrainPrograms:
         # On an accelerator, a call with a host array takes four times as long as one with an array on the device.
         self._takes_host_arrays = strategy.platform == "cpu"
         self._sent: tuple[HyperparamsVector | None, Any] = (None, None)
-        self._traced_hooks = [step.hooks for step in steps]
+        self._steps = steps
+        self._hyperparams: MutableMapping[str, Any] = {} if hyperparams is None else hyperparams
+        self._optimizer_names = optimizer_names(optim_wrapper)
+        self._reported: set[str] = set()  # hyperparameters that nothing reads
         self._intervals = update.intervals  # of phases that act every n-th iteration
         self._last: RecompilationGuard | None = None  # the suspect if the device runs out of memory
         self._failed = False  # whether a dispatch raised
@@ -121,12 +134,20 @@ class TrainPrograms:
         )
         self._not_hashed: list[tuple[RecompilationGuard, tuple[Any, ...]]] = []
 
+    def expect_shapes(self) -> None:
+        """Expect batches of another shape, for which the programs compile once."""
+        for guard in (self.update, self.accumulate, self.chunk):
+            guard.expect_change()
+
     def run_step(
         self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool, iteration: int = 0
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Dispatch one step, which updates or only accumulates gradients, and return the pending state and metrics.
+    ) -> tuple[TrainState, dict[str, jax.Array], jax.Array | None]:
+        """Dispatch one step, which updates or only accumulates gradients.
 
         The state is donated. `iteration` is the value of `state.step`, which the host must not wait for.
+
+        Returns:
+          The pending state, the metrics, and the iteration's weight in a mean, f32[]; None if all are equal.
         """
         step = self.update if is_update else self.accumulate
         inputs = self._put_hyperparams(self._raveler.ravel(hyperparams))
@@ -136,7 +157,7 @@ class TrainPrograms:
         for name, every in self._intervals.items():
             if (iteration + 1) % every:
                 named.pop(name, None)
-        return new_state, named
+        return new_state, named, named.pop(WEIGHT, None)
 
     def run_chunk(
         self,
@@ -145,10 +166,10 @@ class TrainPrograms:
         hyperparams: Sequence[Mapping[str, Any]],
         is_update: Sequence[bool],
         iteration: int = 0,
-    ) -> tuple[TrainState, ChunkMetrics]:
+    ) -> tuple[TrainState, ChunkMetrics, jax.Array | None]:
         """Dispatch K steps in one call: `run_step` for K host batches with equal structures, shapes and dtypes.
 
-        `iteration` is the index of the first.
+        `iteration` is the index of the first. The weights are f32[K].
         """
         updates = np.asarray(is_update)  # `lax.cond` selects the program of each step
         inputs = self._put_hyperparams(self._raveler.stack(hyperparams)), updates
@@ -159,7 +180,12 @@ class TrainPrograms:
         reports = dict.fromkeys(metrics.update_only, updates)
         for name, every in self._intervals.items():
             reports[name] = (iteration + 1 + np.arange(len(updates))) % every == 0
-        return new_state, ChunkMetrics(metrics.values, updates, reports)
+        values = {name: value for name, value in metrics.values.items() if name != WEIGHT}
+        return new_state, ChunkMetrics(values, updates, reports), metrics.values.get(WEIGHT)
+
+    def are_by_example(self, names: Iterable[str]) -> dict[str, bool]:
+        """Return for each metric of a step whether it is the model's, a mean over the examples."""
+        return {name: any(name in step.by_example for step in self._steps) for name in names}
 
     def _put_hyperparams(self, hyperparams: HyperparamsVector) -> HyperparamsVector:
         """Return the vector on the devices; it is sent again only if a value has changed since the last call."""
@@ -229,10 +255,45 @@ class TrainPrograms:
         with whole_batches(self._batch_rules is not None):
             return find_wrong_labels(compute_losses, batch)
 
-    def check_hooks(self) -> None:
-        """Raise RuntimeError if a hook attribute that the compiled steps have read has changed."""
-        for hooks in self._traced_hooks:
-            hooks.check_unchanged()
+    def follow_model(self, *, end: bool = False) -> None:
+        """Let numbers that hooks assign to attributes of the model be hyperparameters, until the end of training."""
+        model: Any = self._model
+        while isinstance(model, Model):
+            vars(model)["_follower"] = None if end else weakref.ref(self)
+            model = model.model if isinstance(model, ModelWrapper) else None
+
+    def assign(self, name: str, value: Any) -> None:
+        """Make a number that a hook has assigned to an attribute of the model an input of the steps.
+
+        Once the step is traced, only attributes that it has read: others would compile it again for nothing.
+        """
+        if name.startswith("_") or name in self._optimizer_names or not is_number(value):
+            return
+        is_traced = any(step.shapes is not None for step in self._compiled)
+        if name in self._hyperparams or not is_traced or any(step.model.has_read(name) for step in self._steps):
+            self._hyperparams[name] = value
+
+    def check_reads(self) -> None:
+        """Check that attributes that the compiled steps have read are unchanged, and report unread hyperparameters.
+
+        Raises:
+          RuntimeError: an attribute of a hook, of the model or of its loss has changed.
+        """
+        read: set[str] = set()
+        for step in self._steps:
+            step.hooks.check_unchanged()
+            step.model.check_unchanged(self._hyperparams)
+            read |= step.hooks.hyperparams_read | step.model.hyperparams_read
+        if all(step.shapes is None for step in self._compiled):
+            return
+        for name in self._hyperparams.keys() - self._optimizer_names - read - self._reported:
+            if not name.startswith(PREFIX):  # which the optimizer reads
+                self._reported.add(name)
+                logger.warning(
+                    f"{name!r}, which a hook sets in runner.hyperparams or as an attribute of the model, has no effect "
+                    f"in the step, which does not read it: read hyperparams[{name!r}] in the loss, or `self.{name}` in "
+                    "a method of the model"
+                )
 
     def flops(self) -> Flops:
         """Return per-iteration FLOPs over all devices, see `count_flops`; {} before the first iteration."""
@@ -254,11 +315,13 @@ class TrainPrograms:
             # JAX has kept the trace from the compilation, so only the program text is new
             new = hash_jaxpr(self._compiled[step].trace(*shapes).jaxpr)
             if self.hashes.get(key, new) != new:
-                logger.warning(
-                    "The computation of the training step (%s) has changed since the checkpoint: the model, the loss, "
-                    "the optimizer or a hook computes something else. That of this run is used.",
-                    names[step],
+                message = (
+                    f"The computation of the training step ({names[step]}) has changed since the checkpoint: "
+                    "the model, the loss, the optimizer or a hook computes something else"
                 )
+                if self._refuse_changes:
+                    raise ConfigError(f"{message}, which resume='exact' refuses")
+                logger.warning(f"{message}. That of this run is used.")
             self.hashes[key] = new
         return dict(self.hashes)
 

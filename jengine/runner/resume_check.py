@@ -1,65 +1,76 @@
-"""Comparison between a resumed run and the checkpoint, and the optimizer state that is restored."""
+"""Resume of a run: what differs from the checkpoint, and the optimizer that continues.
 
-import re
+One rule: counters, arrays, the seed, the data position and the learned state come from the checkpoint, settings from
+the config that is given now. What differs is printed once; `resume='exact'` refuses any difference.
+"""
+
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from jengine.checkpoint import read_meta
-from jengine.checkpoint.fingerprint import PYTHON, compare_settings
+from jengine.checkpoint.fingerprint import compare_settings
 from jengine.errors import ConfigError
-from jengine.optim.compared_settings import Setting, compare_optimizers
-from jengine.optim.schedules import (
-    check_scheduler_types,
-    compare_schedulers,
-    list_moved_ends,
-    load_schedulers_state_dict,
-    replay_schedulers,
-    reset_initial_values,
-)
+from jengine.optim.schedules import chain_of, flatten_schedulers, load_schedulers_state_dict
+from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.paths import flatten
 from jengine.runner.runner_protocol import RunnerInternals
 
 PyTree = Any
 
-_DATA = re.compile(r"train_dataloader(\.dataset|\[)")  # what `resume_policy.data` decides
+# sections that do not change what a step computes
+_OUTSIDE_THE_STEP = (
+    "train_cfg.max_", "param_scheduler", "train_dataloader", "val_", "test_", "visualizer", "randomness",
+)  # fmt: skip
 _MAX_LINES = 20
 
 
 def check_resume(runner: RunnerInternals, path: str) -> None:
-    """Compare the settings of a run with a checkpoint, and log what differs and which side holds.
+    """Compare the settings of a run with a checkpoint, and log once what differs.
 
     Nothing is restored and nothing compiled yet, but loop, optimizer and schedulers should be built.
 
     Raises:
-      ConfigError: the checkpoint is past the end; the policy refuses a difference; or the policy wants the
-        checkpoint's value for a setting that is part of the compiled optimizer chain.
+      ConfigError: the checkpoint is past the end; something differs with `resume='exact'`; or the optimizer cannot have
+        the checkpoint's settings, with `resume_settings='checkpoint'`.
     """
     saved = read_meta(path)
     check_length(runner, path, saved["meta"])
-    policy, messages = runner.resume_policy, list[str]()
-    settings = _compare_optimizers(runner, saved)
-    fixed = [setting.line for setting in settings if not setting.is_restorable]
-    if fixed and policy.optimizer == "checkpoint":
-        raise ConfigError(
-            f"these settings of the optimizer must be those of the checkpoint {path}, because they are part of its "
-            f"chain, got others; to continue with those of the config, set resume_policy.optimizer='config':"
-            f"{_list(fixed)}"
-        )
-    messages += _report("optimizer", "optimizer settings", policy.optimizer, [s.line for s in settings], path)
-    if "param_schedulers" in saved:
-        differences = compare_schedulers(runner.param_schedulers, saved["param_schedulers"])
-        messages += _report("schedules", "schedules", policy.schedules, differences, path)
-        if policy.schedules == "checkpoint":
-            check_scheduler_types(runner.param_schedulers, saved["param_schedulers"])  # others cannot take the state
-        if moved := list_moved_ends(runner.param_schedulers, saved["param_schedulers"]):
-            messages.append(f"The run has another length, and so have the schedules without `end`:{_list(moved)}")
+    fingerprint = saved.get("fingerprint", {"settings": {}, "programs": {}})  # of an early version: all differs
+    differences = dict(compare_settings(runner.settings, fingerprint))
     seed, configured = saved["meta"]["seed"], runner.configured_seed
     if configured is not None and configured != seed:  # a seed that was drawn gives way silently
-        line = f"randomness.seed: {configured} in the config, {seed} in the checkpoint"
-        messages += _report("seed", "seeds", policy.seed, [line], path)
-    messages += _compare_others(runner, path, saved.get("fingerprint"), skip_chains=bool(settings))
-    for message in messages:
-        runner.logger.warning(message)
+        line = f"randomness.seed: {configured} in the config, {seed} in the checkpoint, which holds"
+        differences["randomness.seed"] = line
+    lines = list(differences.values())
+    if lines and runner.resume_is_exact:
+        raise ConfigError(
+            f"the settings must be those of the checkpoint {path} with resume='exact', got others:{_list(lines)}"
+        )
+    if lines:
+        holds = "those of the run hold"
+        if runner.resume_settings == "checkpoint":
+            holds += ", but for the optimizer and the schedules those of the checkpoint (resume_settings='checkpoint')"
+        runner.logger.warning(f"The settings of the run and of {path} differ; {holds}:{_list(lines)}")
+    if all(name.startswith(_OUTSIDE_THE_STEP) for name in differences):
+        # Else a program that has changed would be a second message of one cause
+        runner.saved_hashes = dict(fingerprint["programs"])
+    if runner.resume_settings == "checkpoint":
+        _load_optimizer_settings(runner, saved["optimizer_settings"])
+
+
+def _load_optimizer_settings(runner: RunnerInternals, saved: Mapping[str, Any]) -> None:
+    """Replace the optimizer settings before any schedule."""
+    wrappers = wrappers_by_name(runner.optim_wrapper)
+    types = {name: wrapper.optimizer.name for name, wrapper in wrappers.items()}
+    saved_types = {name: settings["type"] for name, settings in saved.items()}
+    if types != saved_types:
+        raise ConfigError(
+            f"`optim_wrapper` must have the optimizers of the checkpoint, {saved_types}, with "
+            f"resume_settings='checkpoint', got {types}"
+        )
+    for name, wrapper in wrappers.items():
+        wrapper.load_base_settings(saved[name])
+    runner.optimizer_settings = dict(saved)
 
 
 def check_length(runner: RunnerInternals, path: str, meta: Mapping[str, Any]) -> None:
@@ -75,41 +86,6 @@ def check_length(runner: RunnerInternals, path: str, meta: Mapping[str, Any]) ->
         runner.logger.info(f"There is nothing left to train: {path} has completed all of train_cfg.{name}={end}.")
 
 
-def _report(kind: str, name: str, choice: str, lines: Sequence[str], path: str) -> list[str]:
-    """Return the message about a kind that differs; raise ConfigError if the policy is 'error'."""
-    if not lines:
-        return []
-    if choice == "error":
-        raise ConfigError(
-            f"the {name} of the config must be those of the checkpoint {path} with resume_policy.{kind}='error', got "
-            f"others:{_list(lines)}"
-        )
-    return [
-        f"The {name} of the config and of the checkpoint differ. Those of the {choice} are used "
-        f"(resume_policy.{kind}={choice!r}):{_list(lines)}"
-    ]
-
-
-def _compare_others(
-    runner: RunnerInternals, path: str, saved: Mapping[str, Any] | None, *, skip_chains: bool
-) -> list[str]:
-    """Return the message about settings without a policy; raise ConfigError for other data."""
-    if saved is None:
-        return [f"{path} was written by an older version of jengine: other settings cannot be compared with it."]
-    differences = dict(compare_settings(runner.settings, saved, skip_chains=skip_chains))
-    data = [line for setting, line in differences.items() if _DATA.match(setting)]
-    if data and runner.resume_policy.data == "exact":
-        raise ConfigError(
-            f"the data must be those of the checkpoint {path} with resume_policy.data='exact', got others:{_list(data)}"
-        )
-    if not differences:
-        return []
-    return [
-        "Other settings of the run and of the checkpoint differ; those of the config are used if the arrays fit:"
-        f"{_list(list(differences.values()))}"
-    ]
-
-
 def _list(lines: Sequence[str]) -> str:
     more = [f"… {len(lines) - _MAX_LINES} more …"] if len(lines) > _MAX_LINES else []
     return "".join(f"\n  {line}" for line in [*lines[:_MAX_LINES], *more])
@@ -118,57 +94,46 @@ def _list(lines: Sequence[str]) -> str:
 def collect_fingerprint(runner: RunnerInternals) -> dict[str, Any]:
     """Return what a checkpoint stores for the comparison: the settings, and the hashes of the training programs."""
     programs = runner.programs.hash_jaxprs() if runner.programs is not None else {}
-    return {"settings": runner.settings, "python": PYTHON, "programs": programs}
-
-
-def saved_hashes(path: str) -> dict[str, str]:
-    """Return the hashes of the programs in a checkpoint's fingerprint, see `TrainPrograms.hash_jaxprs`."""
-    return dict(read_meta(path).get("fingerprint", {}).get("programs", {}))
-
-
-def _compare_optimizers(runner: RunnerInternals, saved: Mapping[str, Any]) -> list[Setting]:
-    return compare_optimizers(runner.optim_wrapper, runner.optimizer_settings, saved.get("optimizer_settings"))
+    return {"settings": runner.settings, "programs": programs}
 
 
 def match_optimizer_state(
-    runner: RunnerInternals, path: str, saved: Mapping[str, Any], opt_state: PyTree, stored: Mapping[str, Any]
+    runner: RunnerInternals, path: str, opt_state: PyTree, stored: Mapping[str, Any]
 ) -> tuple[PyTree | None, list[str]]:
     """Match the optimizer state to a checkpoint.
 
-    If settings differ, hyperparameters in the state are not restored: each update receives them. If the rest does not
-    fit either, the state will be new, as `resume_policy` allows.
+    If only the hyperparameters in the state differ, they are not restored: each update receives them. A state that does
+    not fit is new.
 
     Args:
       runner: the run.
-      path, saved, stored: the checkpoint, the metadata in it, and the arrays by dotted path.
+      path, stored: the checkpoint, and the arrays in it by dotted path.
       opt_state: this run's state, in the form that the checkpoint has.
 
     Returns:
       The structure to restore, None for a new state; and the stored prefixes that are not restored.
 
     Raises:
-      ConfigError: the state does not fit, and the policy requires the checkpoint's.
+      ConfigError: the state does not fit, with `resume='exact'`.
     """
-    differences = _compare_optimizers(runner, saved)
-    if not differences and runner.resume_policy.optimizer != "config":  # else a loss scale may have been added
+    saved = {path: leaf.shape for path, leaf in stored.items() if path.startswith("opt_state.")}
+    if _shapes(opt_state) == saved:
         return opt_state, []
-    ignore = [
-        f"opt_state.{name}.hyperparams" if name else "opt_state.hyperparams" for name in runner.optimizer_settings
-    ]
-    target = _strip_hyperparams(opt_state)
-    shapes = {f"opt_state.{path}": leaf.shape for path, leaf in flatten(target).items()}
+    names = [f"opt_state.{name}" if name else "opt_state" for name in runner.optimizer_settings]
+    ignore = [f"{name}.hyperparams" for name in names]
     prefixes = tuple(f"{prefix}." for prefix in ignore)
-    saved_shapes = {path: leaf.shape for path, leaf in stored.items() if path.startswith("opt_state.")}
-    if shapes == {path: shape for path, shape in saved_shapes.items() if not path.startswith(prefixes)}:
-        return target, ignore  # only hyperparameters differ
-    if runner.resume_policy.optimizer == "checkpoint":
-        lines = "".join(f"\n  {setting.line}" for setting in differences)
-        raise ConfigError(
-            f"the optimizer must have the state of the checkpoint {path}, got another one; to start with a new state, "
-            f"set resume_policy.optimizer='config':{lines}"
-        )
-    runner.logger.warning(f"The state of the optimizer in {path} does not fit that of the config: it is new.")
+    target = _strip_hyperparams(opt_state)
+    if _shapes(target) == {path: shape for path, shape in saved.items() if not path.startswith(prefixes)}:
+        return target, ignore
+    message = f"the optimizer state of {path} does not fit the optimizer of the run"
+    if runner.resume_is_exact:
+        raise ConfigError(f"{message}, as it must with resume='exact'")
+    runner.logger.warning(f"{message}, which starts with a new state.".capitalize())
     return None, ["opt_state"]
+
+
+def _shapes(opt_state: PyTree) -> dict[str, tuple[int, ...]]:
+    return {f"opt_state.{path}": leaf.shape for path, leaf in flatten(opt_state).items()}
 
 
 def _strip_hyperparams(opt_state: PyTree) -> PyTree:
@@ -186,23 +151,20 @@ def complete_optimizer_state(restored: PyTree | None, initial: PyTree) -> PyTree
     return restored._replace(hyperparams=initial.hyperparams)
 
 
-def restore_hyperparams(runner: RunnerInternals, bundle: Mapping[str, Any]) -> None:
-    """Restore parameter groups and schedules; replay the schedules if they or the initial values differ."""
-    loop, wrapper, schedulers = runner.train_loop, runner.optim_wrapper, runner.param_schedulers
-    is_new = runner.resume_policy.optimizer == "config" and bool(_compare_optimizers(runner, bundle))
-    if "optimizer" in bundle and not is_new:
-        wrapper.load_group_state_dict(bundle["optimizer"])
-        runner.optimizer_settings = bundle.get("optimizer_settings", runner.optimizer_settings)
-    if "param_schedulers" not in bundle:
-        return
-    converted = loop.iter  # schedules that are converted from epochs keep their place in the epoch
-    if loop.by_epoch and loop.epoch_length is not None:
-        converted = loop.epoch * loop.epoch_length + loop.iter - loop.epoch_start
-    choice: Literal["checkpoint", "config"] = "config" if runner.resume_policy.schedules == "config" else "checkpoint"
-    if load_schedulers_state_dict(schedulers, bundle["param_schedulers"], settings=choice) or is_new:
-        settings = runner.optimizer_settings
-        wrapper.load_group_state_dict(settings.get("", settings))  # '' for a single optimizer
-        reset_initial_values(schedulers)
-        replay_schedulers(
-            schedulers, iters=loop.iter, epochs=loop.epoch, epoch_length=loop.epoch_length, converted_iters=converted
+def restore_schedules(runner: RunnerInternals, bundle: Mapping[str, Any]) -> None:
+    """Continue the schedules at the position of a checkpoint, with the values that were set by hand.
+
+    Without schedules in the checkpoint they start from the beginning.
+    """
+    loop, schedulers = runner.train_loop, runner.param_schedulers
+    if "param_schedulers" in bundle and schedulers is not None:
+        load_schedulers_state_dict(
+            schedulers, bundle["param_schedulers"], settings=runner.resume_settings, iters=loop.iter, epochs=loop.epoch
         )
+        skipped = loop.epoch - bundle["meta"]["epoch"]  # with other data the checkpoint may be the end of an epoch
+        for scheduler in flatten_schedulers(schedulers) if skipped else ():
+            if scheduler.by_epoch:
+                scheduler.seek(scheduler.global_step + skipped)
+                scheduler.chain.refresh()
+    for name, wrapper in wrappers_by_name(runner.optim_wrapper).items():
+        chain_of(wrapper).load_unscheduled(bundle.get("set_by_hand", {}).get(name, ()))

@@ -30,18 +30,19 @@ def collect_position(runner: RunnerInternals, meta: Mapping[str, Any]) -> dict[s
         "batch_size": loader.batch_size,
         "dataset_size": loader.dataset_size,
         "epoch_length": loop.epoch_length,
+        "devices": shard.count * runner.strategy.batch_multiple,
     }
 
 
 def warn_if_inexact(runner: RunnerInternals) -> None:
-    """Log that the position cannot be saved, or raise ConfigError if `resume_policy.data` is 'exact'."""
+    """Log that the position cannot be saved, or raise ConfigError if `resume` is 'exact'."""
     loader = runner.train_dataloader
     if loader.resume == "exact":
         return
     effect = _EFFECTS[loader.resume]
-    if runner.resume_policy.data == "exact":
+    if runner.resume_is_exact:
         raise ConfigError(
-            f"`train_dataloader` must be data whose position can be saved with resume_policy.data='exact', "
+            f"`train_dataloader` must be data whose position can be saved with resume='exact', "
             f"got {loader.kind}: {effect}; {loader.advice or 'use data with a position'}"
         )
     advice = f"; for an exact position, {loader.advice}" if loader.advice else ""
@@ -55,13 +56,14 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
     yield examples; otherwise, and with another dataset, the pass starts again. What is repeated or dropped is logged.
 
     Raises:
-      ConfigError: the same examples cannot follow, and `resume_policy.data` is 'exact'.
+      ConfigError: the same examples cannot follow, and `resume` is 'exact'.
     """
     loop, loader = runner.train_loop, runner.train_dataloader
     if saved is None:
         if loop.by_epoch and loop.epoch_length:
             loop.epoch_start = loop.epoch * loop.epoch_length
         return
+    loader.set_step(max(loop.iter - 1, 0))  # in which the position was saved; the loop goes on from it
     positions = saved["positions"]
     shard = runner.strategy.data_shard.for_axis(loader.batch_axis)
     compared = (
@@ -76,6 +78,14 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
         loop.position = positions[shard.index]
         loop.epoch_start = loop.iter - saved["inner_iter"]
         _report_inexact(runner, total)
+        devices = shard.count * runner.strategy.batch_multiple
+        before = saved.get("devices", devices)  # none in checkpoints of earlier versions
+        if devices != before and batches[1]:
+            runner.logger.info(
+                f"The run continues at the same example with the same global batch of {batches[1]}: "
+                f"{batches[1] // devices} examples on each of {devices} devices, instead of {batches[1] // before} on "
+                f"{before}."
+            )
         return
     first = positions[0]
     is_divisible = len(positions) == shard.count or loader.has_random_access
@@ -128,9 +138,9 @@ def _report_inexact(runner: RunnerInternals, examples: int) -> None:
     if loader.resume == "exact" or not examples:
         return
     effect = _IGNORED[loader.resume]
-    if runner.resume_policy.data == "exact":
+    if runner.resume_is_exact:
         raise ConfigError(
-            f"`resume` must continue with the same examples with resume_policy.data='exact', got {loader.kind}, whose "
+            f"`resume` must continue with the same examples with resume='exact', got {loader.kind}, whose "
             f"position cannot be saved: {examples} examples are {effect}"
         )
     runner.logger.warning(
@@ -145,10 +155,9 @@ def _report_changes(
     if repeated:
         what = "repeated" if repeated > 0 else "skipped"
         effect = f"{abs(repeated)} examples of pass {number} over the data are {what}"
-    if runner.resume_policy.data == "exact":
+    if runner.resume_is_exact:
         raise ConfigError(
-            f"the data must be those of the checkpoint with resume_policy.data='exact', got {', '.join(changes)}: "
-            f"{effect}"
+            f"the data must be those of the checkpoint with resume='exact', got {', '.join(changes)}: {effect}"
         )
     lengths = ""
     if loop.epoch_length != saved["epoch_length"]:

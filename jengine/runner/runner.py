@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -12,24 +12,24 @@ from jengine.checkpoint import Checkpointer
 from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.fingerprint import describe_settings
 from jengine.checkpoint.identity import agree_on_identity
-from jengine.checkpoint.start_from import default_resume_command, parse_resume_policy, remove_in_memory
+from jengine.checkpoint.start_from import default_resume_command, remove_in_memory
 from jengine.config import format_config, resolve
 from jengine.config.locate import locate_errors
 from jengine.construction import convert_call
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
 from jengine.distributed import get_processes
+from jengine.errors import ConfigError
 from jengine.evaluation.sections import suggest_metrics
 from jengine.hooks import Hook, Priority
 from jengine.hooks.hook_list import HookList
 from jengine.hooks.run_record import GroupTable
 from jengine.inference.predict import Predictor, open_batches
 from jengine.inference.trained_module import trained_module
-from jengine.logging import PhaseTimer
+from jengine.logging import LogProcessor, PhaseTimer
 from jengine.model import build_model
 from jengine.optim import OptimWrapper, build_optim_wrapper
-from jengine.optim.batch_size import read_auto_scale_lr, scale_lr, warn_of_accumulation
-from jengine.optim.compared_settings import optimizer_settings
+from jengine.optim.batch_size import read_auto_scale_lr, scale_lr, scale_with_batch, warn_of_accumulation
 from jengine.optim.schedules import Schedulers
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.runner import bundle, components, config_checks
@@ -40,7 +40,7 @@ from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
 from jengine.runner.mmengine_names import MMEngineNames
 from jengine.runner.programs import TrainPrograms
-from jengine.runner.resume_check import check_resume, saved_hashes
+from jengine.runner.resume_check import check_resume
 from jengine.runner.session import RunFiles, record_session
 from jengine.sharding import DispatchLimiter
 from jengine.train import TrainState
@@ -87,7 +87,8 @@ class Runner(MMEngineNames):
       load_from: the initial weights: a path to a checkpoint or to pretrained weights, a pytree of arrays, an
         `nnx.Module`, or a dict with the fields of `LoadFrom`: `path` (any of these), `rename=[(old, new), ...]`, ...
       resume: a path continues from that checkpoint. True continues from `load_from` if that is a checkpoint's path,
-        else from the newest one in `work_dir` if there is one; with 'must', nothing to resume is an error.
+        else from the newest one in `work_dir` if there is one; with 'must', nothing to resume is an error. 'exact' is
+        True, and anything that differs from the checkpoint is an error.
       parallel: the strategy, which places arrays on devices.
       precision: the dtype in which the network computes, or a dict of `Precision`'s fields.
       log_processor: formats log lines.
@@ -96,7 +97,8 @@ class Runner(MMEngineNames):
       auto_scale_lr: `dict(enable=True, base_batch_size=...)` scales learning rates by the batch size.
       experiment_name, cfg: name in the logs; and the config for the work dir and checkpoints, by default one of these.
       log_level: lowest level in the terminal and the log file, as in `logging`.
-      resume_policy: fields of `ResumePolicy`: which settings hold after a resume, where config and checkpoint differ.
+      resume_settings: whose optimizer and schedule settings a resumed run has: those given now ('config'), or those of
+        the 'checkpoint', as in MMEngine.
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it.
@@ -143,13 +145,14 @@ class Runner(MMEngineNames):
         experiment_name: str | None = None,
         cfg: Any = None,
         log_level: int | str = "INFO",
-        resume_policy: Mapping[str, Any] | None = None,
+        resume_settings: Literal["config", "checkpoint"] = "config",
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}  # before any other local
         self.settings = describe_settings(arguments, cfg) if train_cfg is not None else {}
         self._auto_scale_lr = read_auto_scale_lr(auto_scale_lr)
         self._sections, schedulers = config_checks.check_sections(arguments)  # refuses before anything is built
-        self.resume_policy = parse_resume_policy(resume_policy)
+        self.resume_settings, self.resume_is_exact = resume_settings, resume == "exact"
+        self.saved_hashes: dict[str, str] = {}
         given = None if cfg is None else remove_in_memory(resolve(cfg))
         self.cfg = convert_call(Runner, {**arguments, "resume": False}) if given is None else given
         self.cfg_text, opaque = format_config(self.cfg, os.path.join(work_dir, "config.py")) if self.cfg else ("", [])
@@ -157,7 +160,7 @@ class Runner(MMEngineNames):
         self.processes = get_processes()
         identity = agree_on_identity(
             self.processes, given or {}, work_dir, load_from=load_from, resume=resume, randomness=randomness,
-            experiment_name=experiment_name, resume_policy=self.resume_policy,
+            experiment_name=experiment_name,
         )  # fmt: skip
         self.work_dir, self.local_dir, self.log_dir = identity.work_dir, identity.local_dir, identity.log_dir
         self.timestamp, self.experiment_name, self.seed = identity.timestamp, identity.experiment_name, identity.seed
@@ -180,9 +183,12 @@ class Runner(MMEngineNames):
         self.log_processor = components.build_log_processor(log_processor, train_cfg)
         logs = components.build_logs(identity, log_level, self.build_logger, self.build_message_hub)
         self.logger, self.log_writer, self.message_hub = logs
+        if isinstance(self.log_processor, LogProcessor):  # else one of the user's
+            self.message_hub.keep(self.log_processor.windows)
         self.hyperparams, self.optimizer_settings = Hyperparams(), dict[str, dict[str, Any]]()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._predictors: dict[str, Predictor] = {}  # by `batch_rules`
+        self._resets: dict[tuple[str, tuple[int, ...] | None], Any] = {}  # programs by optimizer and groups
         self._loaders = DataLoaders(self._sections, self.seed, self.processes, self.strategy.data_shard, self.cfg)
         self._initializer = StateInitializer(self.model, self.strategy, self.seed, self.cfg)
         self.checkpointer = Checkpointer(self.work_dir, self.run_id, before_seal=self.files.send)
@@ -235,9 +241,11 @@ class Runner(MMEngineNames):
             scale_lr(wrapper, self._auto_scale_lr, batch_size, self.logger)
             self._group_table = wrapper.group_table()  # before a warm-up changes the hyperparameters
             warn_of_accumulation(wrapper, self.model.module_types, self.logger)
-            self.optimizer_settings = optimizer_settings(wrapper)  # before schedulers change them
+            for name, optimizer in wrappers_by_name(wrapper).items():  # before schedulers change them
+                self.optimizer_settings[name] = {"type": optimizer.optimizer.name, **optimizer.group_state_dict()}
             schedulers = self._sections["param_scheduler"]
             self.param_schedulers = components.build_schedulers(self.train_loop, schedulers, wrapper)
+            scale_with_batch(self.param_schedulers, wrapper, self._auto_scale_lr, loader.batch_sizes)
             if self._resume_from is not None:
                 check_resume(self, self._resume_from)
         if self._sections["val_cfg"] is not None:
@@ -273,15 +281,20 @@ class Runner(MMEngineNames):
         """Return the training programs for this run's devices; each is compiled at the first call."""
         parts = self.model, self.optim_wrapper, self.hooks, self.strategy, self.dispatch_limiter, self.phase_timer
         settings = self.train_loop.phases, self.train_loop.on_recompile, self.files.open
-        batches = dict(batch_rules=self.train_dataloader.batch_rules, micro_batches=self.train_loop.micro_batches)
-        return TrainPrograms(*parts, *settings, **batches)
+        return TrainPrograms(
+            *parts,
+            *settings,
+            batch_rules=self.train_dataloader.batch_rules,
+            micro_batches=self.train_loop.micro_batches,
+            hyperparams=self.hyperparams,
+            refuse_changes=self.resume_is_exact,
+        )
 
     def _run_train_loop(self) -> None:
         loop = self.train_loop
         self.optim_wrapper.initialize_count_status(loop.iter, loop.max_iters)  # a resume may be within a window
         self.programs = self.build_programs()  # hooks may have been added since an earlier call
-        if self._resume_from is not None:
-            self.programs.hashes.update(saved_hashes(self._resume_from))
+        self.programs.hashes.update(self.saved_hashes)
         self._first_iter = loop.iter  # for the speed
         self.files.expect_training(self._group_table)
         with record_session(self, self._group_table):
@@ -291,6 +304,8 @@ class Runner(MMEngineNames):
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
                 raise
+            finally:
+                self.programs.follow_model(end=True)
 
     # --- Evaluation and prediction ---
 
@@ -388,7 +403,11 @@ class Runner(MMEngineNames):
         """Run one training step on a batch on the device, and return the metrics, which stay there."""
         iteration = self.train_loop.iter
         is_update = self.optim_wrapper.start_step(iteration)
-        self._state, metrics = self.programs.run_step(self._state, batch, self.step_hyperparams(), is_update, iteration)
+        self._state, metrics, weight = self.programs.run_step(
+            self._state, batch, self.step_hyperparams(), is_update, iteration
+        )
+        if weight is not None:
+            self.message_hub.update_weight(weight, self.programs.are_by_example(metrics))
         return metrics
 
     def train_chunk(
@@ -396,12 +415,68 @@ class Runner(MMEngineNames):
     ) -> ChunkMetrics:
         """Run a training step for each host batch in one call; see `TrainPrograms.run_chunk`."""
         first = self.train_loop.iter + 1 - len(batches)  # the hooks have been called for the last one
-        self._state, metrics = self.programs.run_chunk(self._state, batches, hyperparams, is_update, first)
+        self._state, metrics, weights = self.programs.run_chunk(self._state, batches, hyperparams, is_update, first)
+        if weights is not None:
+            self.message_hub.update_weight_batch(weights, first, self.programs.are_by_example(metrics.values))
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:
         """Return all hyperparameters: the optimizer's and those that hooks set."""
         return {**self.optim_wrapper.hyperparams, **self.hyperparams}
+
+    def take_hyperparams(self) -> None:
+        """Set in the optimizer what hooks have set in `hyperparams` under the name of one of its own."""
+        wrapper = self.optim_wrapper
+        if self.hyperparams and isinstance(wrapper, OptimWrapper):
+            for name in self.hyperparams.keys() & wrapper.grouped.hyperparams().keys():
+                wrapper.set_hyperparam(name, float(self.hyperparams.pop(name)))
+
+    def set_lr(self, lr: float, optimizer: str = "") -> None:
+        """Set the learning rate from the next step on, as `param_groups[i]['lr'] = lr` does for one group.
+
+        Groups keep their multipliers. A schedule goes on from the new rate, and checkpoints keep it: see
+        `ScheduleChain`.
+
+        Args:
+          lr: the rate of the optimizer itself.
+          optimizer: the name of one of several optimizers.
+        """
+        self._wrapper(optimizer).set_lr(lr)
+
+    def reset_optimizer(self, groups: Sequence[int | str] | None = None, optimizer: str = "") -> None:
+        """Start the optimizer anew between two iterations: zero moments and step count, where they are.
+
+        Schedules go on, and the training step does not compile again. See `OptimWrapper.reset_state`.
+
+        Args:
+          groups: the parameter groups that start anew, by index or `group_name`; None for all.
+          optimizer: the name of one of several optimizers.
+        """
+        wrapper = self._wrapper(optimizer)
+        names = [group.get("group_name", index) for index, group in enumerate(wrapper.param_groups)]
+        chosen = None
+        if groups is not None:
+            known = {
+                **dict(zip(names, range(len(names)), strict=True)),
+                **{index: index for index in range(len(names))},
+            }
+            if unknown := [group for group in groups if group not in known]:
+                raise ConfigError(f"`groups` must be parameter groups, {names}, got {unknown}")
+            chosen = tuple(sorted({known[group] for group in groups}))
+        state = self.state.opt_state[optimizer] if optimizer else self.state.opt_state
+        if (reset := self._resets.get((optimizer, chosen))) is None:
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+            reset = jax.jit(lambda state, params: wrapper.reset_state(state, params, chosen), out_shardings=shardings)
+            self._resets[optimizer, chosen] = reset
+        state = reset(state, self.state.params)
+        opt_state = {**self.state.opt_state, optimizer: state} if optimizer else state
+        self.state = self.state.replace(opt_state=opt_state)
+
+    def _wrapper(self, optimizer: str) -> OptimWrapper:
+        wrappers = wrappers_by_name(self.optim_wrapper)
+        if optimizer not in wrappers:
+            raise ConfigError(f"`optimizer` must be one of {sorted(wrappers)}, got {optimizer!r}")
+        return wrappers[optimizer]
 
     def __repr__(self) -> str:
         return f"Runner({type(self.model).__name__}, iteration {self.iter:,} of {self.max_iters:,}, {self.work_dir!r})"

@@ -5,11 +5,10 @@ They extend those for hooks with what only the run itself needs. `Runner` and `T
 # ruff: noqa: D102
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 
-from jengine.checkpoint.start_from import ResumePolicy
 from jengine.data.batch_check import Batch
 from jengine.distributed.processes import ProcessGroup
 from jengine.hooks import runner_protocol
@@ -59,7 +58,9 @@ class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):
     settings: dict[str, Json]  # a description of all arguments, see `describe_settings`; saved in checkpoints
     optimizer_settings: dict[str, dict[str, Any]]  # before schedulers change them; saved in checkpoints
     configured_seed: int | None  # None if the config has none
-    resume_policy: ResumePolicy
+    resume_settings: Literal["config", "checkpoint"]  # whose optimizer and schedule settings hold after a resume
+    resume_is_exact: bool  # whether a difference from the checkpoint is an error
+    saved_hashes: dict[str, str]  # those of the programs in the checkpoint, if the run should have the same
     resume_command: Callable[..., str]
     hook_list: HookList
     processes: ProcessGroup
@@ -80,4 +81,5 @@ class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):
         self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]
     ) -> ChunkMetrics: ...
     def step_hyperparams(self) -> dict[str, Any]: ...
+    def take_hyperparams(self) -> None: ...
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]: ...

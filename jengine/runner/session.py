@@ -140,7 +140,7 @@ def log_start(runner: RunnerInternals, groups: GroupTable) -> None:
     The complete tables with parameters, groups and stages have the level DEBUG: the log file has them.
 
     Raises:
-      ConfigError: the position in the data cannot be saved, and `resume_policy.data` is 'exact'.
+      ConfigError: the position in the data cannot be saved, and `resume` is 'exact'.
     """
     parameters = [
         [path, str(tuple(leaf.shape)), str(leaf.dtype), f"{math.prod(leaf.shape):,}"]
@@ -224,7 +224,9 @@ def _describe_data(runner: RunnerInternals) -> list[str]:
     lines = []
     for name, loader in loaders.items():
         batches = "length unknown" if loader.length is None else f"{loader.length:,} batches"
-        size = f" of {loader.batch_size}" if loader.batch_size else ""
+        size = f" of {loader.batch_sizes or loader.batch_size}" if loader.batch_size else ""
+        if loader.example_lengths is not None:
+            size += f", with examples of length {loader.example_lengths}"
         if loader.batch_size and runner.processes.count > 1:
             shard = runner.strategy.data_shard.for_axis(loader.batch_axis)
             size += f" per process, {loader.batch_size * shard.count} in all"

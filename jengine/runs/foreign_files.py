@@ -1,13 +1,13 @@
 """Run files that may be from anyone: nothing outside the run directory is read, and they may contain anything."""
 
-import json
 import os
 import pathlib
-import stat
 from collections.abc import Mapping
 from typing import Any
 
-_MAX_BYTES = 2**30  # of a file
+from jengine.json_codec import decode_object
+from jengine.storage import UnsafeFileError, read_bytes
+
 _MAX_INTEGER = 2**64
 _MAX_FLOAT = 1e300  # sums of a few stay finite
 
@@ -49,15 +49,8 @@ class ForeignFiles:
         if not self.find(path):
             return None
         try:
-            # A pipe without a writer would block.
-            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-                status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    raise OSError("it must be a regular file")
-                if status.st_size > _MAX_BYTES:
-                    raise OSError(f"it must have at most {_MAX_BYTES:,} bytes, got {status.st_size:,}")
-                return file.read(_MAX_BYTES)
-        except OSError as error:
+            return read_bytes(path)
+        except (OSError, UnsafeFileError) as error:
             self.note(path, error.strerror or error)
             return None
 
@@ -72,9 +65,9 @@ class ForeignFiles:
         if text is None:
             return {}
         try:
-            return dict(json.loads(text))
-        # The file may be of any age or origin, or half written by a run that trains: the page then says so and goes on.
-        except (ValueError, TypeError, RecursionError) as error:
+            return decode_object(text)
+        except ValueError as error:
+            # It may be of any age or origin, or half written by a run that trains: the page says so and goes on.
             self.note(path, error)
             return {}
 

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jengine.checkpoint import infer_rule, is_better
 from jengine.runs.foreign_files import get_dict, is_number
+from jengine.scores import RULES, infer_rule, is_better
 
 TIMES = ("time", "data_time")
 _PROGRESS = ("step", "iter", "epoch", "mode")
@@ -85,14 +85,23 @@ def find_best(curves: Mapping[tuple[str, str], Points], config: Mapping[str, Any
 
 
 def find_rule(metric: str, config: Mapping[str, Any]) -> str:
-    """Return 'greater', 'less' or '', as the config's checkpoint hook sets it, else from the metric's name."""
-    rules = _as_list(get_dict(config, "default_hooks", "checkpoint").get("rule"))
-    # The user's rule first; names alone are only a guess.
-    for name, rule in zip(list_saved_metrics(config), rules, strict=False):
-        if name == metric and rule in ("greater", "less"):
-            return rule
+    """Return 'greater', 'less' or '', as a hook in the config sets it, else from the metric's name.
+
+    >>> find_rule("gap", {"custom_hooks": [{"type": "EarlyStoppingHook", "monitor": "gap", "rule": "less"}]})
+    'less'
+    """
+    defaults, customs = get_dict(config, "default_hooks"), config.get("custom_hooks")
+    hooks = [*defaults.values(), *(customs if isinstance(customs, list | tuple) else [customs])]
+    hooks = [hook for hook in hooks if isinstance(hook, Mapping)]
+    for hook in hooks:
+        names = _as_list(hook.get("save_best")) or _as_list(hook.get("monitor"))
+        rules = _as_list(hook.get("rule"))
+        for name, rule in zip(names, rules * len(names) if len(rules) == 1 else rules, strict=False):
+            if name == metric and rule in RULES:
+                return str(rule)
+    keys = [[key for hook in hooks for key in _as_list(hook.get(f"{rule}_keys"))] for rule in RULES]
     try:
-        return infer_rule(metric)
+        return infer_rule(metric, *keys)
     except ValueError:
         return ""
 

@@ -5,19 +5,23 @@ import dataclasses
 import math
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jengine.config.merge import remove_delete_keys
 from jengine.errors import ConfigError, closest
 from jengine.runs.remote import origin
 from jengine.runs.run_files import ReportedRun, read_runs
 from jengine.runs.run_metrics import find_best, flatten_config, list_saved_metrics
 from jengine.runs.table_format import Cell, Spread, format_cells, spread
+from jengine.scores import sort_key, split_words
 
-# Differences that are no hyperparameters: names, places, and the seed, which has a column of its own
-_NO_HYPERPARAMS = (
-    "work_dir", "experiment_name", "resume", "resume_policy", "log_level", "visualizer", "randomness", "vars",
-)  # fmt: skip
+# Differences that are no hyperparameters unless a sweep sets them: names, places, and what is drawn and logged
+_NO_HYPERPARAMS = ("work_dir", "experiment_name", "resume", "resume_settings", "log_level", "visualizer", "vars")
+_SEED = "randomness.seed"  # has a column of its own
+_KEY = re.compile(r"""\[(['"])(.+?)\1\]""")  # a key with dots, in the path of an override
+_INDEX = re.compile(r"\.(-?\d+)(?=[.\[]|$)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +39,7 @@ class RunRow:
       hyperparams: the values at the table's `hyperparams`, without those that the run does not have.
       best: the best value of each validation metric whose direction is known.
       final: the last value of each metric; `test/NAME` of a test after training.
+      config: all values by config path, without the seed, names and places; empty if unknown.
     """
 
     name: str
@@ -47,6 +52,15 @@ class RunRow:
     hyperparams: Mapping[str, Any]
     best: Mapping[str, float]
     final: Mapping[str, float]
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def setting(self) -> str:
+        """What seeds of one run have in common: the whole config, not only the hyperparameters in the table."""
+        if not self.hyperparams and not self.config:
+            return self.name  # nothing is known, so it is like no other
+        # As text: values may be lists and dicts, which cannot be keys.
+        return repr((sorted(self.hyperparams.items()), sorted(self.config.items())))
 
     def best_checkpoint(self, metric: str | None = None) -> str:
         """Return the best checkpoint in the work dir, of a metric if `save_best` has several.
@@ -138,8 +152,7 @@ class RunTable:
         by_settings: dict[str, list[RunRow]] = {}
         # Best first, so that a group is represented by its best run.
         for row in sorted(self.rows, key=lambda row: _rank(row.best.get(name), self.rules.get(name, ""))):
-            # As text: settings may be lists and dicts, which cannot be keys.
-            by_settings.setdefault(repr(sorted(row.hyperparams.items())), []).append(row)
+            by_settings.setdefault(row.setting, []).append(row)
         groups = [
             SeedGroup(
                 runs, runs[0].hyperparams, _average(run.best for run in runs), _average(run.final for run in runs)
@@ -202,14 +215,14 @@ def read_table(work_dirs: Iterable[str | os.PathLike[str]]) -> RunTable:
 
 def build_table(runs: Mapping[str, ReportedRun]) -> RunTable:
     """Return the table of runs, by name."""
-    configs = {name: flatten_config(run.config) for name, run in runs.items()}
-    paths = _find_differing(list(runs.values()), list(configs.values()))
+    values = _read_values(list(runs.values()))
+    paths = _find_differing(list(runs.values()), values)
     rules: dict[str, str] = {}
-    rows = [_describe(name, run, {**_overrides(run), **configs[name]}, paths, rules) for name, run in runs.items()]
+    rows = [_describe(name, run, found, paths, rules) for (name, run), found in zip(runs.items(), values, strict=True)]
     names = dict.fromkeys(metric for row in rows for metric in row.final)
     saved = [metric for run in runs.values() for metric in list_saved_metrics(run.config)]
     # The main metric is that of the best checkpoints, else the first that is no loss
-    order = sorted(names, key=lambda name: (name not in saved, name.startswith("test/"), "loss" in name))
+    order = sorted(names, key=lambda name: (name not in saved, name.startswith("test/"), "loss" in split_words(name)))
     main = next((name for name in order if name in rules), "")
     rows.sort(key=lambda row: _rank(row.best.get(main), rules.get(main, "")))
     notes = [f"{name}: {note}" for name, run in runs.items() for note in run.notes]
@@ -234,9 +247,7 @@ def _as_cell(value: Any) -> Cell:
 def _rank(value: "float | Spread | None", rule: str) -> float:
     """Return a number by which better values come first, and missing ones last."""
     number = value.mean if isinstance(value, Spread) else value
-    if number is None or math.isnan(number) or not rule:
-        return math.inf
-    return -number if rule == "greater" else number
+    return sort_key(rule, number) if rule else math.inf
 
 
 def _average(metrics: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
@@ -248,24 +259,60 @@ def _average(metrics: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
 
 
 def _overrides(run: ReportedRun) -> dict[str, Any]:
-    return dict(run.trial.get("overrides", {}))
+    """Return what a sweep sets, by the paths that `flatten_config` gives the same values."""
+    found = flatten_config(remove_delete_keys(run.trial.get("overrides", {})))
+    return {_INDEX.sub(r"[\1]", _KEY.sub(r".\2", path)): value for path, value in found.items()}
 
 
-def _find_differing(runs: Sequence[ReportedRun], configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the config paths at which runs differ; in a single sweep only those that it sets, as others follow."""
+def _read_values(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
+    """Return the values of each run by config path.
+
+    A trial that failed before it wrote its config has that of another seed, else only what the sweep sets.
+    """
+
+    def key(run: ReportedRun) -> tuple[pathlib.Path, str]:
+        shared = {path: value for path, value in _overrides(run).items() if path != _SEED}
+        return run.work_dir.parent, repr(sorted(shared.items()))
+
+    configs = [flatten_config(run.config) for run in runs]
+    known = {
+        key(run): {path: value for path, value in config.items() if path != _SEED}
+        for run, config in zip(runs, configs, strict=True)
+        if run.trial and config
+    }
+    return [
+        {**_overrides(run), **(config or known.get(key(run), {}))} for run, config in zip(runs, configs, strict=True)
+    ]
+
+
+def _find_differing(runs: Sequence[ReportedRun], values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the config paths at which runs differ.
+
+    In a single sweep those are the ones that it sets, because others follow; all of them, if those do not tell every
+    setting apart.
+    """
     swept = list(dict.fromkeys(path for run in runs for path in _overrides(run)))
-    complete = [config for config in configs if config]  # a run that failed early has none
-    all_paths = list(dict.fromkeys(path for config in complete for path in config))
+    others = list(dict.fromkeys(path for found in values for path in found if _is_hyperparam(path)))
+
+    def differ(path: str) -> bool:
+        # A trial without a config has only what the sweep sets: nothing is known about its other values.
+        known = [found for run, found in zip(runs, values, strict=True) if path in found or set(found) - set(swept)]
+        return path != _SEED and len({repr(found.get(path)) for found in known}) > 1
+
+    found = [path for path in swept if differ(path)]
     is_sweep = all(run.trial for run in runs) and len({run.work_dir.parent for run in runs}) == 1
-    paths = swept if is_sweep else [*swept, *(path for path in all_paths if path not in swept)]
-    incomplete = [_overrides(run) for run, config in zip(runs, configs, strict=True) if not config]
-    found = []
-    for path in paths:
-        values = {repr(config.get(path)) for config in complete}
-        values |= {repr(overrides[path]) for overrides in incomplete if path in overrides}
-        if len(values) > 1 and path.partition(".")[0].partition("[")[0] not in _NO_HYPERPARAMS:
-            found.append(path)
+    shown = {repr([row.get(path) for path in found]) for row in values}
+    if not is_sweep or len(shown) < len({repr(_setting(row)) for row in values}):
+        found += [path for path in others if path not in swept and differ(path)]
     return found
+
+
+def _is_hyperparam(path: str) -> bool:
+    return path != _SEED and path.partition(".")[0].partition("[")[0] not in _NO_HYPERPARAMS
+
+
+def _setting(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: value for path, value in values.items() if _is_hyperparam(path)}
 
 
 def _describe(
@@ -293,9 +340,10 @@ def _describe(
         log_dir=origin(run.log_dir),
         status=run.status,
         error=str(run.trial.get("error", "")),
-        seed=run.record.get("seed", values.get("randomness.seed")),
+        seed=run.record.get("seed", values.get(_SEED)),
         iter=run.iter,
         hyperparams={path: values[path] for path in paths if path in values},
         best=best,
         final=final,
+        config=_setting(values),
     )

@@ -87,6 +87,8 @@ def convert_replica_axis(state: ArrayTree, before: int | None, after: int | None
     def convert(path: str, leaf: Any) -> Any:
         if not is_per_replica(path):
             return leaf
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):  # NumPy has no keys, only the numbers in them
+            return jax.random.wrap_key_data(convert(path, jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
         value = np.asarray(leaf)
         if before is not None:
             # Shares are summed: the update divides by the sum of the weights over all replicas.

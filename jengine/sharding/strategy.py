@@ -204,7 +204,11 @@ def jit_init(make: Callable[..., Any], platform: str, out_shardings: Any) -> Cal
 
 def is_pending(array: Any) -> bool:
     """Return whether the device has yet to compute a `jax.Array`, without blocking; False for a donated one."""
-    return not array.is_deleted() and not array.is_ready()
+    if array.is_deleted():
+        return False
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)  # an array of keys cannot be asked, but the numbers in it can
+    return not array.is_ready()
 
 
 class DispatchLimiter:

@@ -1,5 +1,6 @@
 """Progress of runs, read from their files, and a live table of it."""
 
+import json
 import pathlib
 import time
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from jengine.logging.notebook import in_notebook
-from jengine.sweeps.trials import DONE, Trial, find_run, parse_object
+from jengine.runs.foreign_files import ForeignFiles
+from jengine.sweeps.trials import DONE, Trial, find_run
 
 _INTERVAL = 1.0  # seconds between two readings of the files
 _FINISHED_ROWS = 5  # the newest ones; the table of all is printed at the end
@@ -39,14 +41,17 @@ class RunProgress:
         scalars = newest.parent / "vis_data" / "scalars.json"
         if scalars != self._scalars:
             self._scalars, self._position = scalars, 0
-            self.max_iters = parse_object(newest.read_text()).get("max_iters")
+            self.max_iters = ForeignFiles(self._work_dir).read_json(newest).get("max_iters")
         if not scalars.exists():
             return
         with open(scalars, encoding="utf-8", errors="replace") as file:
             file.seek(self._position)
             while (line := file.readline()).endswith("\n"):  # the last line may be incomplete
                 self._position = file.tell()
-                row = parse_object(line)
+                try:
+                    row = dict(json.loads(line))
+                except (ValueError, TypeError, RecursionError):
+                    continue
                 if row.get("mode") == "val":
                     self.validation = {name: x for name, x in row.items() if name not in _NO_METRICS}
                 if isinstance(row.get("iter"), int):

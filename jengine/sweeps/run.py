@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jengine.config import format_config, write_config
+from jengine.duration import parse_duration
 from jengine.errors import ConfigError
-from jengine.json_codec import decode, encode
-from jengine.storage import check_local_path
+from jengine.json_codec import encode
+from jengine.storage import check_local_path, write_bytes
 from jengine.sweeps.check import Plan, Request, add_pruning, check
 from jengine.sweeps.launchers import Command, Job, Launcher, build_launcher
 from jengine.sweeps.progress import LiveTable
 from jengine.sweeps.search import Search
 from jengine.sweeps.space import Setting, check_range
-from jengine.sweeps.trials import DONE, OUTPUT, STOP, Trial, make_trials, relative
+from jengine.sweeps.trials import DONE, OUTPUT, STOP, Trial, make_trials, read_object, relative
 
 if TYPE_CHECKING:
     from jengine.runs.run_table import RunTable
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 FILE = "sweep.json"
 _LOCK = "sweep.lock"
 _POLL = 0.1  # seconds between two looks at the processes
+_GRACE = 60.0  # seconds in which a run that is too late may save and end
 
 
 class SweepInterrupted(KeyboardInterrupt):
@@ -49,6 +51,7 @@ def sweep(
     overrides: Sequence[str] = (),
     launcher: str = "local",
     launcher_options: Mapping[str, Any] | None = None,
+    max_time: str | None = None,
 ) -> "RunTable":
     """Train many variants of a config, each in a process of its own, and return a table of the runs.
 
@@ -70,6 +73,8 @@ def sweep(
       overrides: for all runs: `train_cfg.max_epochs=2`.
       launcher: 'local', 'submitit' for SLURM arrays, or 'ray'.
       launcher_options: see `SubmititLauncher` and `RayLauncher`.
+      max_time: end a run this long after its start, '90m' or '12h': it is saved and counts as failed, and one that
+        does not end within a minute is killed. For the launcher 'local'.
 
     Raises:
       ConfigError: a config or an argument is not valid; nothing was started.
@@ -92,11 +97,12 @@ def sweep(
         metric=metric,
     )
     _check_numbers(request, random, search, seeds)
+    _check_limit(max_time, launcher)
     built = build_launcher(launcher, jobs, directory, launcher_options or {})
     plan = check(request)
     with _lock(directory):
         _claim(directory, request, plan)
-        _Sweep(directory, request, plan, built, jobs, search).run()
+        _Sweep(directory, request, plan, built, jobs, search, max_time).run()
     from jengine.runs.run_table import read_table  # imports JAX, which the runs should not wait for
 
     return read_table([directory])
@@ -106,8 +112,16 @@ class _Sweep:
     """Loop over the runs of a sweep: starts them, waits for them, and ends them after an interrupt."""
 
     def __init__(
-        self, directory: pathlib.Path, request: Request, plan: Plan, launcher: Launcher, jobs: int, search: int
+        self,
+        directory: pathlib.Path,
+        request: Request,
+        plan: Plan,
+        launcher: Launcher,
+        jobs: int,
+        search: int,
+        max_time: str | None,
     ) -> None:
+        self._max_time = max_time
         self._directory, self._request, self._plan, self._launcher = directory, request, plan, launcher
         self._overrides = list(request.overrides)
         self._search: Search | None = None
@@ -191,6 +205,7 @@ class _Sweep:
         for key, (trial, job) in list(self._running.items()):
             code = job.poll()
             if code is None:
+                self._limit(trial, job)
                 continue
             del self._running[key]
             trial.finish(code, self._is_stopping)
@@ -198,6 +213,17 @@ class _Sweep:
             if self._search is not None:
                 self._search.tell(trial, _best(trial, self._plan))
             view.end(trial, self.trials)
+
+    def _limit(self, trial: Trial, job: Job) -> None:
+        """End a run that takes too long; kill it if it does not end."""
+        if self._max_time is None:
+            return
+        late = time.monotonic() - trial.started - parse_duration(self._max_time)
+        if late > _GRACE:
+            job.kill()
+        elif late > 0 and not trial.max_time:
+            trial.max_time = self._max_time
+            job.stop()
 
     def _stop(self, view: LiveTable) -> None:
         """Let the runs save and end; after a second interrupt, end them at once."""
@@ -259,6 +285,20 @@ def _check_numbers(request: Request, random: int, search: int, seeds: int | Sequ
         raise ConfigError(f"`seeds` must be at least 0, got {seeds}")
 
 
+def _check_limit(max_time: str | None, launcher: str) -> None:
+    if max_time is None:
+        return
+    if launcher != "local":
+        raise ConfigError(
+            f"`max_time` must come with launcher='local', got {launcher!r}: limit its jobs by `launcher_options`, such "
+            "as timeout_min, or the runs by train_cfg.max_time"
+        )
+    try:
+        parse_duration(max_time)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"`max_time`: {error}") from None
+
+
 def _check_values(path: str, values: Sequence[Any]) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Iterable) or not (listed := list(values)):
         raise ConfigError(f"the grid of `{path}` must be a list of values, got {values!r}")
@@ -293,13 +333,14 @@ def _lock(directory: pathlib.Path) -> Iterator[None]:
 def _claim(directory: pathlib.Path, request: Request, plan: Plan) -> None:
     """Write what the sweep is about; ConfigError if its directory has the runs of another config."""
     path = directory / FILE
-    if path.exists() and decode(path.read_text()).get("fingerprint") != plan.fingerprint:
+    known = read_object(path)
+    if known and known.get("fingerprint") != plan.fingerprint:
         raise ConfigError(
             f"{relative(directory)} has the runs of another config, or of this file before it was changed: give "
             "another --work-dir, or remove it"
         )
     record = {"config": request.config, "overrides": list(request.overrides), "fingerprint": plan.fingerprint}
-    path.write_text(encode(record, indent=1))
+    write_bytes(path, encode(record, indent=1).encode())
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jengine.errors import ConfigError, require_extra
+from jengine.runs.study import named_errors, open_journal
 from jengine.sweeps.space import Setting, ValueRange, round_number
 from jengine.sweeps.trials import Trial, relative
 
@@ -50,30 +51,32 @@ class Search:
                     f"`{name}` of a search must stay the same, {known[name]}, got {value}: give another --work-dir "
                     f"than {relative(directory)}"
                 )
-        self._study.set_user_attr("kept", {**known, **kept})
+        with named_errors(self.record["path"]):
+            self._study.set_user_attr("kept", {**known, **kept})
 
     def count(self) -> int:
         """Return the number of trials that are done; one that failed is replaced by another."""
         done = {self._optuna.trial.TrialState[state] for state in ("COMPLETE", "PRUNED")}
-        return sum(trial.state in done for trial in self._study.get_trials(deepcopy=False))
+        return sum(trial.state in done for trial in self._trials())
 
     def unfinished(self) -> list[tuple[int, Setting]]:
         """Return the trials of an earlier start that did not end: number and setting."""
         running = self._optuna.trial.TrialState.RUNNING
-        trials = self._study.get_trials(deepcopy=False, states=(running,))
+        trials = [trial for trial in self._trials() if trial.state == running]
         paths = {*self._grid, *self._ranges}  # a kill may leave a trial without them
         return [(trial.number, self._setting(trial.params)) for trial in trials if set(trial.params) == paths]
 
     def ask(self) -> tuple[int, Setting]:
         """Return the number and the setting of the next trial."""
-        trial = self._study.ask()
-        for path, limits in self._ranges.items():
-            if limits.is_int:
-                trial.suggest_int(path, round(limits.low), round(limits.high), log=limits.log)
-            else:
-                trial.suggest_float(path, limits.low, limits.high, log=limits.log)
-        for path, values in self._grid.items():
-            trial.suggest_categorical(path, [repr(value) for value in values])
+        with named_errors(self.record["path"]):
+            trial = self._study.ask()
+            for path, limits in self._ranges.items():
+                if limits.is_int:
+                    trial.suggest_int(path, round(limits.low), round(limits.high), log=limits.log)
+                else:
+                    trial.suggest_float(path, limits.low, limits.high, log=limits.log)
+            for path, values in self._grid.items():
+                trial.suggest_categorical(path, [repr(value) for value in values])
         return trial.number, self._setting(trial.params)
 
     def tell(self, trial: Trial, value: float | None) -> None:
@@ -82,7 +85,12 @@ class Search:
             return
         is_complete = trial.status == "finished" and value is not None
         state = "FAIL" if trial.status == "finished" and not is_complete else _STATES[trial.status]
-        self._study.tell(trial.number, value if is_complete else None, state=self._optuna.trial.TrialState[state])
+        with named_errors(self.record["path"]):
+            self._study.tell(trial.number, value if is_complete else None, state=self._optuna.trial.TrialState[state])
+
+    def _trials(self) -> list[Any]:
+        with named_errors(self.record["path"]):
+            return list(self._study.get_trials(deepcopy=False))
 
     def _setting(self, params: Mapping[str, Any]) -> Setting:
         known = {path: {repr(value): value for value in values} for path, values in self._grid.items()}
@@ -94,12 +102,11 @@ class Search:
 def open_study(record: Mapping[str, str], direction: Literal["maximize", "minimize"]) -> Any:
     """Return the study of a sweep, which is created if it does not exist."""
     import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
 
-    return optuna.create_study(
-        study_name=record["name"], storage=JournalStorage(JournalFileBackend(record["path"])),
-        direction=direction, load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(constant_liar=True),  # several runs at once
-        pruner=optuna.pruners.MedianPruner(),
-    )  # fmt: skip
+    storage = open_journal(record["path"])
+    with named_errors(record["path"]):
+        return optuna.create_study(
+            study_name=record["name"], storage=storage, direction=direction, load_if_exists=True,
+            sampler=optuna.samplers.TPESampler(constant_liar=True),  # several runs at once
+            pruner=optuna.pruners.MedianPruner(),
+        )  # fmt: skip

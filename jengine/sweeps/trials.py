@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jengine.json_codec import encode
+from jengine.errors import ConfigError
+from jengine.json_codec import decode, encode
 from jengine.runs import RECORD, TRIAL
-from jengine.storage import write_bytes
+from jengine.runs.foreign_files import ForeignFiles
+from jengine.storage import read_bytes, write_bytes
 from jengine.sweeps.space import Setting, format_override
 
 OUTPUT = "output.log"
@@ -35,6 +37,7 @@ class Trial:
     number: int | None = None  # in the study of a search
     seconds: float = 0.0  # how long it ran in this session
     started: float = 0.0  # by `time.monotonic`
+    max_time: str = ""  # the limit that it has reached
 
     @property
     def name(self) -> str:
@@ -62,7 +65,8 @@ class Trial:
 
     def start(self) -> None:
         """Note the start."""
-        self.status, self.error, self.started = "running", "", time.monotonic()
+        self.status, self.error, self.max_time = "running", "", ""
+        self.started = time.monotonic()
 
     def finish(self, code: int, is_stopping: bool) -> None:
         """Note the end, with the exit code of the process."""
@@ -72,7 +76,10 @@ class Trial:
         elif is_stopping:
             self.status = "stopped"
         else:
-            self.status, self.error = "failed", _explain(self.work_dir / OUTPUT, code)
+            self.status = "failed"
+            self.error = (
+                f"ended after max_time={self.max_time!r}" if self.max_time else _explain(self.work_dir / OUTPUT, code)
+            )
 
 
 def make_trials(directory: pathlib.Path, settings: Sequence[Setting]) -> list[Trial]:
@@ -99,8 +106,7 @@ def list_records(directory: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
 
 def read_record(work_dir: pathlib.Path) -> dict[str, Any]:
     """Return the record of a run; {} if there is none."""
-    path = work_dir / TRIAL
-    return parse_object(path.read_text()) if path.exists() else {}
+    return read_object(work_dir / TRIAL)
 
 
 def read_status(work_dir: pathlib.Path) -> str:
@@ -108,7 +114,8 @@ def read_status(work_dir: pathlib.Path) -> str:
     if read_record(work_dir).get("pruned"):
         return "pruned"
     newest = find_run(work_dir)
-    sessions = parse_object(newest.read_text()).get("sessions") if newest else None
+    record = ForeignFiles(work_dir).read_json(newest) if newest else {}
+    sessions = record.get("sessions")
     return "finished" if sessions and sessions[-1].get("status") == "finished" else "waiting"
 
 
@@ -117,12 +124,18 @@ def find_run(work_dir: pathlib.Path) -> pathlib.Path | None:
     return max(work_dir.glob(f"*/{RECORD}"), default=None)
 
 
-def parse_object(text: str) -> dict[str, Any]:
-    """Return the object in a text; {} if it is not JSON, as of a file that a run was killed writing."""
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+    """Return the object in a file that a sweep has written; {} if there is none.
+
+    Raises:
+      ConfigError: the file is damaged. It is not taken for a missing one, or its run would be repeated.
+    """
     try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError):
+        return dict(decode(read_bytes(path)))
+    except FileNotFoundError:
         return {}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{relative(path)} must be as the sweep has written it, got {error}; remove it") from error
 
 
 def _key(setting: Mapping[str, Any]) -> str:
@@ -148,7 +161,8 @@ def _explain(output: pathlib.Path, code: int) -> str:
     """Return why a process failed: the error at the end of its output, or the signal."""
     if code < 0:
         hint = ", perhaps because memory ran out" if code == -signal.SIGKILL else ""
-        return f"ended by {signal.Signals(-code).name}{hint}; see {output}"
+        named = {int(number): number.name for number in signal.Signals}
+        return f"ended by {named.get(-code, f'signal {-code}')}{hint}; see {output}"
     try:
         lines = output.read_text(errors="replace").splitlines()
     except OSError:

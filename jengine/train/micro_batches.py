@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from jengine.errors import ConfigError
-from jengine.optim.optimizers.common import strip_weak_types
 
 PyTree = Any
 Part = tuple[OrderedDict[str, jax.Array], PyTree, jax.Array | None]  # metrics, model state, weight
@@ -62,7 +61,7 @@ def differentiate_in_parts(
         weighted = OrderedDict((name, value * factor.astype(value.dtype)) for name, value in metrics.items())
         # A fact of the trace, not of the data: it leaves the scan through Python.
         has_weight.append(weight is not None)
-        return (total + factor, sums, strip_weak_types(state)), weighted
+        return (total + factor, sums, state), weighted
 
     has_weight: list[bool] = []
     zeros = jnp.zeros(()), jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)

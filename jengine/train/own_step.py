@@ -2,23 +2,24 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from optax import Params, Updates
 
-from jengine import paths
 from jengine.data.batch_check import Batch
 from jengine.model import Model
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.gradients import loss_names
 from jengine.optim.transforms import LossScaleState, get_field
 from jengine.train import phases as parts
+from jengine.train.kept_types import keep_types
 from jengine.train.phases import Constrain, Gather, Metrics, Phase, PhaseConfig
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
+from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 LossFn = Callable[[PyTree], Any]  # params -> losses, or (losses, model_state)
@@ -180,6 +181,7 @@ class OwnStep(NamedTuple):
     """The `train_step` of a model, between `traced_batch` and `traced_update`."""
 
     model: Model
+    traced: TracedModel
     optimizers: Mapping[str, OptimWrapper]
     constrain: Constrain
     gather_tables: Gather
@@ -196,11 +198,13 @@ class OwnStep(NamedTuple):
         # Present from the start: a loop of JAX keeps the structure of its carry
         flag = {_APPLY: jnp.ones((), bool) if ctx.apply_update is None else ctx.apply_update} if decides else {}
         given = state.replace(hook_state={**hook_state, **flag})
-        update_ctx = UpdateContext(
-            ctx.batch, ctx.rng, ctx.hyperparams, self.optimizers, ctx.axis_name, hooks, self.constrain,
-            self.gather_tables,
-        )  # fmt: skip
-        new_state, metrics = check_result(given, self.model.train_step(given, ctx.batch, update_ctx))
+        with self.traced.trace(ctx.hyperparams) as hyperparams:
+            update_ctx = UpdateContext(
+                ctx.batch, ctx.rng, hyperparams, self.optimizers, ctx.axis_name, hooks, self.constrain,
+                self.gather_tables,
+            )  # fmt: skip
+            result = self.model.train_step(given, ctx.batch, update_ctx)
+        new_state, metrics = check_result(given, result, self.optimizers)
         if ctx.axis_name is not None:  # what the model has computed itself belongs to one replica
             metrics = jax.lax.pmean(metrics, ctx.axis_name)
         hook_state = dict(new_state.hook_state)
@@ -214,12 +218,13 @@ class OwnStep(NamedTuple):
 
 def build_own_step(
     model: Model,
+    traced: TracedModel,
     optim_wrapper: OptimWrapper | OptimWrapperDict,
     phases: Sequence[PhaseConfig] | None,
     constrain: Constrain,
     gather_tables: Gather,
 ) -> OwnStep | None:
-    """Return the model's own step; None if it has none.
+    """Return the model's own step, in which `traced` reads the attributes; None if it has none.
 
     Raises:
       ValueError: gradient accumulation or phases, which the model's step would not see.
@@ -237,35 +242,21 @@ def build_own_step(
         "for a model with its own `train_step`; it can add the gradients of several parts of a batch itself",
     )
     optimizers = optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
-    return OwnStep(parts.apply_precision(model, optim_wrapper), optimizers, constrain, gather_tables)
+    return OwnStep(parts.apply_precision(model, optim_wrapper), traced, optimizers, constrain, gather_tables)
 
 
-def check_result(given: TrainState, result: Any) -> tuple[TrainState, Metrics]:
-    """Return the state and metrics that a model's `train_step` has returned.
+def check_result(given: TrainState, result: Any, optimizers: Iterable[str]) -> tuple[TrainState, Metrics]:
+    """Return the state and metrics that a model's `train_step` has returned; without a `loss`, the sum of the losses.
 
     Raises:
-      TypeError: not a pair of a TrainState and a dict. ValueError: a state with another structure, shape or dtype than
-        `given`, metrics that are not scalars, or none with 'loss' in the name.
+      TypeError: not a pair of a TrainState and a dict. ValueError: a state that has changed, see
+        `keep_types`; metrics that are not scalars, or none with 'loss' in the name.
     """
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], TrainState):
         got = [type(item).__name__ for item in result] if isinstance(result, tuple) else type(result).__name__
         raise TypeError(f"train_step must return (state, metrics), with the state from `state.replace(...)`, got {got}")
     state, metrics = result
-    before, after = (
-        {path: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for path, leaf in paths.flatten(tree).items()}
-        for tree in (given, state)
-    )
-    for path in {**before, **after}:
-        if before.get(path) != after.get(path):
-            raise ValueError(
-                f"train_step must return a state with the structure, shapes and dtypes that it got; {path!r} was "
-                f"{before.get(path, 'absent')}, is {after.get(path, 'absent')}"
-            )
-    structure, new_structure = str(jax.tree.structure(given)), str(jax.tree.structure(state))
-    if structure != new_structure:  # as with a list in the place of a tuple
-        raise ValueError(
-            f"train_step must return a state with the structure that it got, {structure}, got {new_structure}"
-        )
+    state = keep_types(given, state, "")
     if not isinstance(metrics, Mapping):
         raise TypeError(f"train_step must return its metrics as a dict by name, got {type(metrics).__name__}")
     for name, value in metrics.items():
@@ -274,6 +265,8 @@ def check_result(given: TrainState, result: Any) -> tuple[TrainState, Metrics]:
             raise ValueError(f"train_step must return scalars as metrics, got {shape} for {name!r}")
     scalars = OrderedDict((name, jnp.asarray(value, jnp.result_type(float))) for name, value in metrics.items())
     if "loss" not in scalars:
-        first, *others = (scalars[name] for name in loss_names(scalars))
+        scales = {f"loss_scale_{name}" if name else "loss_scale" for name in optimizers}  # no losses
+        losses = {name: value for name, value in scalars.items() if name not in scales}
+        first, *others = (losses[name] for name in loss_names(losses))
         scalars["loss"] = sum(others, start=first)
     return state, scalars

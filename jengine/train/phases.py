@@ -15,9 +15,11 @@ from jengine.errors import ConfigError, closest, config_path
 from jengine.model import CastModel, Model, Precision
 from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 from jengine.optim.transforms.loss_scale import all_finite
+from jengine.train.kept_types import keep_types
 from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
 from jengine.train.micro_batches import Part, differentiate_in_parts
 from jengine.train.traced_hooks import StepContext
+from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 Metrics = OrderedDict[str, jax.Array]  # JAX sorts the keys of a dict
@@ -127,11 +129,14 @@ def _batch_indices(phases: Sequence[PhaseSettings]) -> list[list[int]]:
 
 def build_phases(
     model: Model,
+    traced: TracedModel,
     optim_wrapper: OptimWrapper | OptimWrapperDict,
     phases: Sequence[PhaseConfig] | None,
     micro_batches: int = 1,
 ) -> list[Phase]:
     """Return a step's updates in order; a phase with several updates is repeated.
+
+    `traced` wraps the losses of `model`.
 
     Raises:
       ValueError: a phase that is not an optimizer name, phases for a single optimizer, or accumulation.
@@ -139,14 +144,15 @@ def build_phases(
     if not isinstance(optim_wrapper, Mapping):
         if phases is not None:
             raise ValueError(f"phases must be None for a single optimizer, got {list(phases)}")
-        return [Phase("", optim_wrapper, apply_precision(model, optim_wrapper).loss, micro_batches=micro_batches)]
+        loss = traced.wrap(apply_precision(model, optim_wrapper).loss)
+        return [Phase("", optim_wrapper, loss, micro_batches=micro_batches)]
     settings = [PhaseSettings(name) for name in optim_wrapper] if phases is None else parse_phases(phases) or []
     built = []
     for (name, _, every, _), batches in zip(settings, _batch_indices(settings), strict=True):
         if name not in optim_wrapper:
             raise ValueError(f"phases must name optimizers, got {name!r}{closest(name, optim_wrapper)}")
         check_no_accumulation(optim_wrapper, "with several optimizers in one step")
-        loss = functools.partial(apply_precision(model, optim_wrapper[name]).phase_loss, name)
+        loss = traced.wrap(functools.partial(apply_precision(model, optim_wrapper[name]).phase_loss, name))
         built += [Phase(name, optim_wrapper[name], loss, every, batch) for batch in batches]
     return built
 
@@ -157,7 +163,7 @@ def check_no_accumulation(optim_wrapper: OptimWrapper | OptimWrapperDict, reason
     for name, wrapper in wrappers.items():
         if wrapper.accumulates:
             owner = f" of {name!r}" if name else ""
-            raise ValueError(f"accumulative_counts{owner} must be 1 {reason}, got {wrapper.accumulative_counts}")
+            raise ValueError(f"accumulative_counts{owner} must be 1 {reason}, got {wrapper.counts}")
 
 
 def apply_precision(model: Model, optim_wrapper: OptimWrapper | OptimWrapperDict) -> Model:
@@ -173,7 +179,7 @@ def apply_precision(model: Model, optim_wrapper: OptimWrapper | OptimWrapperDict
 def differentiate(phase: Phase, ctx: StepContext, constrain: Constrain, gather_tables: Gather) -> StepContext:
     """Add the losses, the new model state and the gradients to the context."""
     wrapper = phase.optim_wrapper
-    is_averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None or phase.micro_batches > 1
+    is_averaged = wrapper.accumulates or wrapper.axis_name is not None or phase.micro_batches > 1
     opt_state = ctx.opt_state[phase.name] if phase.name else ctx.opt_state
 
     def differentiate_batch(batch: Batch, model_state: PyTree, rng: jax.Array) -> tuple[Part, PyTree]:
@@ -181,6 +187,7 @@ def differentiate(phase: Phase, ctx: StepContext, constrain: Constrain, gather_t
             params = gather_tables(params)
             losses, state = phase.loss(params, model_state, batch, rng=rng, hyperparams=ctx.hyperparams)
             total, metrics = total_loss(losses, batch)
+            state = keep_types(model_state, state, "model_state.")
             return total, (metrics, state, loss_weight(losses, batch) if is_averaged else None)
 
         (_, part), grads = wrapper.value_and_grad(loss_fn, has_aux=True)(ctx.params, opt_state)
@@ -219,22 +226,33 @@ def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bo
     def mean(tree: PyTree, weight: jax.Array | None) -> PyTree:
         return tree if wrapper.axis_name is None else mean_over_replicas(tree, weight, wrapper.axis_name)
 
-    def value_fn(params: Params, grad_fn: object = None) -> jax.Array:
-        """Return the total loss as a function of the parameters alone, for line searches.
+    def value_and_grad(params: Params) -> tuple[jax.Array, PyTree]:
+        if (axis := wrapper.axis_name) is not None:  # as in `value_and_trainable_grad`
+            params = jax.tree.map(lambda p: jax.lax.pcast(p, axis, to="varying"), params)
+        (value, weight), grads = jax.value_and_grad(local_value, has_aux=True)(params)
+        return mean((value, grads), weight)
 
-        They refuse extra arguments that this function does not take, such as `grad_fn`.
+    # With its own derivative: that of a mean over replicas would be each replica's own, with which line searches, which
+    # differentiate the value, decide differently on each replica and wait for each other forever.
+    mean_value = jax.custom_vjp(lambda params: mean(*local_value(params)))
+    mean_value.defvjp(
+        value_and_grad, lambda grads, change: (jax.tree.map(lambda g: change.astype(g.dtype) * g, grads),)
+    )
+
+    def value_fn(params: Params, grad_fn: object = None, obj_fn: object = None) -> jax.Array:
+        """Return the total loss as a function of the parameters alone, for line searches, and `obj_fn` for `sophia`.
+
+        Line searches refuse extra arguments that this function does not take, such as `grad_fn`.
         """
-        return mean(*local_value(params))
+        return mean_value(params)
 
     def grad_fn(params: Params, _: int = 0) -> PyTree:
         """Return the gradients at other parameters, for `optax.contrib.sam` in its opaque mode."""
-        if (axis := wrapper.axis_name) is not None:  # as in `value_and_trainable_grad`
-            params = jax.tree.map(lambda p: jax.lax.pcast(p, axis, to="varying"), params)
-        return mean(*jax.grad(local_value, has_aux=True)(params))
+        return value_and_grad(params)[1]
 
     # functions of the loss at other parameters cost nothing if the optimizer does not call them
     value = ctx.metrics[f"loss_{name}" if name else "loss"] if has_loss else None
-    loss = dict(value=value, value_fn=value_fn, grad_fn=grad_fn) if has_loss else {}
+    loss = dict(value=value, value_fn=value_fn, grad_fn=grad_fn, obj_fn=value_fn) if has_loss else {}
     params, new_opt_state = wrapper.apply_gradients(
         ctx.grads,
         opt_state,
@@ -245,6 +263,7 @@ def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bo
         grad=ctx.grads,
         **loss,
     )
+    new_opt_state = keep_types(opt_state, new_opt_state, f"opt_state.{name}." if name else "opt_state.")
     model_state, finite = ctx.model_state, wrapper.is_finite(new_opt_state)
     if finite is not None and not wrapper.accumulates:  # after an overflow the model state is kept as well
         model_state = _select(finite, model_state, old_model_state)

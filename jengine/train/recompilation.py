@@ -100,6 +100,7 @@ class RecompilationGuard:
         self._on_recompile = check_on_recompile(on_recompile)
         self._signatures: list[Signature] = []
         self._shardings: list[Signature] = []
+        self._expects_change = False
         compilation_counter.install()
 
     def __call__(self, *args: Any) -> Any:
@@ -115,6 +116,10 @@ class RecompilationGuard:
         self._compare(self._signatures, abstract_signature(args, self._arguments), advice)
         self.traces += 1
         return self._fn(*args)
+
+    def expect_change(self) -> None:
+        """Accept the next arguments that differ without a report."""
+        self._expects_change = True
 
     def record_shapes(self, *args: Any) -> None:
         """Record a call's argument shapes; the call may have failed."""
@@ -136,7 +141,8 @@ class RecompilationGuard:
     def _compare(self, known: list[Signature], signature: Signature, advice: str) -> None:
         if signature in known:  # JAX has a program for it, even if the last call had another one
             return
-        if known and (changes := differences(known[0], signature)):
+        is_expected, self._expects_change = self._expects_change, False
+        if known and not is_expected and (changes := differences(known[0], signature)):
             text = "\n".join([f"{self.name} is compiled again, because its arguments changed:", *changes])
             if self._on_recompile == "raise":
                 raise RecompilationError(f"{text}\n{advice}")

@@ -15,7 +15,7 @@ import numpy as np
 from jengine.data.batch_check import Batch
 from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.paths import flatten
-from jengine.storage import read_bytes
+from jengine.storage import LARGE, read_bytes
 from jengine.train.phases import PhaseConfig
 from jengine.train.state import TrainState
 from jengine.train.step import build_train_step
@@ -51,7 +51,7 @@ def read_dump(path: str | os.PathLike[str]) -> dict[str, PyTree]:
     """
     try:
         # Pickle: only dumps of the user's own runs are read, which may hold any pytree classes of their code.
-        arguments = pickle.loads(read_bytes(path))
+        arguments = pickle.loads(read_bytes(path, limit=LARGE))
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path} must be a dump of a training step, got another file") from error
     return jax.tree.map(

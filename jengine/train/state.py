@@ -75,10 +75,15 @@ def create_train_state(
       rng: key<fry>[], the key of the run.
 
     Raises:
-      ValueError: the key implementation is not JAX's default (`jax_default_prng_impl`).
+      ValueError: the key implementation is not JAX's default (`jax_default_prng_impl`), or is 'unsafe_rbg'.
     """
     if jax.random.key_impl(rng) != jax.random.key_impl(jax.random.key(0)):  # which `key` assumes
         raise ValueError(f"rng must be a key of JAX's default implementation, got {jax.random.key_impl(rng)}")
+    if str(jax.random.key_impl(rng)) == "unsafe_rbg":
+        raise ValueError(
+            "`jax_default_prng_impl` must be 'rbg' or 'threefry2x32', got 'unsafe_rbg': its `fold_in` commutes, so "
+            "that iterations, micro-batches and layers would draw the same numbers as others"
+        )
     params, model_state = strip_weak_types(params), strip_weak_types(model_state)
     return TrainState(
         step=jnp.zeros((), jnp.int32),

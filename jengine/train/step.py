@@ -10,21 +10,24 @@ import jax.numpy as jnp
 from optax import Params
 
 from jengine.data.batch_check import Batch
+from jengine.data.masking import get_mask
 from jengine.errors import ConfigError
 from jengine.model import Model, predict_with_key, prediction_key
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.optim.optimizers.common import strip_weak_types
 from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.train import phases as parts
 from jengine.train.hyperparams import HyperparamsVector
+from jengine.train.kept_types import keep_types
 from jengine.train.own_step import OwnStep, build_own_step
 from jengine.train.phases import Constrain, Gather, Metrics, Phase, PhaseConfig, build_phases
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
+from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 StepHyperparams = Mapping[str, Any] | HyperparamsVector
 HookStates = Mapping[str, PyTree]
+WEIGHT = "(weight)"  # metric of a step with `weighs`
 EvalStep = Callable[[PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
@@ -33,6 +36,7 @@ class Gradients(NamedTuple):
 
     ctx: StepContext  # with the gradients, after `traced_grads`; with the updates, if the first half has made them
     hook_state: HookStates
+    share: jax.Array | None  # f32[], share of real examples in a replica's batch; None without a mask
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity, for `jax.jit`
@@ -44,21 +48,28 @@ class TrainStep:
     Attributes:
       phases: the updates, in order; none with `own`.
       own: the model's own step.
+      model: what the traces have read from the model.
       optim_wrapper, constrain, gather_tables: see `build_train_step`.
       hooks: the hooks whose traced points are part of the step.
       update: whether `finish` updates.
       intervals: iterations between two reports, by name, for metrics of phases that act every n-th iteration (NaN in
         the others); known once the step is traced.
+      weighs: add the metric `WEIGHT` if the iterations may have different weights in a mean: the share of real
+        examples in a batch with a mask, and 0 for a step that a hook has dropped.
+      by_example: the names of the model's metrics, means over the examples; known once the step is traced.
     """
 
     phases: Sequence[Phase]
     own: OwnStep | None
+    model: TracedModel
     optim_wrapper: OptimWrapper | OptimWrapperDict
     hooks: TracedHooks
     update: bool
     constrain: Constrain
     gather_tables: Gather
     intervals: dict[str, int] = dataclasses.field(default_factory=dict)
+    weighs: bool = False
+    by_example: set[str] = dataclasses.field(default_factory=lambda: {"loss"})
 
     def __call__(self, state: TrainState, batch: Batch, hyperparams: StepHyperparams) -> tuple[TrainState, Metrics]:
         """Run one iteration."""
@@ -86,6 +97,7 @@ class TrainStep:
         ctx, hook_state = self.hooks.run("traced_batch", ctx, state.hook_state)
         if self.own is not None:
             ctx, hook_state = self.own.run(state, ctx, hook_state, self.hooks)
+            self.by_example.update(ctx.metrics)
         elif isinstance(self.optim_wrapper, Mapping):
             ctx, hook_state = self._run_phases(ctx, hook_state, batches)
         else:
@@ -94,10 +106,29 @@ class TrainStep:
             ctx = ctx.replace(apply_update=jax.lax.pmin(ctx.apply_update.astype(jnp.int32), ctx.axis_name) > 0)
         if self.optim_wrapper.accumulates:
             ctx = parts.accumulate(self.phases[0], ctx, state.model_state)
-        return Gradients(ctx.replace(rng=rng, metrics=OrderedDict(ctx.metrics)), hook_state)
+        ctx = ctx.replace(rng=rng, metrics=OrderedDict(ctx.metrics))
+        shares = [jnp.asarray(mask, jnp.float32).mean() for x in batches if (mask := get_mask(x)) is not None]
+        return Gradients(ctx, hook_state, jnp.stack(shares).mean() if shares else None)
 
     def finish(self, state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
         """Update the parameters or only accumulate, unless a hook skips the step."""
+        new_state, metrics = self._apply_unless_skipped(state, gradients)
+        if (weight := self._weight(gradients)) is not None:
+            metrics[WEIGHT] = weight
+        return new_state, metrics
+
+    def _weight(self, gradients: Gradients) -> jax.Array | None:
+        """Return the weight of the iteration in a mean over several, f32[]; None if all have the same."""
+        weight, keep, axis = gradients.share, gradients.ctx.apply_update, gradients.ctx.axis_name
+        if not self.weighs or (weight is None and keep is None):
+            return None
+        if weight is None:
+            weight = jnp.ones((), jnp.float32)
+        elif axis is not None and self.update:  # a step that only accumulates has no collectives
+            weight = jax.lax.pmean(weight, axis)
+        return weight if keep is None else jnp.where(keep, weight, 0.0)
+
+    def _apply_unless_skipped(self, state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
         if gradients.ctx.apply_update is None:
             return self._apply(state, gradients)
         shapes = jax.eval_shape(self._apply, state, gradients)[1]  # both branches must return these metrics
@@ -119,7 +150,7 @@ class TrainStep:
         return self.constrain(state, ""), metrics
 
     def _apply(self, state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
-        ctx, hook_state = gradients
+        ctx, hook_state = gradients.ctx, gradients.hook_state
         if self.update and not isinstance(self.optim_wrapper, Mapping) and self.own is None:
             ctx = parts.update(self.phases[0], ctx, state.model_state)
         ctx = ctx.replace(is_updated=parts.is_updated(self.optim_wrapper, ctx.opt_state) if self.update else None)
@@ -128,16 +159,18 @@ class TrainStep:
         metrics.move_to_end("loss", last=False)  # hooks may have added metrics before it
         next_state = state.replace(
             step=state.step + 1,
-            params=ctx.params,
-            model_state=strip_weak_types(ctx.model_state),  # a weak type would make the next call trace again
-            opt_state=ctx.opt_state,
-            hook_state=strip_weak_types(dict(hook_state)),
+            params=keep_types(state.params, ctx.params, "params."),
+            model_state=keep_types(state.model_state, ctx.model_state, "model_state."),
+            opt_state=keep_types(state.opt_state, ctx.opt_state, "opt_state."),
+            hook_state=dict(hook_state),
         )
         return self.constrain(next_state, ""), metrics
 
     def _differentiate(self, phase: Phase, ctx: StepContext, hook_state: HookStates) -> tuple[StepContext, HookStates]:
         """Add the gradients, as the hooks have changed them."""
+        before = ctx.metrics
         ctx = parts.differentiate(phase, ctx, self.constrain, self.gather_tables)
+        self.by_example.update(name for name in ctx.metrics if name not in before)
         return self.hooks.run("traced_grads", ctx, hook_state)
 
     # --- Several optimizers ---
@@ -213,6 +246,7 @@ def build_train_step(
     constrain: Constrain = lambda tree, under: tree,
     gather_tables: Gather = lambda params: params,
     micro_batches: int = 1,
+    weighs: bool = False,
 ) -> TrainStep:
     """Build `step(state, batch, hyperparams) -> (state, metrics)`.
 
@@ -244,6 +278,7 @@ def build_train_step(
       gather_tables: gathers the parameters that the model may not use in shards; see `Strategy.gather_tables`.
       micro_batches: number of parts of the batch that are computed one after the other, see `differentiate_in_parts`;
         for a single optimizer without a `train_step` of the model.
+      weighs: see `TrainStep`.
 
     Returns:
       The step. Its metrics are scalars f32[] by name, in this order: 'loss' (the total), each model loss in the model's
@@ -254,12 +289,15 @@ def build_train_step(
         phases for a model with its own `train_step`.
     """
     # A step of the model's own replaces phases and micro-batches, which are therefore refused and not ignored.
-    own = build_own_step(model, optim_wrapper, phases, constrain, gather_tables)
+    traced = TracedModel(model, optim_wrapper)
+    own = build_own_step(model, traced, optim_wrapper, phases, constrain, gather_tables)
     if micro_batches > 1 and (own is not None or isinstance(optim_wrapper, Mapping)):
         kind = "several optimizers" if own is None else "a model with its own train_step"
         raise ConfigError(f"`train_cfg.micro_batch` must be None with {kind}, which cannot be computed in parts")
-    built = [] if own else build_phases(model, optim_wrapper, phases, micro_batches)
-    return TrainStep(built, own, optim_wrapper, TracedHooks(hooks), update, constrain, gather_tables)
+    built = [] if own else build_phases(model, traced, optim_wrapper, phases, micro_batches)
+    return TrainStep(
+        built, own, traced, optim_wrapper, TracedHooks(hooks), update, constrain, gather_tables, weighs=weighs
+    )
 
 
 def build_eval_step(

@@ -9,7 +9,8 @@ from flax import struct
 from optax import OptState, Params, Updates
 
 from jengine.data.batch_check import Batch
-from jengine.train.traced_reads import check_reads, record_reads
+from jengine.train.kept_types import keep_types
+from jengine.train.traced_reads import RecordedScalars, check_reads, record_reads
 
 PyTree = Any
 
@@ -57,14 +58,22 @@ class StepContext(struct.PyTreeNode):
 
 
 POINTS = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
+_INSTEAD = (
+    "Set runner.hyperparams[NAME], first in before_train, and read ctx.hyperparams[NAME] in the traced method instead"
+)
 
 
 class TracedHooks:
-    """Hooks with traced points or state, in the given order, under names that are stable across restarts."""
+    """Hooks with traced points or state, in the given order, under names that are stable across restarts.
+
+    Attributes:
+      hyperparams_read: names of the hyperparameters that hooks have read while they were traced.
+    """
 
     def __init__(self, hooks: Sequence[Any]) -> None:
         self._hooks = hook_names([hook for hook in hooks if hook.get_traced_points() or _has_state(hook)])
         self._reads: dict[str, dict[str, Any]] = {name: {} for name in self._hooks}  # attributes read while tracing
+        self.hyperparams_read: set[str] = set()
 
     def init(self, params: Params, model_state: PyTree) -> dict[str, PyTree]:
         """Return the initial hook states by name, for hooks that have one."""
@@ -77,15 +86,18 @@ class TracedHooks:
         """Pass the context through one of the `POINTS` of each hook, in order; return it with the new hook states.
 
         Raises:
-          TypeError: a hook did not return a context. Exception: a hook's error, with its name as a note.
+          TypeError: a hook did not return a context. ValueError: its state has changed, see `keep_types`. Exception: a
+            hook's error, with its name as a note.
         """
-        rng = ctx.rng
+        rng, hyperparams = ctx.rng, ctx.hyperparams
         for name, hook in self._hooks.items():
             if point not in hook.get_traced_points():
                 continue
             # a key from the name, not the position: another hook in the config must not change the random numbers
             # CRC32, because `hash` differs between processes
-            hook_ctx = ctx.replace(hook_state=states.get(name), rng=jax.random.fold_in(rng, zlib.crc32(name.encode())))
+            recorded = RecordedScalars(hyperparams, self.hyperparams_read)
+            key = jax.random.fold_in(rng, zlib.crc32(name.encode()))
+            hook_ctx = ctx.replace(hook_state=states.get(name), rng=key, hyperparams=recorded)
             try:
                 with record_reads(hook, self._reads[name]):
                     ctx = getattr(hook, point)(hook_ctx)
@@ -97,9 +109,12 @@ class TracedHooks:
                     f"{type(hook).__name__}.{point} must return the context (`return ctx.replace(...)`), "
                     f"got {type(ctx).__name__}"
                 )
-            if name in states:
-                states = {**states, name: ctx.hook_state}  # a new dict: a branch may not change the old one
-        return ctx.replace(rng=rng, hook_state=None), states  # both belonged to the last hook
+            if ctx.hyperparams is not recorded:  # the hook has changed them
+                hyperparams = ctx.hyperparams
+            if name in states:  # a new dict: a branch may not change the old one
+                states = {**states, name: keep_types(states[name], ctx.hook_state, f"hook_state.{name}.")}
+        # these belonged to the last hook
+        return ctx.replace(rng=rng, hook_state=None, hyperparams=hyperparams), states
 
     def have(self, point: str) -> bool:
         """Return whether a hook defines one of the `POINTS`."""
@@ -108,7 +123,7 @@ class TracedHooks:
     def check_unchanged(self) -> None:
         """Check that no attribute that a traced point has read has changed since; see `check_reads`."""
         for name, hook in self._hooks.items():
-            check_reads(hook, self._reads[name])
+            check_reads(hook, self._reads[name], _INSTEAD)
 
     def states_after_skip(self, before: Mapping[str, PyTree], after: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """Return the states after a skipped step: `after` for hooks with `update_on_skipped_steps`, else `before`."""

@@ -1,7 +1,7 @@
-"""Attributes that a hook's traced methods read, and those that have changed since."""
+"""What hooks and models read while they are traced, and attributes that have changed since."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -11,28 +11,73 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _MAX_SIZE = 1000  # elements of a NumPy array that is copied to be compared
 
 
+class RecordedScalars(dict[str, Any]):
+    """Hyperparameters by name that add the names that are read to a set.
+
+    >>> names = set()
+    >>> RecordedScalars({"lr": 0.5, "mixup": 0.2}, names)["mixup"], names
+    (0.2, {'mixup'})
+    """
+
+    def __init__(self, values: Mapping[str, Any], names: set[str]) -> None:
+        super().__init__(values)
+        self._names = names
+
+    def __getitem__(self, name: str) -> Any:
+        self._names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of a name, or the default."""
+        return self[name] if name in self else default  # noqa: SIM401 - which is this method
+
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()  # defined here, because `{**self}` bypasses `__getitem__` otherwise
+
+    def items(self) -> Any:
+        """Return all pairs, which have been read then."""
+        return {name: self[name] for name in self}.items()
+
+    def values(self) -> Any:
+        """Return all values, which have been read then."""
+        return {name: self[name] for name in self}.values()
+
+
+jax.tree_util.register_pytree_node(
+    RecordedScalars,
+    lambda scalars: ([scalars[name] for name in sorted(scalars)], tuple(sorted(scalars))),
+    lambda names, values: RecordedScalars(dict(zip(names, values, strict=True)), set()),
+)
+
+
 @contextlib.contextmanager
-def record_reads(hook: Any, reads: dict[str, Any]) -> Iterator[None]:
-    """Record the numbers, strings, arrays and tuples of them that are read from `hook` inside, which is being traced.
+def record_reads(owner: Any, reads: dict[str, Any], inputs: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Record the numbers, strings, arrays and tuples of them that are read from `owner` inside, which is being traced.
 
     Meanwhile its class is a subclass that records. Attributes that are also set inside are left out. An object whose
     class cannot change, such as one of a built-in type, is not recorded. `reads` receives the first values by name.
+    `inputs`, by attribute name, are returned in the place of the attributes, and not recorded.
 
     >>> class Scale:
     ...     factor = 2.0
-    >>> hook, reads = Scale(), {}
-    >>> with record_reads(hook, reads):
-    ...     _ = 3 * hook.factor
+    ...     offset = 1.0
+    >>> scale, reads = Scale(), {}
+    >>> with record_reads(scale, reads, {"offset": 5.0}):
+    ...     scale.factor * 3 + scale.offset
+    11.0
     >>> reads
     {'factor': 2.0}
     """
-    cls: Any = type(hook)
+    cls: Any = type(owner)
     written: set[str] = set()
+    inputs = {} if inputs is None else inputs
 
     def read(self: Any, name: str) -> Any:
+        if name in inputs:
+            return inputs[name]
         value = cls.__getattribute__(self, name)
         if not name.startswith("__") and _is_plain(value):
-            # A copy, because the hook may write into its array
+            # A copy, because the owner may write into its array
             reads.setdefault(name, np.array(value) if isinstance(value, np.ndarray) else value)
         return value
 
@@ -44,28 +89,35 @@ def record_reads(hook: Any, reads: dict[str, Any]) -> Iterator[None]:
     try:
         # Python looks `__getattribute__` up in the class, not in the instance
         recorder = type(cls)(cls.__name__, (cls,), {**names, "__getattribute__": read, "__setattr__": write})
-        object.__setattr__(hook, "__class__", recorder)
-    except TypeError:
+        object.__setattr__(owner, "__class__", recorder)
+    except Exception:  # of any type: a class may refuse to have subclasses
         yield
         return
     try:
         yield
     finally:
-        object.__setattr__(hook, "__class__", cls)
+        object.__setattr__(owner, "__class__", cls)
+        del recorder.__getattribute__, recorder.__setattr__  # the class may have registered its subclasses
         for name in written:
             reads.pop(name, None)
 
 
-def check_reads(hook: Any, reads: dict[str, Any]) -> None:
-    """Raise RuntimeError if an attribute has changed since the trace, whose value the compiled step keeps."""
-    for name, traced in reads.items():
-        current = getattr(hook, name, None)
-        if not _is_same(traced, current):
-            raise RuntimeError(
-                f"`{type(hook).__name__}.{name}` must not change during training, because the compiled step keeps the "
-                f"value that its trace has read, {traced!r}; got {current!r}. Set runner.hyperparams[{name!r}], first "
-                f"in before_train, and read ctx.hyperparams[{name!r}] in the traced method instead"
-            )
+def check_reads(owner: Any, reads: Mapping[str, Any], instead: str) -> None:
+    """Raise RuntimeError if an attribute has changed since the trace, whose value the compiled step keeps.
+
+    `instead` says what to write for the attribute NAME.
+    """
+    for name in list_changed(owner, reads):
+        raise RuntimeError(
+            f"`{type(owner).__name__}.{name}` must not change during training, because the compiled step keeps the "
+            f"value that its trace has read, {reads[name]!r}; got {getattr(owner, name, None)!r}. "
+            f"{instead.replace('NAME', repr(name))}"
+        )
+
+
+def list_changed(owner: Any, reads: Mapping[str, Any]) -> list[str]:
+    """Return the names of the attributes that have changed since `reads` received their values."""
+    return [name for name, traced in reads.items() if not _is_same(traced, getattr(owner, name, None))]
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """Checkpoints in buckets: sealed by the manifest, which is written last and removed first."""
 
 import contextlib
+import itertools
 import os
 
 import jax
@@ -14,7 +15,7 @@ from jengine.checkpoint import Checkpointer, CheckpointSaveError, CorruptCheckpo
 from jengine.checkpoint.inventory import list_checkpoint_entries, remove_checkpoints
 from jengine.checkpoint.layout import find_latest, read_meta, write_current_run
 from jengine.cli import main
-from jengine.storage import list_files, write_bytes
+from jengine.storage import StorageError, list_files, write_bytes
 from tests.checkpoint.conftest import make_meta, make_state
 
 
@@ -87,7 +88,7 @@ def test_the_list_tells_sizes_and_problems_and_removes(writer, work_dir):
 def test_bytes_of_another_content_are_found_without_being_read(writer, work_dir):
     path = epath.Path(save(writer, work_dir, 1)) / "meta.json"
     write_bytes(path, path.read_bytes().replace(b'"epoch": 1', b'"epoch": 2'))
-    assert list_checkpoint_entries(work_dir)[0].problem is None  # it has the same size
+    assert list_checkpoint_entries(work_dir)[0].problem.startswith("meta.json is damaged")
     with pytest.raises(CorruptCheckpointError, match=r"meta.json is damaged \(its MD5 is not that of the manifest\)"):
         checkpoint.restore(path.parent, make_state())
 
@@ -219,3 +220,57 @@ def test_requests_do_not_grow_with_the_number_of_checkpoints(gs_bucket, google_s
     checkpoint.restore(work_dir, make_state())
     assert sum("/state" not in path for _, path in google_storage.requests) <= 13
     assert len(google_storage.requests) < 50
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+@pytest.mark.parametrize("name", ["manifest.json", "meta.json", "state/d/"])
+def test_one_answer_with_another_bit_changes_nothing(request, scheme, name):
+    store = request.getfixturevalue({"gs": "google_storage", "s3": "s3_storage"}[scheme])
+    work_dir = f"{request.getfixturevalue(f'{scheme}_bucket')}/run"
+    with contextlib.closing(Checkpointer(work_dir)) as writer:
+        save(writer, work_dir, 1)
+        save(writer, work_dir, 2)
+    flipped = []
+
+    def flip(method, path):
+        is_content = method == "GET" and f"iter_2/{name}" in path and "prefix=" not in path
+        if is_content and not flipped:
+            flipped.append(path)
+            return "flip"
+        return None
+
+    store.choose_fault = flip
+    loaded = checkpoint.load(work_dir)
+    assert len(flipped) == 1
+    assert loaded.meta["meta"]["iter"] == 2
+    assert loaded.params["head"][0].tolist() == [2.0, 2.0, 2.0]
+
+
+def test_metadata_with_another_bit_at_each_read_is_an_error(gs_bucket, google_storage):
+    work_dir = f"{gs_bucket}/run"
+    with contextlib.closing(Checkpointer(work_dir)) as writer:
+        save(writer, work_dir, 1)
+    google_storage.choose_fault = lambda method, path: "flip" if method == "GET" and "meta.json" in path else None
+    with pytest.raises(CorruptCheckpointError, match=r"meta.json is damaged \(its MD5 is not that of the manifest\)"):
+        read_meta(f"{work_dir}/iter_1")
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+@pytest.mark.parametrize("fault", ["error", "lost", "cut", "html"])
+def test_faults_of_a_store_change_no_checkpoint(request, scheme, fault):
+    store = request.getfixturevalue({"gs": "google_storage", "s3": "s3_storage"}[scheme])
+    work_dir = f"{request.getfixturevalue(f'{scheme}_bucket')}/run"
+    numbers = itertools.count()
+    store.choose_fault = lambda method, path: fault if "/o?" not in path and next(numbers) % 23 == 9 else None
+    with contextlib.closing(Checkpointer(work_dir)) as writer:
+        save(writer, work_dir, 1)
+    assert checkpoint.load(work_dir).params["head"][0].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_store_that_does_not_answer_is_no_reason_to_start_from_scratch(s3_bucket, s3_storage):
+    work_dir = f"{s3_bucket}/run"
+    with contextlib.closing(Checkpointer(work_dir)) as writer:
+        save(writer, work_dir, 1)
+    s3_storage.choose_fault = lambda method, path: "html" if "manifest.json" in path else None
+    with pytest.raises(StorageError, match="manifest.json"):
+        find_latest(work_dir)

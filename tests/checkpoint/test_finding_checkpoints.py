@@ -1,10 +1,22 @@
+import contextlib
+import errno
 import os
+import pathlib
 import shutil
 
 import pytest
 
-from jengine.checkpoint import CorruptCheckpointError, find_checkpoint, find_latest, list_checkpoints, load
+from jengine.checkpoint import (
+    Checkpointer,
+    CorruptCheckpointError,
+    find_checkpoint,
+    find_latest,
+    list_checkpoints,
+    load,
+)
+from jengine.checkpoint.layout import write_current_run
 from jengine.checkpoint.manifest import claim
+from jengine.storage import StorageError
 
 from .conftest import make_meta, make_state
 
@@ -53,6 +65,110 @@ def test_a_moved_work_dir_finds_its_checkpoints(run, caplog):
     moved = run.with_name("moved")
     os.rename(run, moved)
     assert find_latest(moved) == str(moved / "epoch_2")
+
+
+def test_a_copied_work_dir_finds_its_own_checkpoints(run, checkpointer, tmp_path_factory):
+    copy = shutil.copytree(run, tmp_path_factory.mktemp("copies") / "copy")
+    old_copy = shutil.copytree(run, copy.with_name("old_copy"))
+    (old_copy / "last_checkpoint").write_text(str(run / "epoch_2"))  # as earlier versions and MMEngine write it
+    checkpointer.save(run / "epoch_3", make_state(3.0), make_meta(30))
+    checkpointer.wait()
+    assert find_latest(run) == str(run / "epoch_3")
+    assert find_latest(copy) == str(copy / "epoch_2")
+    assert find_latest(old_copy) == str(old_copy / "epoch_2")
+    assert load(copy).params["head"][0][0] == 2.0
+
+
+def test_a_copy_of_work_dir_and_out_dir_finds_its_own_checkpoints(tmp_path):
+    with contextlib.closing(Checkpointer(tmp_path / "project" / "work" / "run")) as checkpointer:
+        (tmp_path / "project" / "work" / "run").mkdir(parents=True)
+        checkpointer.save(tmp_path / "project" / "out" / "run" / "epoch_1", make_state(), make_meta(10))
+    assert (tmp_path / "project/work/run/last_checkpoint").read_text() == "../../out/run/epoch_1"
+    copy = shutil.copytree(tmp_path / "project", tmp_path / "copy")
+    os.symlink(copy / "work" / "run", tmp_path / "link")
+    shutil.rmtree(tmp_path / "project")
+    assert find_latest(copy / "work" / "run") == str(copy / "out" / "run" / "epoch_1")
+    assert find_latest(tmp_path / "link") == str(copy / "out" / "run" / "epoch_1")
+
+
+@pytest.fixture
+def fail_reads(monkeypatch):
+    """Return a function that makes the next reads of files of a name fail."""
+    original = os.open
+
+    def fail(name, count, code=errno.ESTALE):
+        left = [count]
+
+        def open_file(path, *args, **kwargs):
+            if os.path.basename(path) == name and left[0] > 0:
+                left[0] -= 1
+                raise OSError(code, os.strerror(code), str(path))
+            return original(path, *args, **kwargs)
+
+        monkeypatch.setattr(os, "open", open_file)
+
+    return fail
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "meta.json", "last_checkpoint", "current_run"])
+def test_a_file_that_cannot_be_read_is_read_again_and_then_an_error(run, fail_reads, name):
+    write_current_run(run, "")
+    fail_reads(name, 2)
+    assert find_latest(run, checksums=True) == str(run / "epoch_2")
+    fail_reads(name, 1000, errno.EIO)
+    with pytest.raises(StorageError, match=rf"{name} cannot be read: Input/output error"):
+        find_latest(run, checksums=True)
+    assert sorted(os.listdir(run)) == ["current_run", "epoch_1", "epoch_2", "last_checkpoint"]
+
+
+def test_a_directory_that_cannot_be_listed_is_an_error(run, monkeypatch):
+    def fail(path):
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    (run / "last_checkpoint").unlink()
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(StorageError, match="cannot be read: Stale file handle"):
+        find_latest(run)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "meta.json"])
+def test_one_read_of_other_bytes_is_no_damage(run, tmp_path, monkeypatch, name):
+    original, flipped = os.open, []
+    copy = tmp_path / "flipped"
+
+    def open_file(path, *args, **kwargs):
+        if os.path.basename(path) == name and path not in flipped:
+            flipped.append(path)
+            content = pathlib.Path(path).read_bytes()
+            copy.write_bytes(content[:30] + bytes([content[30] ^ 1]) + content[31:])
+            path = copy
+        return original(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", open_file)
+    assert find_latest(run, checksums=True) == str(run / "epoch_2")
+    flipped.clear()
+    assert load(run).meta["meta"]["iter"] == 20
+
+
+def test_without_a_readable_checkpoint_the_search_is_an_error_with_each_reason(run):
+    truncate(run / "epoch_1")
+    (run / "epoch_2" / "manifest.json").write_text('{"format"')
+    with pytest.raises(
+        CorruptCheckpointError, match="none can be read: epoch_2 .*damaged.*epoch_1 .*must have"
+    ) as error:
+        find_latest(run)
+    assert f"{run} has checkpoints" in str(error.value)
+    (run / "epoch_2" / "manifest.json").unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"epoch_2 \(manifest\.json is missing\)"):
+        find_latest(run)
+
+
+def test_a_pointer_to_a_directory_that_is_not_mounted_is_an_error(tmp_path):
+    with contextlib.closing(Checkpointer(tmp_path / "run")) as checkpointer:
+        checkpointer.save(tmp_path / "disk" / "run" / "epoch_1", make_state(), make_meta(10))
+    shutil.rmtree(tmp_path / "disk" / "run")
+    with pytest.raises(CorruptCheckpointError, match="does not exist; is it mounted"):
+        find_latest(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

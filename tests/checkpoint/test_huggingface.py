@@ -1,6 +1,7 @@
 """Load language models recorded from Hugging Face transformers (see tests/data/pretrained/record_lm.py)."""
 
 import json
+import os
 import pathlib
 import shutil
 import tracemalloc
@@ -9,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from jengine import paths, registry
 from jengine.checkpoint import CheckpointMismatchError, export_hub, load_pretrained, transformer_arguments
 from jengine.checkpoint.huggingface import list_tensors, read_config
 from jengine.checkpoint.sources import open_weights
@@ -92,8 +95,6 @@ def test_weights_are_loaded_into_the_dtype_of_the_model_and_a_missing_layer_is_n
 
 
 def test_loading_holds_one_tensor_beside_the_result(tmp_path):
-    from safetensors.numpy import save_file
-
     config = dict(model_type="llama", vocab_size=64, hidden_size=128, intermediate_size=1024, num_hidden_layers=8,
                   num_attention_heads=4)  # fmt: skip
     shapes = list_tensors(config)
@@ -128,13 +129,145 @@ def test_loading_holds_one_tensor_beside_the_result(tmp_path):
             "`rope_type` .* must be 'default', 'linear', .* got 'dynamic'",
         ),
         (dict(rope_parameters=dict(rope_type="yarn", factor=2.0, mscale=1.0)), r"no other settings, got \['mscale'\]"),
-        (dict(mlp_bias=True), "`mlp_bias` of a config.json must be False for TransformerLM, got True"),
+        (
+            dict(residual_multiplier=0.22),
+            "`residual_multiplier` of a config.json must be 1.0 for TransformerLM, got 0.22",
+        ),
+        (
+            dict(final_logit_softcapping=30.0),
+            "`final_logit_softcapping` .* must be a setting of TransformerLM, got 30.0",
+        ),
+        (dict(attn_logit_softcapping=50.0), "`attn_logit_softcapping` of a config.json must be a setting"),
+        (
+            dict(quantization_config=dict(quant_method="gptq")),
+            "`quantization_config` of a config.json must be a setting",
+        ),
+        (dict(a_new_setting=True), "`a_new_setting` of a config.json must be a setting of TransformerLM, got True"),
+        (dict(sliding_window=8), "`sliding_window` of a config.json must be a setting"),  # only Mistral's
+        (dict(partial_rotary_factor=0.5), "`partial_rotary_factor` of a config.json must be 1.0"),
+        (dict(rope_scaling=4.0), "`config.json.rope_scaling` must be a dict or None, got 4.0"),
         (dict(hidden_act="quick_gelu"), "activation of a config.json must be one of .* got 'quick_gelu'"),
     ],
 )
 def test_a_config_with_what_the_transformer_does_not_have_is_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         transformer_arguments({**read_config(DATA / "llama"), **changes})
+
+
+def test_settings_without_a_value_or_with_a_neutral_one_are_accepted():
+    neutral = dict(
+        residual_multiplier=1.0, final_logit_softcapping=None, quantization_config=None, pruned_heads={},
+        partial_rotary_factor=1.0, unsloth_version="2025.1", task_specific_params=dict(translation=1),
+    )  # fmt: skip
+    expected = transformer_arguments(DATA / "llama")
+    assert transformer_arguments({**read_config(DATA / "llama"), **neutral}) == expected
+
+
+def test_what_a_mistral_config_leaves_out_has_the_values_of_transformers():
+    config = read_config(DATA / "mistral")
+    del config["sliding_window"], config["num_key_value_heads"]
+    found = transformer_arguments({**config, "num_attention_heads": 16})
+    assert (found["window"], found["kv_heads"]) == (4096, 8)
+    found = transformer_arguments({**config, "sliding_window": None, "num_key_value_heads": None})
+    assert (found["window"], found["kv_heads"]) == (None, 4)
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("part", ["attention", "mlp"])
+def test_biases_of_attentions_and_mlps_are_apart(part, scan, tmp_path):
+    other = {"attention": "mlp", "mlp": "attention"}[part]
+    config = {**read_config(DATA / "llama"), f"{part}_bias": True, f"{other}_bias": False}
+    model = TransformerLM(**transformer_arguments(config), scan=scan)
+    params = model.init(jax.random.key(0), np.zeros((1, 2), int))["params"]
+    biases = {path.split(".")[-3] for path in paths.flatten(params) if path.endswith(".bias")}
+    assert biases == {{"attention": "attn", "mlp": "mlp"}[part]}
+    export_hub(params, tmp_path, config)
+    names = {name.split(".")[-3] for name in read_all(tmp_path) if name.endswith(".bias")}
+    assert names == {{"attention": "self_attn", "mlp": "mlp"}[part]}
+    loaded, _, report = load_pretrained(tmp_path, jax.tree.map(jnp.zeros_like, params))
+    assert report.fits
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+def test_a_llama_without_its_output_layer_has_no_prefix_and_leaves_the_head_to_the_model(tmp_path):
+    model, params, tokens, logits = build("llama")
+    source = open_weights(DATA / "llama")
+    weights = {name.removeprefix("model."): array for name, array in source.read(source.structs)}
+    head = weights.pop("lm_head.weight")
+    (tmp_path / "config.json").write_text((DATA / "llama" / "config.json").read_text())
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(
+        CheckpointMismatchError, match=r"missing     head\.kernel"
+    ):  # the embedding is no head of this model
+        load_pretrained(tmp_path, params)
+    params["head"]["kernel"] = head.T
+    loaded, _, _ = load_pretrained(tmp_path, params, exclude=["head"])
+    np.testing.assert_allclose(model.apply({"params": loaded}, tokens), logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(num_attention_heads=0), r"`config.json.num_attention_heads` must be an integer in \[1, .*, got 0"),
+        (dict(num_attention_heads="4"), r"`config.json.num_attention_heads` must be an integer .*, got '4'"),
+        (dict(num_attention_heads=None), "a config.json must describe a model: `TransformerLM.heads` must be an integer"),
+        (dict(num_attention_heads=3), "a config.json must describe a model: TransformerLM: `heads` must be a multiple"),
+        (dict(hidden_size=10**12), r"`config.json.hidden_size` must be an integer in \[1, 2147483648\) or None, got 10000"),
+        (dict(hidden_size=10**400), "`config.json.hidden_size` must be an integer"),
+        (dict(hidden_size=True), "`config.json.hidden_size` must be an integer .*, got True"),
+        (dict(head_dim=5), "a config.json must describe a model: TransformerLM: `head_size` must be even"),
+        (dict(num_hidden_layers=10**6), r"`config.json.num_hidden_layers` must be an integer in \[1, 10000\]"),
+        (dict(rms_norm_eps=float("nan")), "`config.json.rms_norm_eps` must be a number above 0 or None, got nan"),
+        (dict(attention_bias="no"), "`config.json.attention_bias` must be True or False or None, got 'no'"),
+        (dict(rope_parameters="linear"), "`config.json.rope_parameters` must be a dict or None, got 'linear'"),
+        (dict(rope_parameters=dict(rope_theta=1)), "`rope_theta` of a config.json must be a number above 1, got 1"),
+        (dict(rope_parameters=dict(rope_theta=[])), r"`rope_theta` of a config.json must be a number above 1, got \[\]"),
+        (dict(rope_parameters=dict(rope_type=[1])), r"`rope_type` of a config.json must be .*, got \[1\]"),
+        (dict(rope_parameters=dict(rope_type="linear")), "a config.json must describe a model: .* needs .* 'factor'"),
+        (dict(rope_parameters=dict(rope_type="linear", factor="8")), "`rotary_scaling.factor` must be a number above"),
+        (
+            dict(rope_parameters=dict(
+                rope_type="llama3", factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0,
+                original_max_position_embeddings=64,
+            )),
+            "`high_freq_factor` must be above low_freq_factor = 4.0, got 4.0",
+        ),
+        (dict(model_type=["llama"]), r"`model_type` of a config.json must be one of .*, got .*llama"),
+        (dict(hidden_act=5), "`config.json.hidden_act` must be a string or None, got 5"),
+    ],
+)  # fmt: skip
+def test_a_config_with_impossible_settings_is_refused_in_one_sentence(changes, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        transformer_arguments({**read_config(DATA / "llama"), **changes})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling", "head_dim", "num_key_value_heads"])
+def test_null_in_a_config_stands_for_the_default(name):
+    config = read_config(DATA / "llama")
+    without = {key: value for key, value in config.items() if key != name}
+    assert transformer_arguments({**config, name: None}) == transformer_arguments(without)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkfifo, "config.json: it must be a regular file, not a pipe or a device"),
+        (lambda path: path.symlink_to("/dev/zero"), "config.json: it must be a regular file, not a pipe or a device"),
+        (lambda path: path.write_text("[" * 200_000), "JSON must be nested at most 100 levels deep"),
+        (lambda path: path.write_text("[1]"), "it must be a JSON object, got a list"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "config.json is not a config of a model"),
+    ],
+    ids=["pipe", "device", "deep", "list", "binary"],
+)
+def test_a_config_that_cannot_be_read_is_one_clear_error(tmp_path, make, message):
+    from safetensors.numpy import save_file
+
+    save_file({"norm.weight": np.ones(3, np.float32)}, tmp_path / "model.safetensors")
+    make(tmp_path / "config.json")
+    for function in (read_config, transformer_arguments, open_weights):
+        with pytest.raises(ValueError, match=message):
+            function(tmp_path)
 
 
 def test_the_settings_of_rotations_have_the_same_meaning_in_older_configs():
@@ -144,22 +277,53 @@ def test_the_settings_of_rotations_have_the_same_meaning_in_older_configs():
     assert transformer_arguments(older) == transformer_arguments(DATA / "llama")
 
 
+LLAMA3 = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=2.0)
+
+
 @pytest.mark.parametrize(
-    ("rope", "scaling"),
+    ("settings", "scaling"),
     [
-        (dict(rope_type="default"), None),
-        (dict(type="linear", factor=2.0), dict(kind="linear", factor=2.0)),
+        (dict(rope_scaling=dict(rope_type="default")), None),
+        (dict(rope_scaling=dict(type="linear", factor=2.0)), dict(kind="linear", factor=2.0)),
         (
-            dict(rope_type="yarn", factor=4.0, beta_fast=16.0, original_max_position_embeddings=8),
+            dict(rope_scaling=dict(rope_type="yarn", factor=4.0, beta_fast=16.0, original_max_position_embeddings=8)),
             dict(kind="yarn", factor=4.0, beta_fast=16.0, original_length=8),
         ),
-        (dict(rope_type="yarn", factor=4.0), dict(kind="yarn", factor=4.0, original_length=64)),
+        # as in transformers: the length beside the scaling comes first, then that in it, then the longest context
+        (
+            dict(rope_scaling=dict(type="yarn", factor=4.0), original_max_position_embeddings=16),
+            dict(kind="yarn", factor=4.0, original_length=16),
+        ),
+        (
+            dict(
+                rope_scaling=dict(type="yarn", factor=4.0, original_max_position_embeddings=32),
+                original_max_position_embeddings=16,
+            ),
+            dict(kind="yarn", factor=4.0, original_length=16),
+        ),
+        (dict(rope_scaling=dict(rope_type="yarn", factor=4.0)), dict(kind="yarn", factor=4.0, original_length=64)),
+        (
+            dict(rope_scaling=dict(rope_type="yarn", factor=None, original_max_position_embeddings=16, truncate=False)),
+            dict(kind="yarn", factor=4.0, original_length=16, truncate=False),
+        ),
+        (
+            dict(rope_scaling=LLAMA3),
+            dict(kind="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=2.0, original_length=64),
+        ),
+        (
+            dict(rope_scaling=LLAMA3, original_max_position_embeddings=16),
+            dict(kind="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=2.0, original_length=16),
+        ),
+        (dict(original_max_position_embeddings=16), None),
     ],
 )
-def test_the_scaling_of_rotations_is_read(rope, scaling):
-    config = {**read_config(DATA / "llama"), "max_position_embeddings": 64, "rope_scaling": rope}
+def test_the_scaling_of_rotations_is_read(settings, scaling):
+    config = {**read_config(DATA / "llama"), "max_position_embeddings": 64}
     del config["rope_parameters"]
-    assert transformer_arguments(config)["rotary_scaling"] == scaling
+    arguments = transformer_arguments({**config, **settings})
+    assert arguments["rotary_scaling"] == scaling
+    model = registry.MODELS.build(dict(type="TransformerLM", **arguments))
+    jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 2), int))
 
 
 # --- Export. ---
@@ -207,3 +371,26 @@ def test_an_export_says_whether_the_embedding_is_tied_and_refuses_another_model(
     with pytest.raises(CheckpointMismatchError, match=r"missing     layers\.attn\.key\.bias"):
         export_hub(params, tmp_path / "other", DATA / "llama")
     assert not (tmp_path / "other").exists()
+
+
+def test_an_export_carries_the_tokenizer_and_the_settings_for_generation_along(tmp_path):
+    origin, out = tmp_path / "origin", tmp_path / "out"
+    shutil.copytree(DATA / "llama", origin)
+    companions = {
+        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json",
+        "merges.txt", "chat_template.jinja", "additional_chat_templates/rag.jinja", "generation_config.json",
+    }  # fmt: skip
+    (origin / "additional_chat_templates").mkdir()
+    for name in [*companions, "modeling_llama.py", "pytorch_model.bin", "README.md"]:
+        (origin / name).write_text(f"of {name}")
+    params, _, _ = load_pretrained(origin, build("llama")[1])
+    export_hub(params, out, origin)
+    found = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()}
+    assert found == {*companions, "config.json", "model.safetensors"}
+    assert all((out / name).read_text() == f"of {name}" for name in companions)
+    export_hub(params, tmp_path / "alone", read_config(origin))  # a config alone has nothing beside it
+    assert {file.name for file in (tmp_path / "alone").iterdir()} == {"config.json", "model.safetensors"}
+    for file in origin.glob("*.safetensors*"):
+        file.unlink()
+    export_hub(params, origin, origin)  # in place
+    assert (origin / "tokenizer.json").read_text() == "of tokenizer.json"

@@ -16,6 +16,7 @@ from jengine.checkpoint import Checkpointer, CorruptCheckpointError, find_latest
 from jengine.checkpoint.checkpointer import CheckpointSaveError
 from jengine.checkpoint.layout import write_current_run
 from jengine.checkpoint.manifest import claim, read_manifest, seal
+from jengine.storage import StorageError
 
 from .conftest import make_meta, make_state
 
@@ -61,7 +62,8 @@ def test_without_checksums_only_sizes_are_compared(checkpointer, tmp_path):
     checkpointer.wait()
     assert all(digest is None for _, digest in read_manifest(pathlib.Path(path)).files.values())
     flip_bit(pathlib.Path(path) / "meta.json", -2)
-    assert find_latest(tmp_path, checksums=True) is None  # it is not JSON any more
+    with pytest.raises(CorruptCheckpointError, match=r"epoch_1 \(meta\.json is unreadable"):  # not JSON any more
+        find_latest(tmp_path, checksums=True)
     assert find_latest(tmp_path) == path
 
 
@@ -87,12 +89,11 @@ def test_a_manifest_of_another_structure_is_unreadable(two_checkpoints, files):
     assert find_latest(two_checkpoints) == str(two_checkpoints / "epoch_1")
 
 
-def test_a_checkpoint_that_orbax_cannot_read_is_skipped_though_its_files_are_intact(two_checkpoints, caplog):
+def test_a_checkpoint_that_orbax_cannot_read_though_its_files_are_intact_is_an_error(two_checkpoints):
     (two_checkpoints / "epoch_2" / "state" / "_METADATA").write_text('{"version": "of the future"}')
     seal(two_checkpoints / "epoch_2", run="", is_latest=True, iteration=20)
-    with caplog.at_level("WARNING", logger="jengine"):
-        assert find_latest(two_checkpoints, checksums=True) == str(two_checkpoints / "epoch_1")
-    assert caplog.text.count("its arrays are unreadable") == 1
+    with pytest.raises(StorageError, match=r"Orbax cannot read the arrays of .*epoch_2"):
+        find_latest(two_checkpoints, checksums=True)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +179,12 @@ def forge_shape(directory):
 def test_an_interrupted_claim_or_removal_does_not_block_the_next_save(two_checkpoints, checkpointer):
     (two_checkpoints / "epoch_3.incoming").mkdir()  # killed before its manifest was written
     (two_checkpoints / "epoch_3.incoming" / "manifest.json.new").write_text("{")
-    (two_checkpoints / "epoch_1.outgoing").mkdir()  # killed before the empty directory was removed
+    for name in ("epoch_1.outgoing", "epoch_0.outgoing", "iter_7.incoming"):  # killed before the directory was removed
+        (two_checkpoints / name).mkdir()
     checkpointer.save(two_checkpoints / "epoch_3", make_state(), make_meta(30), evict=["epoch_1"])
     checkpointer.wait()
-    assert sorted(path.name for path in two_checkpoints.glob("epoch_*")) == ["epoch_2", "epoch_3"]
+    names = [path.name for path in two_checkpoints.iterdir() if path.is_dir()]
+    assert sorted(names) == ["epoch_2", "epoch_3"]
 
 
 def test_a_directory_is_claimed_only_if_it_is_empty(tmp_path):
@@ -233,3 +236,14 @@ def test_files_are_on_disk_before_the_rename_and_the_pointer_before_a_removal(tm
     assert commit < parent < pointers[1] < removal
     synced_pointer = [i for i, line in enumerate(lines) if re.search(r"fsync\(\d+<.*last_checkpoint\.new>\)", line)]
     assert synced_pointer[1] < pointers[1]
+
+
+def test_a_link_to_files_outside_of_a_checkpoint_is_damage(two_checkpoints, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    os.rename(two_checkpoints / "epoch_1" / "state", other / "state")
+    (two_checkpoints / "epoch_1" / "state").symlink_to(other / "state")
+    os.rename(two_checkpoints / "epoch_2" / "meta.json", other / "meta.json")
+    (two_checkpoints / "epoch_2" / "meta.json").symlink_to(other / "meta.json")
+    for name in ("epoch_1", "epoch_2"):
+        with pytest.raises(CorruptCheckpointError, match="must be a file in the checkpoint, got a link"):
+            load(two_checkpoints / name)

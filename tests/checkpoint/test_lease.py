@@ -107,12 +107,23 @@ def test_a_paused_run_stops_only_if_another_has_taken_its_expired_lease(url, lea
     assert is_locked(url)
 
 
-def test_a_lease_of_yesterday_is_taken_over_at_once(url, leases):
-    holder = dict(pid=1, host="node-1", since="yesterday", seconds=3600.0, renewed=time.time() - 86400)
+@pytest.mark.parametrize("offset", [-86400, 86400])
+def test_a_lease_is_watched_for_its_duration_whatever_the_time_in_it(url, leases, offset):
+    holder = dict(pid=1, host="node-1", since="?", seconds=SECONDS, renewed=time.time() + offset)
     get_filesystem(url).pipe(f"{url}/{LOCK}", json.dumps(holder).encode())
     start = time.monotonic()
     leases().acquire()
-    assert time.monotonic() - start < 30
+    assert SECONDS <= time.monotonic() - start < 10 * SECONDS
+
+
+def test_a_clock_that_is_fast_takes_no_lease_from_a_run_that_renews_it(url, leases, monkeypatch):
+    first = leases()
+    first.acquire()
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + 3600)
+    with pytest.raises(WorkDirLockedError, match=f"process {os.getpid()} on host"):
+        leases().acquire()
+    first.check(before_write=True)
 
 
 def test_of_runs_that_take_over_together_one_gets_the_lease(url, leases):

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from jengine.checkpoint.retention import keep_best, keep_regular
+from jengine.checkpoint.retention import keep_regular
 
 
 @pytest.mark.parametrize(
@@ -44,22 +44,6 @@ def test_all_reasons_are_returned():
         8: "the latest, every 4 iterations",
     }
     assert keep_regular([1, 2], latest=-1) == {1: "all are kept", 2: "all are kept"}
-
-
-@pytest.mark.parametrize(
-    ("scores", "count", "rule", "kept"),
-    [
-        ([0.5, 0.9, 0.7], 1, "greater", [1]),
-        ([0.5, 0.9, 0.7], 2, "greater", [1, 2]),
-        ([0.5, 0.9, 0.7], 2, "less", [0, 2]),
-        ([0.5, 0.9, 0.7], 5, "less", [0, 2, 1]),
-        ([0.7, 0.7], 1, "greater", [1]),
-        ([0.7, 0.7], 1, "less", [1]),
-        ([], 1, "less", []),
-    ],
-)
-def test_the_best_are_kept_and_come_first(scores, count, rule, kept):
-    assert keep_best(scores, count=count, rule=rule) == kept
 
 
 def test_keeping_all_does_not_import_orbax():

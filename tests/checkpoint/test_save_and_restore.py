@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jengine.checkpoint import CheckpointMismatchError, arrays, list_arrays, load, read_meta, restore
+from jengine.checkpoint import CheckpointMismatchError, arrays, list_arrays, load, load_params, read_meta, restore
 from jengine.checkpoint.manifest import seal
 
 from .conftest import make_meta, make_state
@@ -103,6 +103,23 @@ def test_every_dtype_of_a_small_and_a_large_state_is_restored(checkpointer, tmp_
     checkpointer.wait()
     restored, _ = restore(path, state)
     assert_equal(restored, state)
+
+
+def test_arrays_without_elements_are_restored_with_their_shapes(checkpointer, tmp_path):
+    state = {
+        "params": {"a": jnp.zeros((6, 0)), "b": jnp.zeros((0, 3), jnp.bfloat16), "w": jnp.ones(2)},
+        "keys": jax.random.split(jax.random.key(0), 0),
+    }
+    checkpointer.save(tmp_path / "epoch_1", state, make_meta())
+    checkpointer.wait()
+    restored, _ = restore(tmp_path / "epoch_1", state)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), restored) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    loaded = load(tmp_path / "epoch_1").params
+    assert {name: (x.shape, x.dtype.name) for name, x in loaded.items()} == {
+        "a": ((6, 0), "float32"), "b": ((0, 3), "bfloat16"), "w": ((2,), "float32"),
+    }  # fmt: skip
+    params, _ = load_params(tmp_path / "epoch_1", state["params"])
+    np.testing.assert_array_equal(params["w"], np.ones(2))
 
 
 @pytest.mark.parametrize("size", [10, 2_000_000])
@@ -195,7 +212,7 @@ def test_a_best_checkpoint_is_not_pointed_to_and_evicts_only_what_is_given(check
     checkpointer.save(tmp_path / "best_acc", make_state(), make_meta(2), latest=False, evict=["epoch_1", "missing"])
     checkpointer.wait()
     assert sorted(os.listdir(tmp_path)) == ["best_acc", "epoch_2", "last_checkpoint"]
-    assert (tmp_path / "last_checkpoint").read_text() == str(tmp_path / "epoch_2")
+    assert (tmp_path / "last_checkpoint").read_text() == "epoch_2"
 
 
 def test_deleting_waits_for_the_save_in_progress(checkpointer, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jengine.checkpoint import Checkpointer, WorkDirLock, find_latest, load
-from jengine.checkpoint.manifest import claim, seal
+from jengine.checkpoint.manifest import claim, read_manifest, seal
 from jengine.cli import main
 
 CONFIG = """
@@ -107,10 +107,28 @@ def test_ls_lists_checkpoints_with_reasons(run, capsys):
     assert "training" not in out
 
 
+@pytest.mark.parametrize("save_best", ["'loss'", "None"])
+def test_ls_shows_the_validation_after_the_last_checkpoint(tmp_path, capsys, save_best):
+    hooks = "--config.default_hooks"
+    options = [f"{hooks}.checkpoint.save_best={save_best}", f"{hooks}.logger={{'type': 'LoggerHook', 'interval': 1}}"]
+    (tmp_path / "line.py").write_text(CONFIG)
+    work_dir = tmp_path / "work"
+    assert main(["train", str(tmp_path / "line.py"), "--work-dir", str(work_dir), *options]) == 0
+    capsys.readouterr()
+    assert main(["ckpt", "ls", str(work_dir)]) == 0
+    rows = read_table(capsys.readouterr().out)
+    assert rows["epoch_5"][4].startswith("loss 0.")
+    os.remove(next(work_dir.glob("*/vis_data/scalars.json")))  # the checkpoints alone
+    assert main(["ckpt", "ls", str(work_dir)]) == 0
+    assert read_table(capsys.readouterr().out)["epoch_2"][4] == rows["epoch_2"][4] != ""
+
+
 def test_ls_sorts_checkpoints_of_the_same_iteration_by_name(run, capsys):
     meta = run / "epoch_5" / "meta.json"
     time = load(run / "epoch_5").meta["meta"]["time"]
     meta.write_text(meta.read_text().replace(time, "2001" + time[4:]))
+    manifest = read_manifest(run / "epoch_5")
+    seal(run / "epoch_5", run=manifest.run, is_latest=manifest.is_latest, iteration=manifest.iteration)
     assert main(["ckpt", "ls", str(run)]) == 0
     assert list(read_table(capsys.readouterr().out))[-2:] == ["best_loss_epoch_5", "epoch_5"]
 
@@ -151,7 +169,7 @@ def test_a_link_lists_each_checkpoint_once_and_a_copy_leaves_the_original_unchan
     assert main(["ckpt", "rm", str(copy), "epoch_5"]) == 2
     assert main(["ckpt", "rm", str(copy), "epoch_5", "--force"]) == 0
     assert (run / "epoch_5").exists()
-    assert (copy / "last_checkpoint").read_text() == str(copy / "epoch_4")
+    assert (copy / "last_checkpoint").read_text() == "epoch_4"
 
 
 def test_checkpoints_in_an_out_dir_belong_to_the_run(tmp_path, capsys):
@@ -196,7 +214,7 @@ def test_rm_refuses_the_latest_without_force(run, capsys):
     assert "epoch_5 is the latest checkpoint, from which the run would resume" in capsys.readouterr().err
     assert (run / "epoch_4").exists()
     assert main(["ckpt", "rm", str(run), "epoch_5", "--force"]) == 0
-    assert (run / "last_checkpoint").read_text() == str(run / "epoch_4")
+    assert (run / "last_checkpoint").read_text() == "epoch_4"
     assert main(["ckpt", "rm", str(run), "epoch_4", "epoch_2", "best_loss_epoch_5", "--force"]) == 0
     assert not (run / "last_checkpoint").exists()
 

@@ -145,8 +145,8 @@ def test_what_jengine_lacks_of_a_detection_config_is_to_be_done(convert):
         dict(type="my_data.Resize", scale=(1333, 800), keep_ratio=True)
     ]
     to_be_done = find(rows, "to be done")
-    assert {"model", "train_dataloader", "val_evaluator", "custom_hooks"} <= {*to_be_done}
-    assert "SyncNormHook" in to_be_done["custom_hooks"]
+    assert {"model", "train_dataloader", "val_evaluator", "custom_hooks[1]"} <= {*to_be_done}
+    assert "SyncNormHook" in to_be_done["custom_hooks[1]"]
     assert "TODO custom_imports: import these modules in this file" in path.read_text()
     assert [backend["type"] for backend in cfg["visualizer"]["vis_backends"]] == ["LocalVisBackend", "AimVisBackend"]
 
@@ -158,7 +158,10 @@ def test_a_config_of_imix_becomes_a_call_of_from_imix(convert):
     assert cfg["optim_wrapper"]["optimizer"]["type"] == "BertAdam"
     assert cfg["train_dataloader"]["dataset"] == dict(type="my_data.VQADATASET")
     assert {"loss", "dist_params", "workflow"} <= {*find(rows, "dropped")}
-    assert "lxmert_pretrained.pth" in find(rows, "to be done")["load_from"]
+    assert find(rows, "dropped")["train_data.data.reader"] == "name='VQAReader': no counterpart here"
+    to_be_done = find(rows, "to be done")
+    assert "lxmert_pretrained.pth" in to_be_done["load_from"]
+    assert to_be_done["model.params"] == "for your module: max_seq_length=20, num_labels=3129"
 
 
 def test_the_text_of_a_converted_config_has_lines_that_fit(convert):

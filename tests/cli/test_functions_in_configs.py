@@ -292,7 +292,7 @@ def test_only_pure_functions_of_a_foreign_config_are_called(tmp_path):
     with only_known_classes("checkpoint"):
         assert FUNCTIONS.build_function("optax.l2_loss") is optax.l2_loss
         for config in ("os.system", "pathlib.os.mkdir", dict(type="os.mkdir", path=str(tmp_path / "made"))):
-            with pytest.raises(ConfigError, match="must name registered classes or classes of imported modules"):
+            with pytest.raises(ConfigError, match="must name registered classes or networks of imported modules"):
                 FUNCTIONS.build_function(config)(str(tmp_path / "made"))
     assert not (tmp_path / "made").exists()
     assert PARAM_SCHEDULERS.build_function("math.sin") is __import__("math").sin

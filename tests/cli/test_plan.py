@@ -216,6 +216,17 @@ def test_every_program_of_a_run_is_compiled(config):
     assert (plan["fits"], update["has_float64"], update["host_callbacks"]) == (None, False, 0)
 
 
+def test_the_programs_of_each_batch_size_of_a_run_are_listed(config):
+    cfg = resolve(load_config(config))
+    sizes = dict(type="StepValues", values=[4, 8, 4], milestones=[10, 20])
+    loader = {**cfg["train_dataloader"], "dataset": dict(type="PlanDataset", size=16), "batch_size": sizes}
+    loop = dict(by_epoch=False, max_iters=30)
+    plan = compile_plan(set_devices({**cfg, "train_dataloader": loader, "train_cfg": loop}, 2))
+    assert list(plan["programs"]) == ["init", "update", "update from iteration 10"]  # the third size is the first
+    memory = [plan["programs"][name]["memory"]["batch"] for name in ("update", "update from iteration 10")]
+    assert memory[1] == 2 * memory[0]
+
+
 def test_a_plan_does_not_read_the_state_of_the_numerics_guard(config):
     cfg = {**resolve(load_config(config)), "custom_hooks": [dict(type="NumericsGuardHook")]}
     assert "update" in compile_plan(set_devices(cfg, 2), training_only=True)["programs"]

@@ -1,8 +1,11 @@
 """Test `jengine predict` and `jengine ckpt export --jax-export`."""
 
 import importlib.util
+import io
+import os
 import subprocess
 import sys
+import zipfile
 
 import fsspec
 import numpy as np
@@ -158,3 +161,50 @@ def test_jax_export_writes_an_artifact_that_runs_without_the_model(trained, tmp_
 def test_bad_options_of_export(trained, capsys, options, message):
     assert main(["ckpt", "export", str(trained[0] / "work"), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def write_member(path, shape, content=b"1234"):
+    """Write an .npz file with one array, whose header claims a shape."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, dict(descr="<f4", fortran_order=False, shape=shape))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", header.getvalue() + content)
+
+
+HOSTILE = {
+    "missing": (lambda path: None, "No such file or directory"),
+    "text": (lambda path: path.write_text("hello"), "is not a complete .npz file of arrays"),
+    "a pipe": (os.mkfifo, "it must be a regular file, not a pipe or a device"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "it must be a regular file, not a pipe or a device"),
+    "a directory": (lambda path: path.mkdir(), "Is a directory"),
+    "a pickle": (lambda path: np.savez(path, x=np.array([{}])), "must have no Python objects, whose pickles may run"),
+    "more than the file has": (lambda path: write_member(path, (10**12,)), "but the file ends before"),
+    "more than there is": (lambda path: write_member(path, (2**62, 2**62)), "but the file ends before"),
+    "a negative length": (lambda path: write_member(path, (-1,)), "but the file ends before"),
+    "text for arrays": (lambda path: np.savez(path, x=np.array(["a"])), "must have arrays of numbers, got <U1 for 'x'"),
+    "no arrays": (lambda path: np.savez(path), "must have arrays with one length, the number of examples, got {}"),
+    "two lengths": (lambda path: np.savez(path, x=np.ones(3), y=np.ones(4)), "got {'x': 3, 'y': 4}"),
+    "a scalar": (lambda path: np.savez(path, x=np.float32(3)), "got {'x': None}"),
+    "no examples": (lambda path: np.savez(path, x=np.ones(0)), "got {'x': 0}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_data_from_anyone_are_read_or_refused_in_one_sentence(trained, tmp_path, capsys, case):
+    make, message = HOSTILE[case]
+    make(tmp_path / "data.npz")
+    assert run_predict(trained[0], tmp_path, "--data", str(tmp_path / "data.npz")) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "`--data` must" in lines[0] or "it must be a regular file" in lines[0]
+    assert message in lines[0]
+
+
+def test_damaged_data_are_refused(trained, tmp_path, capsys):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.ones(100_000, np.float32))
+    content = bytearray(path.read_bytes())
+    content[200_000] ^= 255
+    path.write_bytes(content)
+    assert run_predict(trained[0], tmp_path, "--data", str(path)) == 2
+    assert "data.npz is damaged at 'x': Bad CRC-32" in capsys.readouterr().err

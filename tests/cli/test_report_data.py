@@ -7,7 +7,7 @@ import pytest
 from jengine.cli.report.page import collect_data, render_page
 from jengine.cli.report.page_data import MAX_IMAGE_NAMES, build_page_data, thin
 from jengine.runs.run_files import find_runs, name_runs, read_run, read_runs
-from jengine.runs.run_metrics import compare_configs, read_curves
+from jengine.runs.run_metrics import compare_configs, find_rule, read_curves
 
 from .report_runs import losses, train_row, write_run
 
@@ -62,6 +62,20 @@ def test_the_rule_of_the_checkpoint_hook_comes_first_and_an_unknown_one_gives_no
     best = {item["metric"]: item for item in collect_data([str(tmp_path)], images=1)["runs"][0]["best"]}
     assert best["recall"]["best"] == {"value": 1.0, "iter": 2}
     assert (best["speed_of"]["rule"], best["speed_of"]["best"], best["speed_of"]["last"]) == ("", None, 2.0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        dict(default_hooks=dict(checkpoint=dict(save_best=["loss", "recall"], rule="less"))),  # one rule for all
+        dict(default_hooks=dict(checkpoint=dict(save_best="auto", less_keys="recall"))),
+        dict(custom_hooks=[dict(type="EarlyStoppingHook", monitor="recall", rule="less")]),
+        dict(custom_hooks=dict(type="CheckpointHook", save_best="recall", rule="less")),
+    ],
+)
+def test_the_rule_of_any_hook_is_that_of_the_report(config):
+    assert find_rule("recall", config) == "less"
+    assert find_rule("precision", config) == "greater"
 
 
 def test_a_page_of_fifty_runs_has_fewer_points_and_stays_below_five_megabytes(tmp_path):

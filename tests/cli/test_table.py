@@ -3,6 +3,8 @@ import json
 import pytest
 
 from jengine.cli import main
+from jengine.runs.run_files import read_run
+from jengine.runs.run_metrics import find_best
 from jengine.runs.run_table import read_table
 
 from .report_runs import train_row, write_run
@@ -116,3 +118,85 @@ def test_none_is_a_value_and_a_missing_one_is_empty(tmp_path):
     table = read_table([tmp_path])
     assert {row[-1]: row[0] for row in table.cells()[1]} == {"a": "None", "b": 1.0, "c": None}
     assert repr(table) == table.format()  # short enough for a console
+
+
+def write_setting(work_dir, setting, score, *, seed=0, config=None):
+    """Write a run of a sweep; `config` is None for one that failed before it had a log."""
+    if config is None:
+        work_dir.mkdir()
+    else:
+        rows = [{"acc": score, "iter": 10, "mode": "val"}]
+        config = {
+            "optim_wrapper": {"type": "OptimWrapper"},
+            "randomness": {"seed": seed},
+            "work_dir": work_dir.name,
+            **config,
+        }
+        write_run(work_dir, rows, config=config, seed=seed)
+    error = {"error": "ValueError: no"} if config is None else {}
+    (work_dir / "trial.json").write_text(json.dumps({"overrides": {**setting, "randomness.seed": seed}, **error}))
+
+
+def test_values_of_a_sweep_that_are_dicts_are_columns(tmp_path):
+    number = 0
+    for kind, lr, momentum in (("SGD", 0.1, {"momentum": 0.9}), ("SGD", 0.2, {"momentum": 0.9}), ("Adam", 0.1, {})):
+        for seed in (0, 1):
+            optimizer = {"type": kind, "lr": lr, **momentum}
+            # Before it has a config, a trial is a row of the same setting.
+            config = {"optim_wrapper": {"optimizer": optimizer}} if (kind, seed) != ("Adam", 1) else None
+            setting = {"optim_wrapper.optimizer": {"_delete_": True, **optimizer}}
+            write_setting(tmp_path / str(number), setting, lr + seed / 100, seed=seed, config=config)
+            number += 1
+    table = read_table([tmp_path])
+    assert table.cells()[0][:3] == ["type", "lr", "momentum"]
+    groups = {tuple(group.hyperparams.values()): [run.seed for run in group.runs] for group in table.groups()}
+    assert groups == {("SGD", 0.1, 0.9): [1, 0], ("SGD", 0.2, 0.9): [1, 0], ("Adam", 0.1): [0, 1]}
+    for style in ("text", "latex", "csv", "markdown"):
+        assert "Adam" in table.format(style, group=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "make"),
+    [
+        ("custom_hooks.0.interval", lambda x: {"custom_hooks": [{"type": "EMAHook", "interval": x}]}),
+        ("custom_hooks[-1].interval", lambda x: {"custom_hooks": [{"type": "EMAHook", "interval": x}]}),
+        ("paramwise_cfg['layer.0'].lr_mult", lambda x: {"paramwise_cfg": {"layer.0": {"lr_mult": x}}}),
+        ("custom_hooks", lambda x: {"custom_hooks": [{"type": "EMAHook", "interval": x}]}),
+        ("vars.width", lambda x: {"vars": {"width": x}, "model": {"width": 8 * x}}),
+        ("randomness", lambda x: {"randomness": {"seed": 0, "impl": f"threefry{x}"}}),
+        ("model.size", lambda x: {"model": {"type": "MLP", "widths": [8] * x}}),  # a name that stands for others
+        ("work_dir", lambda x: {"model": {"loss": f"loss_{x}"}}),
+    ],
+)  # fmt: skip
+def test_runs_with_different_configs_are_never_seeds_of_one(tmp_path, path, make):
+    for x in (1, 2):
+        write_setting(tmp_path / str(x), {path: f"{x}"}, x / 10, config=make(x))
+    table = read_table([tmp_path])
+    assert [len(group.runs) for group in table.groups()] == [1, 1]
+    first, second = table.rows
+    assert first.hyperparams != second.hyperparams  # a column says how they differ
+
+
+def test_what_is_logged_and_where_makes_no_other_setting(tmp_path):
+    for x in (1, 2):
+        places = {
+            "visualizer": {"name": f"run {x}"},
+            "experiment_name": f"run_{x}",
+            "log_level": ["INFO", "DEBUG"][x - 1],
+        }
+        write_setting(tmp_path / str(x), {"train_cfg.max_epochs": 1}, x / 10, seed=x, config=places)
+    (group,) = read_table([tmp_path]).groups()
+    assert group.best["acc"] == pytest.approx((0.15, 0.005**0.5, 2))  # 0.1 and 0.2
+
+
+def test_the_first_of_equal_validations_is_the_best(tmp_path):
+    rows = [{"acc": acc, "iter": i, "mode": "val"} for i, acc in ((10, 0.5), (20, 0.7), (30, 0.7))]
+    run = read_run(write_run(tmp_path / "a", rows))
+    assert find_best(run.curves[0], run.config)[0]["best"] == {"value": 0.7, "iter": 20}
+
+
+def test_runs_whose_configs_cannot_be_read_are_no_seeds_of_one(tmp_path):
+    for name in ("a", "b"):
+        log_dir = write_run(tmp_path / name, [{"acc": 0.5, "iter": 10, "mode": "val"}], config={"model": {"size": 1}})
+        (log_dir / "vis_data" / "config.py").write_text("def get_config(:")
+    assert [len(group.runs) for group in read_table([tmp_path]).groups()] == [1, 1]

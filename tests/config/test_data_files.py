@@ -118,3 +118,10 @@ def test_names_of_pytorch_are_imported_in_every_form(write):
     called = write("called.py", "import torch\nmodel = dict(size=torch.cuda.device_count())\n")
     with pytest.raises(ConfigError, match="a config can name 'device_count' of PyTorch, not call it"):
         load_config(called)
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path, suffix):
+    (tmp_path / f"deep.{suffix}").write_text("[" * 20_000)
+    with pytest.raises(ConfigError, match="a config file must not be nested so deeply, got "):
+        load_config(tmp_path / f"deep.{suffix}")

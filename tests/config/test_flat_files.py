@@ -166,3 +166,36 @@ def test_misspelled_sections_are_reported_in_one_error(write):
 
 def test_the_sections_of_a_flat_file_are_the_arguments_of_the_runner():
     assert {*SECTIONS} == {*inspect.signature(Runner).parameters, "vars"} - {"cfg"}
+
+
+@pytest.mark.parametrize("suffix", [".py", ".json"])
+def test_delete_alone_unsets_a_key_of_the_base(write, suffix):
+    write("base.py", BASE)
+    texts = {
+        ".py": "_base_ = 'base.py'\ndefault_hooks = dict(_delete_=True)\noptim_wrapper = dict(optimizer=dict(_delete_=True))",
+        ".json": '{"_base_": "base.py", "default_hooks": {"_delete_": true}, "optim_wrapper": {"optimizer": {"_delete_": true}}}',
+    }
+    cfg = load(write(f"child{suffix}", texts[suffix]))
+    assert "default_hooks" not in cfg
+    assert cfg["optim_wrapper"] == {"optimizer": {}}  # below the top level it is an empty dict, as in MMEngine
+
+
+def test_import_star_of_a_base_file_gives_the_classes_that_it_imports(write):
+    write(
+        "_base_/loop.py",
+        "from mmengine.runner import IterBasedTrainLoop\nfrom jengine.hooks import EMAHook\nlength = 3",
+    )
+    write("_base_/run.py", "from mmengine.config import read_base\nwith read_base():\n    from .loop import *\n")
+    path = write(
+        "child.py",
+        """
+        with read_base():
+            from ._base_.run import *
+        train_cfg = dict(type=IterBasedTrainLoop, max_iters=length)
+        custom_hooks = [dict(type=EMAHook)]
+        """,
+    )
+    cfg = load(path)
+    assert cfg["train_cfg"] == dict(type="IterBasedTrainLoop", max_iters=3)
+    assert cfg["custom_hooks"][0]["type"].__name__ == "EMAHook"
+    assert cfg["vars"] == dict(length=3)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from jengine.contrib.selfsup.pseudo_labels import PseudoLabelDataset
 from jengine.data import (
     ArrayDataset,
     BaseDataset,
@@ -179,6 +180,47 @@ def test_wrappers_pass_on_records_and_the_epoch(annotations):
         assert epochs[0] == epochs[2] != epochs[1]
         if isinstance(wrapped, RepeatDataset):  # other random numbers in each repetition
             assert len({*epochs[0], *epochs[1]}) == 12
+
+
+def draw(sample, rng):
+    return {**sample, "drawn": (*sample.get("drawn", ()), rng.randint(2**31))}
+
+
+class Noise(BaseDataset):
+    def load_data_list(self):
+        return [dict(cat=i == 0) for i in range(4)]
+
+    def get_cat_ids(self, idx):
+        return [int(self.get_data_info(idx)["cat"])]
+
+
+NOISE = Noise(pipeline=[draw])
+DRAWN = TransformedDataset(NOISE, [draw])
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        DRAWN,
+        ConcatDataset([NOISE, NOISE, DRAWN]),
+        MixedDataset([NOISE, DRAWN], [0.5, 0.5], length=40),  # each sample five times in an epoch
+        RepeatDataset(ConcatDataset([NOISE, NOISE]), times=3),
+        ConcatDataset([RepeatDataset(NOISE, times=2), ClassBalancedDataset(NOISE, oversample_thr=1.0)]),
+        ConcatDataset([NOISE, ConcatDataset([NOISE, MixedDataset([NOISE, NOISE], [0.5, 0.5])]), DRAWN]),
+        TransformedDataset(ConcatDataset([PseudoLabelDataset(NOISE), PseudoLabelDataset(DRAWN)]), [draw]),
+    ],
+    ids=lambda dataset: type(dataset).__name__,
+)
+def test_transforms_of_composed_datasets_never_draw_the_same_numbers(dataset):
+    epochs = [[dataset.at_epoch(epoch)[i]["drawn"] for i in range(len(dataset))] for epoch in (0, 1, 0)]
+    assert epochs[0] == epochs[2]  # a resumed run reads the same samples
+    assert epochs[0] == [dataset[i]["drawn"] for i in range(len(dataset))]
+    numbers = [number for epoch in epochs[:2] for drawn in epoch for number in drawn]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_the_first_part_draws_what_it_draws_alone():
+    assert ConcatDataset([NOISE, NOISE])[2] == NOISE[2]
 
 
 def test_repeats_follow_the_frequency_of_the_rarest_class(annotations):

@@ -22,6 +22,15 @@ def test_tokens_in_a_file_are_read_in_batches(tmp_path):
     assert [batch["tokens"].tolist() for batch in loader] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
 
 
+def test_samples_have_the_bytes_of_their_targets_for_a_given_vocabulary(tmp_path):
+    sizes = np.array([0, 1, 4, 2])
+    np.save(tmp_path / "bytes.npy", sizes)
+    for given in (sizes, str(tmp_path / "bytes.npy")):
+        sample = TokenWindows([1, 2, 3, 0, 1], length=3, token_bytes=given)[0]
+        assert sample["num_bytes"].tolist() == [4, 2, 0]  # the targets are 2, 3, 0
+        assert sample["num_bytes"].dtype == np.int32
+
+
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [

@@ -147,7 +147,6 @@ def main(work_dir, *settings):
         parallel=dict(type="Pjit", devices=int(options["devices"]) if "devices" in options else None, **sharded),
         randomness=dict(seed=int(options["seed"]) if "seed" in options else None),
         resume=options.get("resume") == "yes",
-        resume_policy=dict(data="exact") if "iters" in options else None,
         cfg=dict(work_dir=work_dir, optim_wrapper=dict(lr=float(options.get("lr", 0.1)))),
     )
     try:

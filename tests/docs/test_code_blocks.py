@@ -423,7 +423,8 @@ def test_schedules_page(run_page, capsys):
     names = run_page("schedules.md", dict(optax=optax))
     printed = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
     assert printed == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
-    assert names["differences"] == []
+    assert names["chain"].at(30)[0]["lr"] == pytest.approx(0.01)
+    assert names["schedulers"][0].state_dict() == names["state"][0]
     # the last one is an optax schedule; the list before it is the first example
     source = blocks_of("schedules.md", "python")
     for block in (source[0], source[3].split("\n")[0]):

@@ -272,3 +272,27 @@ def test_a_metric_is_found_by_its_full_or_its_last_name():
         get_metric_value("top1", metrics)
     with pytest.raises(KeyError, match="got 'top5', not in clean"):
         get_metric_value("top5", metrics)
+
+
+def test_the_evaluation_says_how_many_predictions_are_not_numbers(caplog):
+    logits = DATA["logits"].copy()
+    logits[[3, 9, 44], 2] = np.nan
+    for data, said in (
+        ({**DATA, "logits": logits}, ["The predictions of 3 of 45 examples have a NaN, which metrics of classes take for no class."]),
+        (DATA, []),
+    ):  # fmt: skip
+        caplog.clear()
+        evaluate(Evaluator(Accuracy()), DataLoader(ArrayDataset(data), 32))  # with padding, which does not count
+        assert [record.getMessage() for record in caplog.records] == said
+
+
+def test_a_nan_in_any_entry_of_the_predictions_counts_its_example_once(caplog):
+    evaluator = Evaluator(Accuracy(prediction="logits"))
+    logits, boxes = np.zeros((4, 2), np.float32), np.zeros((4, 2, 2), np.float32)
+    logits[0] = boxes[0] = boxes[2, 1, 0] = boxes[3] = np.nan
+    batch = {"label": np.zeros(4, np.int32), "mask": np.array([True, True, True, False])}
+    for more, count in (({"ids": np.arange(4)}, 2), ({"temperature": np.float32(np.nan)}, 3)):
+        caplog.clear()
+        state = evaluator.update(evaluator.init(), {"logits": logits, "boxes": boxes, **more}, batch)
+        evaluator.evaluate(state)
+        assert f"predictions of {count} of 3 examples" in caplog.text

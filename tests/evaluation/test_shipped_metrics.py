@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn
 
+from jengine.contrib.segmentation import IoUMetric
 from jengine.data import ArrayDataset, DataLoader
 from jengine.evaluation import (
     AUROC,
     BLEU,
+    Accuracy,
     AveragePrecision,
     BitsPerByte,
     CalibrationError,
@@ -285,3 +287,84 @@ def test_bleu_names_the_extra(monkeypatch):
 def test_illegal_arguments_raise(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
         METRICS.build(arguments)
+
+
+# --- Scores that are not numbers: no class ---
+
+
+def with_nan(scores, rows):
+    scores = np.array(scores, np.float32)
+    scores[rows] = np.nan
+    return scores
+
+
+def test_nan_scores_are_a_prediction_of_no_class():
+    labels = np.array([0] * 9 + [1])
+    logits = with_nan(np.eye(2)[labels], slice(0, 6))  # the other four are right
+    two = dict(num_classes=2, prediction="logits")
+    metrics = [
+        Accuracy(prediction="logits"),
+        PrecisionRecallF1(**two, average=("micro", "none")),
+        ConfusionMatrix(**two),
+        IoUMetric(**two),
+    ]
+    got = evaluate(metrics, {"logits": logits, "label": labels}, batch_size=4)
+    assert got["accuracy/top1"] == got["recall_micro"] == got["aAcc"] == 0.4
+    assert got["confusion_matrix"].tolist() == [[3, 0], [0, 1]]
+    assert got["precision_none"].tolist() == [1, 1]
+    assert got["recall_none"].tolist() == [3 / 9, 1]
+    assert got["mIoU"] == pytest.approx((3 / 9 + 1) / 2)
+
+
+def test_a_nan_score_of_two_classes_is_not_below_the_threshold():
+    metric = ConfusionMatrix(num_classes=2, threshold=0.5)
+    scores, labels = jnp.array([jnp.nan, 0.2, 0.7]), {"label": jnp.array([0, 0, 1])}
+    matrix = metric.compute(jax.device_get(metric.update(metric.init(), scores, labels)))["confusion_matrix"]
+    assert matrix.tolist() == [[1, 0], [0, 1]]
+
+
+def test_several_labels_with_a_nan_score_are_not_predicted():
+    metric = PrecisionRecallF1(num_classes=2, multilabel=True, threshold=0.0, average="micro")
+    scores = jnp.array([[jnp.nan, 1.0], [1.0, jnp.nan]])
+    state = metric.update(metric.init(), scores, {"label": jnp.array([[1, 1], [1, 0]])})
+    assert metric.compute(jax.device_get(state))["recall_micro"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("logits", [True, False])
+def test_a_nan_is_wrong_with_full_confidence_for_the_calibration(logits):
+    metric = CalibrationError(num_bins=4, from_logits=logits)
+    scores = with_nan([[0.5, 0.5], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]], [0, 1])
+    state = metric.update(metric.init(), jnp.asarray(scores), {"label": jnp.array([0, 1, 0, 1])})
+    got = metric.compute(jax.device_get(state))
+    assert got == {"ece": 0.5, "mce": 1.0}  # two of four are off by 1, the others are calibrated
+    broken = metric.update(metric.init(), jnp.full((4, 2), jnp.nan), {"label": jnp.array([0, 1, 0, 1])})
+    assert metric.compute(jax.device_get(broken))["ece"] == 1.0
+
+
+def test_a_positive_example_with_a_nan_score_is_never_found():
+    label = np.array([1, 1, 0, 0])
+    for scores, auroc, precision in (
+        ([0.9, 0.8, 0.1, 0.2], 1.0, 1.0),
+        ([np.nan, 0.8, 0.1, 0.2], 0.5, 0.5),
+        ([0.9, 0.8, np.nan, 0.2], 1.0, 1.0),
+        ([np.nan, 0.8, np.nan, np.nan], 0.5, 0.5),
+        ([np.nan] * 4, 0.0, 0.0),
+    ):
+        got = []
+        for metric in (AUROC(), AveragePrecision()):
+            metric.process({"label": label}, np.array(scores, np.float32))
+            got += metric.collect(None).values()
+        assert got == [auroc, precision], scores
+
+
+def test_one_nan_among_the_scores_of_a_row_is_no_class_for_all_classes():
+    scores = np.array([[np.nan, 0.0, 9.0], [9.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 9.0]], np.float32)
+    metric = AveragePrecision("none", from_logits=False)
+    metric.process({"label": np.array([2, 0, 1, 2])}, scores)
+    assert metric.collect(None)["average_precision"].tolist() == [1, 1, 0.5]
+
+
+def test_a_constant_target_has_no_score_for_predictions_that_are_not_numbers():
+    metric = R2Score()
+    state = metric.update(metric.init(), jnp.array([jnp.nan, 1.0]), {"target": jnp.ones(2)})
+    assert np.isnan(metric.compute(jax.device_get(state))["r2"])

@@ -348,8 +348,8 @@ def test_a_validation_without_metrics_is_reported(make, caplog):
 def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(train):
     with pytest.raises(KeyError, match=r"no metric 'top-1'.*returned: acc"):
         train(epochs=1, scores=[0.5], save_best="top-1")
-    with pytest.raises(ValueError, match="cannot infer from the name 'perplexity' whether .*; pass rule='greater'"):
-        train(epochs=1, scores=[0.5], key="perplexity", save_best="auto")
+    with pytest.raises(ValueError, match="cannot infer from the name 'score' whether .*; pass rule='greater'"):
+        train(epochs=1, scores=[0.5], key="score", save_best="auto")
 
 
 # --- Settings and messages. ---
@@ -383,7 +383,7 @@ def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(train):
         ({"save_best": ["acc", "acc"]}, AssertionError, "must have different metrics"),
         ({"save_best": ["auto", "acc"]}, AssertionError, "must have 'auto' alone or metrics"),
         ({"save_best": 3}, TypeError, "save_best` must be a string or a list or None, got 3"),
-        ({"save_best": "val_perplexity"}, ValueError, "cannot infer from the name 'val_perplexity'"),
+        ({"save_best": "val_score"}, ValueError, "cannot infer from the name 'val_score'"),
         ({"save_best": "acc", "rule": "greter"}, KeyError, "did you mean 'greater'"),
         ({"save_best": ["a", "b", "c"], "rule": ["less", "less"]}, ValueError, "one for each of the 3 metrics"),
         ({"backend_args": {"backend": "s3"}}, ValueError, "out_dir` must be a path like 's3://...' with backend='s3'"),
@@ -401,8 +401,8 @@ def test_an_invalid_argument_is_refused_at_construction(settings, error, message
 
 
 def test_inference_lists_can_be_given(train):
-    runner = train(epochs=2, scores=[1.0, 2.0], key="perplexity", save_best="auto", less_keys="perplexity")
-    assert kept_names(runner)[0] == "best_perplexity_epoch_1"
+    runner = train(epochs=2, scores=[1.0, 2.0], key="val_score", save_best="auto", less_keys="score")
+    assert kept_names(runner)[0] == "best_val_score_epoch_1"
 
 
 def test_each_save_is_logged(train, caplog):
@@ -443,7 +443,7 @@ def test_the_files_on_disk_are_those_to_keep(make, tmp_path):
     assert sorted(regular) == ["config.py", "current_run", "epoch_2", "last_checkpoint"]
     assert best == ["best_acc_epoch_1"]
     assert sorted(name.split("-")[0] for name in published) == ["best_acc_epoch_1", "epoch_2"]
-    assert (directory / "last_checkpoint").read_text() == str(directory / "epoch_2")
+    assert (directory / "last_checkpoint").read_text() == "epoch_2"
     assert list(load(directory / "best_acc_epoch_1").params["w"]) == [2, 2]
     saved = read_meta(directory / "epoch_2")["hooks"]["CheckpointHook"]
     assert saved["best"] == {"acc": [{"score": 0.5, "name": "best_acc_epoch_1"}]}

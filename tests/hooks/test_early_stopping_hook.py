@@ -39,11 +39,14 @@ def test_training_ends_when_the_metric_does_not_improve(count_epochs):
         ([1.0] * 9, dict(), 6),  # the first is an improvement, then five are not
         ([1.0] * 9, dict(patience=3), 4),
         ([1.0, 2.0, 2.0, 3.0], dict(patience=0), 3),  # as 1
-        ([1, 1, 1.5, 1.5, 1.5, 2], dict(patience=3, min_delta=0.5), None),  # reaching best + min_delta is enough
+        ([1, 1, 1.5, 1.5, 1.5, 2], dict(patience=3, min_delta=0.5), 4),  # best + min_delta must be exceeded
+        ([0.5] * 9, dict(patience=2, min_delta=0.0), 3),  # an equal score is no improvement
+        ([0.5] * 9, dict(key="loss", patience=2, min_delta=0.0), 3),
+        ([-1.0, -2.0, -2.0, -2.0], dict(patience=3, min_delta=0.0), 4),
         ([1.0, 1.05, 1.05], dict(patience=2), 3),
         ([1.0, 1.05, 1.1], dict(patience=2, min_delta=0.05), None),
         ([3.0, 2.0, 1.95, 1.95], dict(key="loss", patience=2), 4),
-        ([3.0, 2.0, 1.9, 1.9], dict(key="loss", patience=2), None),
+        ([3.0, 2.0, 1.875, 1.9], dict(key="loss", patience=2), None),
         ([3.0, 2.0, 3.0], dict(key="fid", rule="less", patience=1), 3),
         ([1.0, math.nan], dict(), 2),
         ([1.0, math.inf], dict(), 2),
@@ -91,7 +94,7 @@ def test_the_default_of_min_delta_logs_a_warning(make, caplog):
     hook = EarlyStoppingHook("acc")
     assert hook.min_delta == 0.1
     make(hook, []).train()
-    assert "only improvements of 'acc' by at least 0.1 count" in caplog.text
+    assert "only improvements of 'acc' by more than 0.1 count" in caplog.text
     caplog.clear()
     make(EarlyStoppingHook("acc", min_delta=0.1), []).train()
     assert "only improvements" not in caplog.text
@@ -112,7 +115,7 @@ def test_a_loop_that_cannot_be_stopped_is_refused(make):
     ("arguments", "error", "message"),
     [
         (dict(monitor="acc", rule="bigger"), ValueError, "rule` must be 'greater' or 'less' or None, got 'bigger'"),
-        (dict(monitor="perplexity"), ValueError, "cannot infer from the name .*; pass rule="),
+        (dict(monitor="score"), ValueError, "cannot infer from the name .*; pass rule="),
         (dict(monitor="acc", patience=-1), ValueError, "patience` must be an integer of at least 0, got -1"),
         (dict(monitor="acc", patience=1.5), TypeError, "patience` must be an integer of at least 0, got 1.5"),
         (dict(), TypeError, "needs the argument 'monitor'"),

@@ -140,3 +140,10 @@ def test_a_run_in_a_bucket_continues_from_a_copy_without_losing_a_line(train, tm
     (name,) = [name for name in list_files(f"{gs_bucket}/run") if name.endswith("scalars.json")]
     lines = [json.loads(line) for line in read_bytes(f"{gs_bucket}/run/{name}").decode().splitlines()]
     assert [line["step"] for line in lines if "lr" in line] == list(range(1, 17))
+
+
+def test_a_copy_of_the_work_dir_does_not_continue_from_local_copies_of_the_original(train, tmp_path):
+    train(fail_at=9)
+    shutil.copytree(tmp_path / "run", tmp_path / "backup")
+    train(fail_at=11, resume=True)
+    assert train(fail_at=7, resume=True, work_dir="backup").iter == 7  # from iteration 6, not from 8 or 10

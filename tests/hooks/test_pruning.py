@@ -3,7 +3,7 @@ import json
 import pytest
 
 from jengine.errors import ConfigError
-from jengine.hooks import OptunaPruningHook
+from jengine.hooks import Hook, OptunaPruningHook
 from tests.runner_fixture import QuickRunner
 
 optuna = pytest.importorskip("optuna")
@@ -42,3 +42,25 @@ def test_a_run_that_is_worse_than_the_median_ends_and_is_marked(tmp_path):
 def test_a_run_of_no_search_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="the run must be one of `jengine sweep --search`"):
         QuickRunner(tmp_path, [OptunaPruningHook(monitor="acc")]).train()
+
+
+class DamageStudy(Hook):
+    """Overwrite the study after the first validation, as a full disk or another program may."""
+
+    def after_train_epoch(self, runner):
+        with open(f"{runner.work_dir}/optuna.log", "ab") as file:
+            file.write(b"no JSON\n\n")
+
+
+def test_a_run_goes_on_when_the_file_of_the_study_is_damaged(tmp_path, caplog):
+    from jengine.sweeps.search import open_study
+
+    caplog.set_level("WARNING", "jengine")
+    record = {"path": str(tmp_path / "optuna.log"), "name": "study"}
+    trial = open_study(record, "maximize").ask()
+    (tmp_path / "trial.json").write_text(json.dumps({"overrides": {}, "study": {**record, "number": trial.number}}))
+    hooks = [OptunaPruningHook(monitor="acc"), DamageStudy()]
+    runner = QuickRunner(tmp_path, hooks, epochs=3, validations=[{"acc": 0.5}] * 3)
+    runner.train()
+    assert runner.epoch == 3
+    assert "Optuna did not compare acc at iteration 12 with the other runs, so training goes on: " in caplog.text

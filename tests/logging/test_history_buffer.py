@@ -60,7 +60,8 @@ def test_totals_stay_exact_beyond_the_ring():
     assert buffer.mean() == (100 - 50 + sum(range(20))) / 22
     assert (buffer.max(), buffer.min()) == (100, -50)
     assert buffer.mean(22) == buffer.mean()  # a window over all updates is exact too
-    assert buffer.mean(21) == (16 + 17 + 18 + 19) / 4  # in between, windows are cut to the ring
+    with pytest.raises(ValueError, match="`window_size` must be at most 4, .* got 21"):  # in between nothing is cut
+        buffer.mean(21)
 
 
 def test_the_history_keeps_the_newest_values_up_to_its_capacity():
@@ -72,10 +73,62 @@ def test_the_history_keeps_the_newest_values_up_to_its_capacity():
     assert len(buffer) == len(counts) == 128
 
 
-def test_nan_propagates_to_all_statistics_over_it():
-    buffer = make_history([1.0, math.nan, 2.0])
-    assert all(math.isnan(value) for value in (buffer.mean(), buffer.max(), buffer.min(), buffer.max(2)))
-    assert buffer.max(1) == 2.0
+def test_what_is_not_finite_has_no_part_in_means_and_nan_none_in_extrema():
+    buffer = make_history([1.0, math.nan, 2.0, math.inf, 6.0])
+    assert (buffer.mean(), buffer.mean(4), buffer.mean("epoch")) == (3.0, 4.0, 3.0)
+    assert (buffer.max(), buffer.max(4), buffer.min(), buffer.min(2)) == (math.inf, math.inf, 1.0, 6.0)
+    assert make_history([1.0, math.inf, -math.inf, 3.0]).mean(3) == 3.0
+
+
+def test_without_a_number_a_statistic_is_the_newest_value():
+    buffer = make_history([1.0, math.nan, math.inf, math.nan])
+    assert math.isnan(buffer.mean(3))
+    assert math.isnan(buffer.max(1))
+    assert make_history([1.0, math.nan, math.inf]).mean(2) == math.inf
+
+
+def test_a_mean_weights_values_and_one_with_weight_zero_does_not_count():
+    buffer = make_history([1.0])
+    buffer.extend([5.0, 100.0, 3.0], weights=[4.0, 0.0, 2.0])
+    buffer.update(9.0)
+    expected = (1 + 5 * 4 + 3 * 2 + 9) / 8
+    assert buffer.mean() == buffer.mean("epoch") == expected
+    assert (buffer.max(), buffer.max(4), buffer.mean(3), buffer.current()) == (9.0, 9.0, (3 * 2 + 9) / 3, 9.0)
+    restored = HistoryBuffer()
+    restored.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    assert (restored.mean(), restored.mean(4)) == (expected, (5 * 4 + 3 * 2 + 9) / 7)
+
+
+@pytest.mark.parametrize("capacity", [4, 10_000])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_window_epoch_has_all_values_since_its_start(capacity, interrupted):
+    buffer = make_history(range(100), capacity)
+    buffer.start_epoch(100)
+    buffer.extend([float(i) for i in range(40)])
+    if interrupted:
+        state = json.loads(json.dumps(buffer.state_dict()))
+        buffer = HistoryBuffer(capacity)
+        buffer.load_state_dict(state)
+    buffer.extend([float(i) for i in range(40, 60)])
+    assert (buffer.mean("epoch"), buffer.min("epoch"), buffer.max("epoch")) == (29.5, 0, 59)
+    assert (buffer.epoch_start, buffer.epoch_updates, buffer.updates) == (100, 60, 160)
+    assert buffer.mean() == (sum(range(100)) + sum(range(60))) / 160
+
+
+def test_a_window_that_was_asked_for_is_saved_whole():
+    buffer = make_history(range(1000))
+    assert buffer.mean(400) == 799.5
+    restored = HistoryBuffer()
+    restored.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    restored.update(1000)
+    assert restored.mean(400) == 800.5
+
+
+def test_a_state_of_an_earlier_version_is_read():
+    old = {"values": [2.0, 3.0], "counts": [1, 1], "updates": 9, "sum": 27.0, "count": 9, "max": 5.0, "min": 1.0}
+    buffer = HistoryBuffer()
+    buffer.load_state_dict(old)
+    assert (buffer.mean(), buffer.mean(2), buffer.max(), buffer.min()) == (3.0, 2.5, 5.0, 1.0)
 
 
 def test_statistics_can_be_called_by_name():

@@ -164,6 +164,7 @@ def test_line_after_validation_ends_with_the_times():
 def test_times_after_validation_are_averaged_over_this_pass_only():
     runner = make_runner(val=2, epoch=2)
     runner.message_hub.update_scalar("val/time", 100.0)
+    runner.message_hub.start_pass("val")
     for _ in range(2):
         runner.message_hub.update_scalar("val/time", 1.0)
     for last in (1, 2):  # the index of the last batch, or the number of batches
@@ -245,6 +246,7 @@ def test_with_hierarchy_tag_names_include_the_loop():
 def test_custom_statistics_replace_or_extend_the_defaults():
     runner = make_runner(iteration=9)
     for value in range(10):
+        runner.message_hub.start_iteration(value, epoch_start=value // 4 * 4)
         log_training(runner, loss=value, acc=value)
     cfg = [
         {"data_src": "loss", "method_name": "mean", "window_size": "global"},
@@ -266,7 +268,78 @@ def test_global_window_covers_values_beyond_the_ring():
     for value in range(11):
         history.update(value)
     cfg = [{"data_src": "loss", "method_name": "mean", "window_size": "global"}]
-    assert LogProcessor(custom_cfg=cfg).get_log_after_iter(runner, 1, "train")[0]["loss"] == 5.0  # 55 / 11
+    assert (
+        LogProcessor(window_size=4, custom_cfg=cfg).get_log_after_iter(runner, 1, "train")[0]["loss"] == 5.0
+    )  # 55 / 11
+
+
+def make_epoch_means(*names):
+    return [{"data_src": name, "method_name": "mean", "window_size": "epoch"} for name in names]
+
+
+def test_a_scalar_that_is_not_reported_in_each_iteration_has_a_mean_over_its_values_in_the_epoch():
+    runner, processor = make_runner(), LogProcessor(custom_cfg=make_epoch_means("norm"))
+    means = []
+    for i in range(8):
+        runner.iter = i
+        runner.message_hub.start_iteration(i, epoch_start=i // 4 * 4)
+        log_training(runner, **({"norm": float(i)} if i in (1, 3, 6) else {}))
+        tag, line = processor.get_log_after_iter(runner, i % 4, "train")
+        means.append(tag.get("norm"))
+        assert ("norm" in line) == ("norm" in tag)
+    assert means == [None, 1.0, 1.0, 2.0, None, None, 6.0, 6.0]
+
+
+def test_the_mean_of_a_validation_metric_is_over_this_validation():
+    runner, processor = make_runner(val=100, epoch=1), LogProcessor(custom_cfg=make_epoch_means("acc"))
+    for accuracy in (0.25, 0.75):
+        runner.message_hub.start_pass("val")
+        runner.message_hub.update_scalar("val/acc", accuracy)
+        assert processor.get_log_after_epoch(runner, 99, "val")[0]["acc"] == accuracy
+
+
+def test_an_epoch_longer_than_the_history_has_an_exact_mean():
+    runner, processor = make_runner(), LogProcessor(custom_cfg=make_epoch_means("loss"))
+    for i in range(30_000):
+        runner.message_hub.start_iteration(i, epoch_start=i // 15_000 * 15_000)
+        runner.message_hub.update_scalar("train/loss", float(i % 15_000))
+    runner.iter = 29_999
+    assert processor.get_log_after_iter(runner, 14_999, "train")[0]["loss"] == 7499.5
+
+
+def test_windows_of_the_log_are_kept_whole(monkeypatch):
+    monkeypatch.setattr(HistoryBuffer, "_statistics", dict(HistoryBuffer._statistics))
+
+    @HistoryBuffer.register_statistics
+    def median(buffer, window_size=None):
+        return float(np.median(buffer.data[0][-window_size:]))
+
+    entries = [
+        {"data_src": "loss", "method_name": "mean", "window_size": 20_000},
+        {"data_src": "train/norm", "method_name": "median", "window_size": "epoch"},
+    ]
+    processor = LogProcessor(window_size=300, custom_cfg=entries)
+    runner = make_runner(iteration=24_999)
+    runner.message_hub.keep(processor.windows)
+    for i in range(25_000):
+        runner.message_hub.update_scalars({"train/loss": float(i), "train/norm": float(i), "train/time": float(i)})
+    resumed = make_runner(iteration=24_999)
+    resumed.message_hub.keep(processor.windows)
+    resumed.message_hub.load_state_dict(runner.message_hub.state_dict())
+    for each in (runner, resumed):
+        tag = processor.get_log_after_iter(each, 24_999, "train")[0]
+        assert (tag["loss"], tag["norm"], tag["time"]) == (14_999.5, 12_499.5, 24_849.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("loss_scale", 4.0), ("loss_scale_disc", 4.0), ("loss", 3.0), ("loss_scale1", 3.0), ("multi_loss_scale", 3.0)],
+)
+def test_the_scale_of_mixed_precision_is_no_loss(name, expected):
+    runner = make_runner()
+    for value in (2.0, 4.0):
+        runner.message_hub.update_scalar(f"train/{name}", value)
+    assert LogProcessor().get_log_after_iter(runner, 1, "train")[0][name] == expected
 
 
 def test_custom_times_after_validation_replace_the_mean():

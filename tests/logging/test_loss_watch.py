@@ -37,6 +37,8 @@ def test_the_first_non_finite_loss_is_found_once():
         ([math.nan, 1, math.nan, 2], None, None, None),
         ([0, 1], [0, 3], None, None),  # an accumulation window of three iterations
         ([0, 0], [0, 3], None, 1),
+        ([1], [3], None, None),  # the first window of the run
+        ([2], [3], 1, None),  # the first window after a restart
     ],
 )
 def test_steps_that_were_skipped_do_not_count(counters, at, resumed, found):

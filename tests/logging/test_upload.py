@@ -1,13 +1,17 @@
+import json
 import os
 import pathlib
+import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
 
 from jengine.errors import ConfigError
-from jengine.logging.upload import UploadedFiles, choose_local_dir
+from jengine.logging.upload import UploadedFiles, choose_local_dir, is_private
 from jengine.storage import get_filesystem
 
 
@@ -147,9 +151,10 @@ def test_a_file_that_cannot_be_read_does_not_keep_the_others(tmp_path, gs_bucket
     write(tmp_path, log="one\n")
     (tmp_path / "unreadable").symlink_to("/proc/self/mem")
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "newest").symlink_to("log")
     files = UploadedFiles(str(tmp_path), gs_bucket)
     assert not files.try_to_send(patience=3600)  # it is not tried again
-    assert read_all(gs_bucket) == {"log": b"one\n"}
+    assert read_all(gs_bucket) == {"log": b"one\n", "newest": b"one\n"}
 
 
 async def no_pause():
@@ -176,3 +181,71 @@ def test_the_local_directory_of_a_url_is_new(tmp_path, monkeypatch):
     assert os.path.basename(first).startswith("run-")
     assert os.listdir(tmp_path) == []
     assert choose_local_dir("/data/run") == "/data/run"
+
+
+def leave_session(parent, url):
+    """Leave the directory of a killed process with a file and a link to a secret, as another user may plant it."""
+    (parent.parent / "id_rsa").write_text("PRIVATE KEY")
+    session = parent / "run-00000001"
+    write(session, t1__log="one", **{".session": json.dumps(dict(url=url, host=socket.gethostname(), pid=2**22 + 1))})
+    (session / "t1" / "notes.txt").symlink_to(parent.parent / "id_rsa")
+    (session / "t1" / "outside").symlink_to(parent.parent)
+    return session
+
+
+def resume(parent, url):
+    files = UploadedFiles(str(parent / "run-00000002"), url)
+    files.fetch("t1")
+    files.send()
+    return read_all(url)
+
+
+def test_a_link_that_leads_out_of_a_session_is_neither_followed_nor_sent(tmp_path, gs_bucket):
+    leave_session(tmp_path / "local", f"{gs_bucket}/run").chmod(0o700)
+    assert resume(tmp_path / "local", f"{gs_bucket}/run") == {"t1/log": b"one"}
+
+
+def test_a_session_is_private_whatever_the_umask(tmp_path, gs_bucket):
+    (tmp_path / "run-1").mkdir()
+    (tmp_path / "run-1").chmod(0o775)
+    UploadedFiles(str(tmp_path / "run-1"), f"{gs_bucket}/run").fetch("t1")
+    assert is_private(tmp_path / "run-1")
+
+
+def test_a_session_that_others_can_write_to_is_not_taken_over(tmp_path, gs_bucket):
+    leave_session(tmp_path / "local", f"{gs_bucket}/run").chmod(0o777)
+    assert resume(tmp_path / "local", f"{gs_bucket}/run") == {}
+
+
+def test_a_session_that_another_user_made_is_not_taken_over(tmp_path, gs_bucket, monkeypatch):
+    leave_session(tmp_path / "local", f"{gs_bucket}/run").chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    assert resume(tmp_path / "local", f"{gs_bucket}/run") == {}
+
+
+def open_directory(path):
+    path.mkdir()
+    path.chmod(0o777)
+
+
+def link_directory(path):
+    path.with_name("elsewhere").mkdir()
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("plant", [open_directory, link_directory, pathlib.Path.touch])
+def test_the_directory_for_sessions_is_used_only_if_nobody_else_can_write_to_it(tmp_path, monkeypatch, caplog, plant):
+    monkeypatch.delenv("JENGINE_LOCAL_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = tmp_path / f"jengine-{os.getuid()}"
+    chosen = pathlib.Path(choose_local_dir("gs://bucket/run"))
+    assert chosen.parent == path
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert pathlib.Path(choose_local_dir("gs://bucket/run")).parent == path
+    assert caplog.text == ""
+    path.rmdir()
+    plant(path)
+    chosen = pathlib.Path(choose_local_dir("gs://bucket/run"))
+    assert chosen.parent != path
+    assert is_private(chosen.parent)
+    assert f"{path} must be a directory that only you can write to" in caplog.text

@@ -193,3 +193,22 @@ def test_the_page_about_equinox_runs(run_page):
     assert names["logits"].shape == (32, 2)
     assert names["network"].dropout.inference
     assert np.isfinite(names["loss"])
+
+
+def test_a_module_with_a_typed_key_is_saved_when_its_data_fail(tmp_path):
+    class Noisy(eqx.Module):
+        w: jax.Array
+        key: jax.Array
+
+    def batches():
+        yield from [{"x": np.ones((4, 3), np.float32)}] * 5
+        raise OSError("the disk is gone")
+
+    model = FunctionalModel(
+        lambda: Noisy(jnp.zeros(3), jax.random.key(0)),
+        lambda module, batch: jnp.square(batch["x"] @ module.w + jax.random.normal(module.key) - 1),
+    )
+    cfg = dict(train_dataloader=batches, optim_wrapper=optax.sgd(0.1), train_cfg=dict(by_epoch=False, max_iters=9))
+    with pytest.raises(OSError, match="the disk is gone"):
+        Runner(model, tmp_path / "run", **cfg).train()
+    assert [path.name for path in (tmp_path / "run").glob("iter_*")] == ["iter_5"]

@@ -1,6 +1,7 @@
 """Which arguments the functions of a FunctionalModel receive."""
 
 import functools
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -100,3 +101,20 @@ def test_module_types_say_what_a_norm_is():
     model = FunctionalModel(lambda: params, lambda p, b: 0.0, module_types={"aa": "BatchNorm"})
     with pytest.raises(ConfigError, match="`module_types` must be paths of modules, got 'aa'; closest: a"):
         model.init(jax.random.key(0), None)
+
+
+class ActorCritic(typing.NamedTuple):
+    actor: jax.Array
+    critic: jax.Array
+
+
+def test_a_named_tuple_of_two_fields_is_the_parameters_and_not_a_pair():
+    def init():
+        return ActorCritic(jnp.ones(3), jnp.zeros(2))
+
+    model = FunctionalModel(init, train_step=lambda state, batch, ctx: (state, {"loss": 0.0}))
+    params, model_state = model.init(jax.random.key(0), None)
+    assert isinstance(params, ActorCritic)
+    assert model_state == {}
+    with pytest.raises(TypeError, match=r"must return \(params, model_state\), .* got ActorCritic"):
+        FunctionalModel(init, lambda params, model_state, batch: 0.0).init(jax.random.key(0), None)

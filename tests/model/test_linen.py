@@ -3,12 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
 from jengine.errors import ConfigError
 from jengine.model import CastModel, LinenModel, Precision
 from jengine.paths import flatten
+from jengine.runner import Runner
 
 BATCH = {"image": np.linspace(-1, 1, 4 * 6, dtype=np.float32).reshape(4, 6), "label": np.array([0, 1, 2, 1])}
 
@@ -200,3 +202,36 @@ def test_a_collection_with_the_name_of_the_frozen_parameters_is_refused():
 
     with pytest.raises(ConfigError, match="a collection of the module must not be called 'frozen'"):
         LinenModel(Net(), lambda outputs, batch: outputs.sum()).init(jax.random.key(0), {"image": jnp.ones(3)})
+
+
+def test_parameters_that_exist_only_in_training_are_trained(tmp_path):
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train: bool = False):
+            hidden = jnp.tanh(nn.Dense(6, name="stem")(x))
+            outputs = nn.Dense(1, name="head")(hidden)
+            if not train:
+                return outputs
+            side = nn.BatchNorm(use_running_average=False, name="side")(hidden)
+            return outputs, nn.Dense(1, name="aux")(side)
+
+    def loss(outputs, batch):
+        return {
+            name: (out[:, 0] - batch["y"]) ** 2 for name, out in zip(("main_loss", "aux_loss"), outputs, strict=True)
+        }
+
+    x = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+    batch = {"x": x, "y": x.sum(1)}
+    model = LinenModel(Net(), loss=loss, inputs="x")
+    params, model_state = model.init(jax.random.key(0), batch)
+    assert sorted(params) == ["aux", "head", "side", "stem"]
+    assert model.module_types["side"] == "BatchNorm"
+    assert list(model_state) == ["batch_stats"]
+    alone, _ = LinenModel(Net(), loss=loss, inputs="x").init(jax.random.key(0), batch)
+    jax.tree.map(np.testing.assert_array_equal, params, alone)
+    state = Runner(
+        model, tmp_path, train_dataloader=[batch], train_cfg=dict(max_epochs=2), optim_wrapper=optax.sgd(0.01)
+    ).train()
+    assert not np.array_equal(state.params["aux"]["kernel"], params["aux"]["kernel"])
+    assert not np.array_equal(state.model_state["batch_stats"]["side"]["mean"], np.zeros(6))
+    assert model.predict(state.params, state.model_state, batch).shape == (8, 1)

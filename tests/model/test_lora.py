@@ -102,6 +102,84 @@ def test_kernels_of_convolutions_and_stacked_layers_have_updates():
     )
 
 
+LM = dict(vocab_size=64, width=32, depth=16, heads=2, mlp_width=64)
+TEXT = {"tokens": np.zeros((1, 8), np.int32), "targets": np.zeros((1, 8), np.int32)}
+
+
+def adapt(module, targets, model_type="LinenModel", batch=TEXT, inputs="tokens", **settings):
+    """Return the shapes of the parameters and the model state of an adapter."""
+    inner = dict(type=model_type, module=module, loss=dict(type="CrossEntropy", label="targets"), inputs=inputs)
+    model = MODELS.build(dict(type="LoRA", model=inner, rank=4, targets=targets, **settings))
+    params, model_state = jax.eval_shape(model.init, jax.random.key(0), batch)
+    return {path: x.shape for path, x in paths.flatten(params).items()}, model_state
+
+
+@pytest.mark.parametrize("name", ["TransformerLM", "NnxTransformerLM"])
+def test_each_layer_of_a_scanned_transformer_has_its_own_update_and_norms_have_none(name):
+    model_type = "NnxModel" if name.startswith("Nnx") else "LinenModel"
+    shapes, _ = adapt(dict(type=name, **LM), ["attn"], model_type)
+    assert shapes == {
+        **{f"layers.attn.{x}.kernel.lora_a": (16, 32, 4) for x in ("query", "key", "value", "out")},
+        **{f"layers.attn.{x}.kernel.lora_b": (16, 4, 32) for x in ("query", "key", "value", "out")},
+    }
+    everything, _ = adapt(dict(type=name, **LM), ["."], model_type)
+    assert not {path for path in everything if "norm" in path}
+    assert everything["embed.embedding.lora_a"] == (64, 4)
+    assert shapes == adapt(dict(type=name, **LM), [("attn", dict(stacked=1))], model_type)[0]
+
+
+def test_a_stacked_and_an_unrolled_transformer_have_the_same_updates():
+    stacked, _ = adapt(dict(type="TransformerLM", **LM), ["attn", "mlp"])
+    unrolled, _ = adapt(dict(type="TransformerLM", **LM, scan=False), ["attn", "mlp"])
+    assert {
+        path.replace("layers_0", "layers"): (16, *shape) for path, shape in unrolled.items() if "layers_0" in path
+    } == stacked
+
+
+def test_each_expert_has_its_own_update():
+    shapes, _ = adapt(dict(type="TransformerLM", **{**LM, "depth": 3}, experts=2), [r"experts\.(gate|up|down)"])
+    assert shapes["layers.experts.up.lora_a"] == (3, 2, 32, 4)
+    assert shapes["layers.experts.down.lora_b"] == (3, 2, 4, 32)
+
+
+class Heads(nn.Module):
+    """Several projections at once, by `nn.vmap`, stacked along an axis."""
+
+    axis: int = 0
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(8, 6)(tokens)
+        dense = nn.vmap(
+            nn.Dense, variable_axes={"params": self.axis}, split_rngs={"params": True}, in_axes=None, axis_size=5
+        )
+        return dense(8, name="heads")(x).mean(axis=0)
+
+
+def test_kernels_that_vmap_stacks_have_updates_of_their_own_or_are_refused():
+    shapes, _ = adapt(Heads(), ["heads"])
+    assert shapes == {"heads.kernel.lora_a": (5, 6, 4), "heads.kernel.lora_b": (5, 4, 8)}
+    with pytest.raises(ConfigError, match=r"must be stacked along the first axes, got heads.kernel \(6, 5, 8\)"):
+        adapt(Heads(axis=1), ["heads"])
+
+
+def test_stacked_modules_of_nnx_have_updates_of_their_own():
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = nnx.Embed(8, 6, rngs=rngs)
+            stack = nnx.split_rngs(splits=3)
+            self.blocks = stack(nnx.vmap(lambda rngs: nnx.Linear(6, 6, rngs=rngs)))(rngs)
+            self.norms = stack(nnx.vmap(lambda rngs: nnx.LayerNorm(6, rngs=rngs)))(rngs)
+
+        def __call__(self, tokens):
+            return self.embed(tokens)
+
+    shapes, _ = adapt(Net, ["."], "NnxModel")
+    assert {path: shape for path, shape in shapes.items() if path.endswith("lora_a")} == {
+        "embed.embedding.lora_a": (8, 4), "blocks.kernel.lora_a": (3, 6, 4)
+    }  # fmt: skip
+
+
 def test_parameters_may_be_any_pytree():
     base = FunctionalModel(lambda: [jnp.ones((4, 4)), (jnp.ones(4), jnp.ones((4, 2)))], lambda params: jnp.zeros(()))
     model = LoRA(base, targets=["^0$|^.0$"], rank=1)

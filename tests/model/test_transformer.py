@@ -133,6 +133,12 @@ def test_the_gradient_for_tpus_is_that_of_the_rotation(monkeypatch):
             [1, 0.1, 0.01 * (0.54092 + 0.45908 / 4), 0.00025],
             2,
         ),
+        # In a context that no wave fits into, all are kept, as in transformers 5.24.
+        (
+            dict(kind="yarn", factor=8.0, original_length=2, truncate=False),
+            [1, 0.1, 0.01, 0.001],
+            1.2079442,
+        ),
     ],
 )
 def test_scaled_rotations_have_the_frequencies_of_the_formulas(scaling, frequencies, amplitude):

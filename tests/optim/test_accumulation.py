@@ -1,4 +1,4 @@
-"""Gradient accumulation: windows, including a shorter last one, and their divisors."""
+"""Gradient accumulation: windows, including a shorter last one, and replicas."""
 
 import functools
 
@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from jengine.optim import SGD, Adam, OptimWrapper
+from jengine.optim import SGD, Adam, AmpOptimWrapper, OptimWrapper
 from tests.devices import take_devices
 
 
@@ -44,15 +44,26 @@ def test_incomplete_window_is_not_applied_if_the_end_is_unknown():
     np.testing.assert_allclose(seen[-2:], [-15, -15], rtol=1e-6)
 
 
-def test_divisors_and_updates_of_ten_iterations_in_windows_of_four():
+def test_updates_of_ten_iterations_in_windows_of_four():
     wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=4)
     wrapper.initialize_count_status(0, 10)
-    updates, divisors = [], []
-    for _ in range(10):
-        updates.append(wrapper.start_step())
-        divisors.append(float(wrapper.hyperparams["accumulation_divisor"]))
+    updates = [wrapper.start_step() for _ in range(10)]
     assert [i + 1 for i, update in enumerate(updates) if update] == [4, 8, 10]
-    assert divisors == [4.0] * 8 + [2.0] * 2
+
+
+def test_the_first_update_of_a_longer_run_is_the_mean_of_the_iterations_since_the_last_one():
+    wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=4)
+    params = {"w": jnp.zeros(())}
+    state = wrapper.init(params)
+    for first, last in ((0, 18), (18, 24)):  # 18 iterations end with a window of two, and the next update is at 20
+        wrapper.initialize_count_status(first, last)
+        for i in range(first, last):
+            params, state, _ = wrapper.update_params(loss_of, params, state, jnp.float32(1 if i < 18 else 2))
+            if i == 17:
+                assert float(params["w"]) == -5
+            if i == 19:
+                assert float(params["w"]) == -5 - 2
+    assert float(params["w"]) == -5 - 2 - 2
 
 
 def test_counting_continues_after_a_restart():
@@ -62,12 +73,12 @@ def test_counting_continues_after_a_restart():
     assert wrapper.inner_count == 10
 
 
-def test_iterations_after_the_announced_end_have_full_windows():
+def test_iterations_after_the_announced_end_update_with_the_mean_since_the_last_update():
     wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=3)
     wrapper.initialize_count_status(0, 4)
-    for _ in range(6):
-        wrapper.start_step()
-    assert (wrapper.should_update(), float(wrapper.hyperparams["accumulation_divisor"])) == (True, 3.0)
+    seen, _ = train(wrapper, 9)
+    # minus the means of (1, 2, 3), (4), (5, 6) and (7, 8, 9)
+    assert [seen[2], seen[3], seen[5], seen[8]] == [-2, -6, -11.5, -19.5]
 
 
 @pytest.mark.parametrize(("counts", "error"), [(0, AssertionError), (-1, AssertionError), (1.5, TypeError)])
@@ -129,6 +140,47 @@ def test_replicas_exchange_gradients_once_a_window(check_vma):
     state = accumulate(params, state, x[0])
     new, _ = update(params, state, x[1], wrapper.hyperparams)
     np.testing.assert_allclose(new["w"], np.arange(3.0) - 0.5 * x.mean((0, 1)), atol=1e-6)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(OptimWrapper, SGD(lr=0.1, momentum=0.9), clip_grad=dict(max_norm=1.0)),
+        functools.partial(OptimWrapper, optax.adamw(0.1)),
+        functools.partial(AmpOptimWrapper, optimizer=Adam(lr=0.1), loss_scale=8.0, dtype="float32"),
+    ],
+    ids=["clipped", "optax", "scaled"],
+)
+def test_windows_that_the_chain_counts_train_replicas_as_one_device(make, check_vma):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    replicated, split = PartitionSpec(), PartitionSpec("data")
+    x = np.random.default_rng(0).normal(size=(4, 8, 3)).astype("f")
+
+    def run(axis_name):
+        wrapper = make(accumulative_counts=2, axis_name=axis_name)
+        params = {"w": jnp.ones(3)}
+        state = wrapper.init(params)
+
+        def step(params, state, x):
+            _, grads = wrapper.value_and_grad(lambda p: jnp.mean((x @ p["w"] - 1) ** 2))(params, state)
+            updates, state = wrapper.tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+        if axis_name is not None:
+            specs = optax.tree.set(jax.tree.map(lambda _: replicated, state), accumulated_grads={"w": split})
+            state = optax.tree.set(state, accumulated_grads={"w": jnp.zeros(12)})
+            step = jax.shard_map(
+                step, mesh=mesh, in_specs=(replicated, specs, split), out_specs=(replicated, specs), check_vma=check_vma
+            )
+        step = jax.jit(step)
+        for batch in x:
+            params, state = step(params, state, batch)
+        return params["w"]
+
+    one = run(None)
+    assert np.abs(one - 1).max() > 0.05
+    np.testing.assert_allclose(run("data"), one, rtol=1e-5)
 
 
 def test_the_sum_of_backward_calls_is_averaged_over_replicas():

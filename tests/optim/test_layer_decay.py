@@ -75,9 +75,58 @@ def test_unknown_model_type_is_an_error(model_type):
 
 
 def test_layer_decay_needs_a_weight_decay():
-    cfg = {"optimizer": {"type": "AdamW", "lr": 1.0, "model_type": "vit"}}
+    cfg = {"optimizer": {"type": "SGD", "lr": 1.0, "model_type": "vit"}}
     with pytest.raises(AssertionError, match="weight_decay"):
         build_optim_wrapper(toy_vit(), {**cfg, "constructor": "LearningRateDecayOptimWrapperConstructor"})
+
+
+@pytest.mark.parametrize(
+    ("constructor", "optimizer", "rules"),
+    [
+        ("LearningRateDecayOptimWrapperConstructor", {"model_type": "vit"}, {"custom_keys": NO_DECAY}),
+        ("LearningRateDecayOptimizerConstructor", {}, {"layer_pattern": r"layers_(\d+)", "decay_rate": 0.5}),
+    ],
+)
+def test_layer_decay_uses_the_default_decay_of_the_optimizer(constructor, optimizer, rules):
+    cfg = {"optimizer": {"type": "AdamW", "lr": 1.0, **optimizer}, "constructor": constructor, "paramwise_cfg": rules}
+    settings = build_optim_wrapper(toy_vit(), cfg).param_settings
+    kernels = {path for path in settings if path.endswith("kernel")}
+    assert {path for path, entry in settings.items() if entry["weight_decay"] == 0.01} == kernels
+    assert {settings[path]["weight_decay"] for path in settings if path not in kernels} == {0.0}
+
+
+def test_the_swin_sample_of_mmselfsup_as_printed():
+    dense = {"kernel": np.ones((2, 2), np.float32), "bias": np.zeros(2, np.float32)}
+    swin = {"absolute_pos_embed": np.ones((1, 4, 2), np.float32), "patch_embed": {"projection": dense},
+            "stages_0": {"blocks_0": {"attn": {**dense, "relative_position_bias_table": np.ones((9, 2), np.float32)},
+                                      "norm1": {"scale": ONE, "bias": ONE}}}}  # fmt: skip
+    optim_wrapper = dict(
+        type="AmpOptimWrapper",
+        optimizer=dict(type="AdamW", lr=5e-3, model_type="swin", layer_decay_rate=0.9),
+        clip_grad=dict(max_norm=5.0),
+        paramwise_cfg=dict(
+            norm_decay_mult=0.0,
+            bias_decay_mult=0.0,
+            custom_keys={
+                ".absolute_pos_embed": dict(decay_mult=0.0),
+                ".relative_position_bias_table": dict(decay_mult=0.0),
+            },
+        ),
+        constructor="mmselfsup.LearningRateDecayOptimWrapperConstructor",
+    )
+    settings = build_optim_wrapper({"backbone": swin, "head": dense}, optim_wrapper).param_settings
+    actual = {path: (entry["lr"], entry["weight_decay"]) for path, entry in settings.items()}
+    block = "backbone.stages_0.blocks_0"
+    lr = [pytest.approx(5e-3 * 0.9**i) for i in range(3)]  # head, block and stem
+    assert actual == {
+        "head.kernel": (lr[0], 0.01), "head.bias": (lr[0], 0.0),
+        f"{block}.attn.kernel": (lr[1], 0.01), f"{block}.attn.bias": (lr[1], 0.0),
+        f"{block}.attn.relative_position_bias_table": (lr[1], 0.0),
+        f"{block}.norm1.scale": (lr[1], 0.0), f"{block}.norm1.bias": (lr[1], 0.0),
+        "backbone.patch_embed.projection.kernel": (lr[2], 0.01),
+        "backbone.patch_embed.projection.bias": (lr[2], 0.0),
+        "backbone.absolute_pos_embed": (lr[0], 0.0),  # which is no stem for MMSelfSup
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

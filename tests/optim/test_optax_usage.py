@@ -606,3 +606,26 @@ def test_mmengine_names_of_optimizers_that_estimate_the_rate(config, expected):
         found = optax.apply_updates(found, updates)
     with pytest.raises(ValueError, match=f"`{config['type']}.decouple` must be True with a weight_decay"):
         build_optim_wrapper(params, dict(optimizer={**config, "decouple": False}))
+
+
+def test_a_mask_that_is_no_tree_of_dicts_is_refused_with_the_trees_that_fit():
+    state = nnx.state(nnx.Linear(2, 1, rngs=nnx.Rngs(0)), nnx.Param)
+    mask = jax.tree.map(lambda p: p.ndim > 1, state)
+    wrapper = OptimWrapper(optax.adamw(0.1, mask=mask))
+    params = {"kernel": jnp.ones((2, 1)), "bias": jnp.zeros(1)}
+    with pytest.raises(ValueError, match="different types") as caught:
+        wrapper.init(params)
+    assert "must be a function of parameters, `mask=lambda params: " in caught.value.__notes__[0]
+    by_function = OptimWrapper(optax.adamw(0.1, weight_decay=0.5, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p)))
+    grads = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = by_function.update(grads, by_function.init(params), params)
+    np.testing.assert_allclose(updates["kernel"], -0.05 * np.ones((2, 1)), rtol=1e-6)
+    np.testing.assert_array_equal(updates["bias"], [0.0])
+
+
+def test_a_complex_parameter_is_refused_with_the_form_that_trains():
+    wrapper = OptimWrapper(optax.adam(0.1))
+    with pytest.raises(
+        TypeError, match="'w' must have a floating dtype .* complex64; train its real and imaginary parts as"
+    ):
+        wrapper.init({"w": jnp.ones(2, jnp.complex64)})

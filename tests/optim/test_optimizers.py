@@ -149,8 +149,8 @@ def test_optimizers_that_clip_work_with_clipping_in_the_wrapper(optimizer, clip_
 
 
 OPTAX_NAMES = {*optax_optimizers.OPTAX_NAMES, *optax_optimizers.OPTAX_CONTRIB_NAMES}
-# their updates require the loss; they are tested in test_optax_usage.py
-REQUIRE_LOSS = {"lbfgs", "momo", "momo_adam", "polyak_sgd"}
+# their updates require the loss; they are tested in test_optax_usage.py and test_optax_contrib_of_a_run.py
+REQUIRE_LOSS = {"lbfgs", "momo", "momo_adam", "polyak_sgd", "sophia"}
 
 
 @pytest.mark.parametrize("name", sorted(OPTAX_NAMES - REQUIRE_LOSS))

@@ -59,7 +59,7 @@ def warnings(caplog):
 
 
 def test_norm_decay_mult_applies_only_to_norms_and_is_logged(caplog):
-    with caplog.at_level(logging.DEBUG, "jengine"):
+    with caplog.at_level(logging.INFO, "jengine"):
         wrapper = build(TOY, {"norm_decay_mult": 0}, lr=0.01, weight_decay=1e-4)
     actual = settings(wrapper)
     assert {path for path, (_, wd) in actual.items() if wd == 0} == {"head.bn.scale", "head.bn.bias"}
@@ -77,7 +77,7 @@ def test_custom_keys_of_the_tutorial(caplog):
         "backbone": {"lr_mult": 1},
         "head": {"lr_mult": 0.1},
     }
-    with caplog.at_level(logging.DEBUG, "jengine"):
+    with caplog.at_level(logging.INFO, "jengine"):
         wrapper = build(TOY, {"custom_keys": custom_keys}, lr=0.01, weight_decay=1e-4)
     actual = settings(wrapper)
     lr = pytest.approx(0.001)
@@ -302,8 +302,20 @@ def test_custom_keys_may_be_a_list_of_pairs():
 
 def test_flat_decay_alone_works_without_weight_decay():
     assert set(settings(build(TOY, {"flat_decay_mult": 0.0})).values()) == {(1.0, 0.0)}
-    with pytest.raises(ValueError, match=r"`optimizer\.weight_decay` must be set for flat_decay_mult"):
-        build(TOY, {"flat_decay_mult": 0.0}, type="AdamW")  # whose default decay would stay as it is
+
+
+@pytest.mark.parametrize(
+    "rules", [{"flat_decay_mult": 0.0}, {"bias_decay_mult": 0.0, "custom_keys": {"bn": {"decay_mult": 0.0}}}]
+)
+def test_rules_multiply_the_default_decay_of_the_optimizer(rules):
+    actual = settings(build(TOY, rules, type="AdamW"))
+    decays = {path: 0.01 if path.endswith("kernel") else 0.0 for path in actual}  # AdamW's default
+    assert {path: decay for path, (_, decay) in actual.items()} == decays
+
+
+def test_a_decay_multiplier_requires_a_decay():
+    with pytest.raises(ValueError, match=r"`optimizer\.weight_decay` must be set for bias_decay_mult, got none"):
+        build(TOY, {"bias_decay_mult": 0.5}, type="SGD")
 
 
 def test_multipliers_outside_custom_keys_are_warned_about(caplog):

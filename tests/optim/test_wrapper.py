@@ -1,6 +1,7 @@
 """The groups, hyperparameters, state dict and errors of an optimizer wrapper."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -280,3 +281,40 @@ def test_names_of_mmengine():
     amp = AmpOptimWrapper(optimizer=SGD(lr=0.1), dtype="float16")
     assert amp.loss_scaler is amp.loss_scale
     assert amp.loss_scaler.growth_interval == 2000
+
+
+@pytest.mark.parametrize("wrapper", [OptimWrapper(SGD(lr=0.1)), AmpOptimWrapper(optimizer=SGD(lr=0.1))])
+@pytest.mark.parametrize(
+    ("method", "arguments", "example"),
+    [
+        ("update_params", (jnp.float32(1.0),), "params, opt_state, loss = wrapper.update_params(loss_fn, params, "),
+        ("update_params", (jnp.float32(1.0), {}, {}), "`loss_fn` must be a function of the parameters, got Array(1."),
+        ("backward", (jnp.float32(1.0),), "opt_state, loss = wrapper.backward(loss_fn, params, opt_state, *args)"),
+        ("step", (), "params, opt_state = wrapper.step(params, opt_state)"),
+        ("zero_grad", (), "opt_state = wrapper.zero_grad(opt_state)"),
+        ("state_dict", (), "wrapper.state_dict(opt_state)"),
+        ("load_state_dict", ({},), "opt_state = wrapper.load_state_dict(state_dict, opt_state)"),
+    ],
+)
+def test_calls_as_in_mmengine_say_the_functional_form(wrapper, method, arguments, example):
+    with pytest.raises(TypeError, match=re.escape(example)):
+        getattr(wrapper, method)(*arguments)
+
+
+def test_the_forward_context_in_low_precision_requires_a_loss_that_the_wrapper_calls():
+    wrapper, params, x = AmpOptimWrapper(optimizer=SGD(lr=0.1)), {"w": jnp.ones((4, 2))}, jnp.ones((3, 4))
+
+    def loss(params, x, apply):
+        with wrapper.optim_context(None):
+            return apply(params, x).astype(jnp.float32).mean()
+
+    def apply(params, x):
+        return x @ params["w"]
+
+    with pytest.raises(RuntimeError, match=r"JAX has no autocast: .*wrapper.autocast\(apply\)\(params, x\)"):
+        jax.grad(loss)(params, x, apply)
+    state = wrapper.init(params)
+    with pytest.raises(ValueError, match="must compute the network in bfloat16"):
+        wrapper.update_params(lambda params, x: loss(params, x, apply), params, state, x)
+    _, _, value = wrapper.update_params(lambda params, x: loss(params, x, wrapper.autocast(apply)), params, state, x)
+    assert value == 4.0

@@ -1,5 +1,6 @@
 """Test what a run reports about a work dir that it cannot write, and what it still does then."""
 
+import errno
 import pathlib
 import shutil
 import sys
@@ -11,6 +12,7 @@ from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.lock_holder import LOCK
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
+from jengine.storage import StorageError
 from jengine.visualization import Visualizer
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=1))
@@ -108,3 +110,42 @@ def test_threads_of_a_failed_save_do_not_print_tracebacks(make_runner, monkeypat
     make_runner(custom_hooks=[Unraisable()]).train()
     assert reports == ["another error"]
     assert sys.unraisablehook is hook
+
+
+@pytest.mark.parametrize("resume", [True, "must"])
+def test_a_run_whose_checkpoints_are_all_damaged_stops_and_moves_nothing(make_runner, tmp_path, resume):
+    make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=2)).train()
+    work_dir = tmp_path / "run"
+    for path in work_dir.glob("epoch_*"):
+        (path / "meta.json").write_text("{}")
+    before = sorted(path.relative_to(work_dir) for path in work_dir.rglob("*"))
+    with pytest.raises(checkpoint.CorruptCheckpointError, match=r"none can be read: epoch_2 \(meta.json must have"):
+        make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=3), resume=resume)
+    assert sorted(path.relative_to(work_dir) for path in work_dir.rglob("*")) == before
+
+
+def test_a_disk_that_cannot_be_read_stops_a_resume_and_moves_nothing(make_runner, tmp_path, monkeypatch):
+    make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=2)).train()
+    read_bytes = pathlib.Path.read_bytes
+
+    def fail(path):
+        if path.name == "manifest.json":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(pathlib.Path, "read_bytes", fail)
+    with pytest.raises(StorageError, match=r"manifest\.json cannot be read: Input/output error"):
+        make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=3), resume=True)
+    monkeypatch.undo()
+    runner = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=3), resume=True)
+    runner.train()
+    assert "Resumed from" in read_log(runner)
+    assert not list((tmp_path / "run").glob("earlier_*"))
+
+
+def test_the_hubs_paths_in_a_checkpoint_are_names(make_runner, tmp_path):
+    runner = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=2))
+    runner.train()
+    assert runner.message_hub.get_info("last_ckpt") == str(tmp_path / "run" / "epoch_2")
+    meta = checkpoint.read_meta(tmp_path / "run" / "epoch_2")
+    assert meta["message_hub"]["runtime_info"]["last_ckpt"] == "epoch_2"

@@ -170,8 +170,7 @@ CASES = pytest.mark.parametrize(
 @CASES
 @pytest.mark.parametrize("make_data", [*EXACT, *REPLAYED], ids=name)
 def test_a_resumed_run_continues_with_the_next_batch(tmp_path, make_data, train_cfg, save, at):
-    policy = dict(data="closest" if make_data in REPLAYED else "exact")
-    first, second = resumed(tmp_path, make_data, save, train_cfg=train_cfg, resume_policy=policy)
+    first, second = resumed(tmp_path, make_data, save, train_cfg=train_cfg)
     assert (len(first), len(second)) == (9, 15 - at)
     assert second[: 9 - at] == first[at:]  # what the first run saw after its last checkpoint
     passes = [list(itertools.chain(*(first[:at] + second)[k : k + 5])) for k in (0, 5, 10)]
@@ -182,7 +181,7 @@ def test_a_resumed_run_continues_with_the_next_batch(tmp_path, make_data, train_
 
 @pytest.mark.parametrize("train_cfg", [ITERATIONS, dict(max_epochs=5, epoch_length=3)], ids=["iterations", "epochs"])
 def test_an_endless_stream_of_tensorflow_continues_with_the_next_batch(tmp_path, train_cfg):
-    first, second = resumed(tmp_path, tf_endless, 3, train_cfg=train_cfg, resume_policy=dict(data="exact"))
+    first, second = resumed(tmp_path, tf_endless, 3, train_cfg=train_cfg)
     assert second[:3] == first[6:]
     assert sorted(itertools.chain(*(first[:6] + second))) == sorted(3 * list(range(10)))
 
@@ -199,7 +198,7 @@ def test_the_order_of_a_stateful_loader_is_that_of_the_checkpoint(tmp_path):
 
 def test_workers_of_pytorch_continue_with_the_next_batch(tmp_path):
     train_cfg = dict(by_epoch=False, max_iters=9)  # each pass starts them again
-    first, second = resumed(tmp_path, torch_workers, 3, train_cfg=train_cfg, resume_policy=dict(data="exact"))
+    first, second = resumed(tmp_path, torch_workers, 3, train_cfg=train_cfg)
     assert second[:3] == first[6:]
 
 
@@ -237,7 +236,7 @@ def test_what_has_no_position_is_logged_with_the_way_to_one_and_refused_if_it_mu
     tmp_path, make_data, message
 ):
     with pytest.raises(ConfigError, match="must be data whose position can be saved") as error:
-        train(tmp_path / "exact", make_data, resume_policy=dict(data="exact"))
+        train(tmp_path / "exact", make_data, resume="exact")
     assert message in str(error.value)
     _, first = train(tmp_path / "run", make_data, stop=4)
     assert "cannot be saved: a resumed run reads and drops the batches before its position" in read_log(first)

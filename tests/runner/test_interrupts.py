@@ -12,6 +12,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jengine import checkpoint
@@ -20,6 +21,7 @@ from jengine.data import ArrayDataset, DataLoader
 from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
+from jengine.model import FunctionalModel
 from jengine.runner.interrupts import Interrupts, WaitedLoader, watch_waits
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=1))
@@ -266,6 +268,71 @@ def test_a_signal_ends_a_validation_whose_data_hang(make_runner, tmp_path):
     assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name == "epoch_1"
 
 
+class KeyHook(Hook):
+    """Keep a typed key in the state and split it in each step."""
+
+    def init_traced_state(self, params, model_state):
+        return {"key": jax.random.key(3)}
+
+    def traced_update(self, ctx):
+        return ctx.replace(hook_state={"key": jax.random.split(ctx.hook_state["key"])[0]})
+
+
+def with_typed_key(part):
+    """Return the arguments of a run whose state has a typed key in one part."""
+
+    def init():
+        return {"w": jnp.zeros(2)}, ({"key": jax.random.key(7)} if part == "model_state" else {})
+
+    def loss(params, model_state, batch):
+        noise = 0.0
+        if part == "model_state":
+            key, used = jax.random.split(model_state["key"])
+            model_state, noise = {"key": key}, 0.01 * jax.random.normal(used)
+        return jnp.square(batch["x"] @ params["w"] - batch["y"] + noise), model_state
+
+    optimizer = optax.sgd(0.1)
+    if part == "opt_state":
+        optimizer = optax.chain(optax.add_noise(0.01, 0.5, key=jax.random.key(0)), optimizer)
+    return dict(
+        model=FunctionalModel(init, loss),
+        optim_wrapper=optimizer,
+        custom_hooks=[KeyHook()] if part == "hook_state" else [],
+        val_dataloader=None, val_cfg=None, val_evaluator=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["model_state", "opt_state", "hook_state"])
+@pytest.mark.parametrize("end", ["error", "signal", "time", "waiting"])
+def test_a_run_with_typed_keys_in_its_state_saves_at_each_early_end(make_runner, tmp_path, part, end):
+    cfg = dict(with_typed_key(part), default_hooks=SAVE)
+    hooks = cfg.pop("custom_hooks")
+    expected = make_runner(work_dir=tmp_path / "whole", custom_hooks=hooks, **cfg).train()
+    data = [batch for _ in range(2) for batch in make_runner().train_dataloader]
+
+    def batches():
+        for i, batch in enumerate(data):
+            if i == 5 and end == "error" and broken.iter:
+                raise OSError("the disk is gone")
+            if i == 5 and end == "waiting" and broken.iter:
+                os.kill(os.getpid(), signal.SIGTERM)
+                threading.Event().wait()
+            yield batch
+
+    ends = dict(signal=[SignalAt(signal.SIGTERM, 5)], time=[EndOfTime()])
+    failing = dict(train_dataloader=batches, train_cfg=dict(by_epoch=False, max_iters=8)) if end not in ends else {}
+    broken = make_runner(custom_hooks=[*hooks, *ends.get(end, [])], **{**cfg, **failing})
+    with pytest.raises(
+        OSError if end == "error" else SystemExit, match="the disk is gone" if end == "error" else "143"
+    ):
+        broken.train()
+    assert broken.iter > 0
+    assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name == f"iter_{broken.iter}"
+    if end in ends:
+        state = make_runner(custom_hooks=hooks, resume=True, **cfg).train()
+        jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
+
+
 def test_a_wait_for_data_is_logged_when_it_takes_long_and_at_each_doubling():
     interrupts = Interrupts(SingleProcess())
     loader = DataLoader(ArrayDataset({"x": np.zeros(8)}), 2)
@@ -352,8 +419,6 @@ def test_an_error_within_an_iteration_saves_nothing(make_runner, tmp_path, stage
 
 
 def test_a_step_that_fails_with_its_donated_state_is_not_saved(make_runner, tmp_path):
-    from jengine.model import FunctionalModel
-
     model = FunctionalModel(
         init=lambda: {"w": jnp.ones((2,))},
         loss=lambda params, batch: jnp.log(params["w"].sum() * 0 * batch["x"].sum()) * 0,  # 0 * -inf
@@ -413,8 +478,6 @@ def test_two_runs_do_not_share_a_work_dir(make_runner):
 
 
 def test_weights_can_be_renamed_and_loaded_in_part(make_runner, tmp_path):
-    from jengine.model import FunctionalModel
-
     trained = make_runner(default_hooks=SAVE).train()
     other = FunctionalModel(
         init=lambda: {"head": {"w": jnp.zeros((2,)), "scale": jnp.full((), 7.0)}},

@@ -16,14 +16,6 @@ class Uint4Hook(Hook):
         return {"q": jnp.zeros(4, jnp.uint4)}
 
 
-class EmptyStateHook(Hook):
-    """Keep a state without elements."""
-
-    def init_traced_state(self, params, model_state):
-        """Return the state."""
-        return {"q": jnp.zeros(0)}
-
-
 class RefusingHook(Hook):
     """Refuse the run in its last stage before the first step."""
 
@@ -55,10 +47,6 @@ CASES = [
     (
         dict(custom_hooks=[Uint4Hook()], default_hooks=None),
         "`hook_state.Uint4Hook.q` must have a dtype that checkpoints can store, got uint4",
-    ),
-    (
-        dict(custom_hooks=[EmptyStateHook()], default_hooks=None),
-        "`hook_state.EmptyStateHook.q` must have at least one element, got shape (0,)",
     ),
     (dict(custom_hooks=[RefusingHook()]), "`RefusingHook` must not be here"),
     (dict(custom_hooks=[dict(type="EMAHook", begin_epoch=9)]), "begin_epoch must be at most max_epochs=2, got 9"),

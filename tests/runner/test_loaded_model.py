@@ -1,6 +1,7 @@
 """Test `jengine.load_model` and the export of a loaded model."""
 
 import contextlib
+import http.server
 import importlib.util
 import pathlib
 import subprocess
@@ -17,6 +18,7 @@ import jengine
 from jengine.checkpoint import CheckpointMismatchError
 from jengine.cli import main
 from jengine.config import dump_config
+from jengine.config.foreign import find_known_class, only_known_classes
 from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel
@@ -195,8 +197,8 @@ def foreign(tmp_path_factory):
     work_dir = tmp_path_factory.mktemp("foreign")
     train_objects(work_dir, cfg={})
 
-    def write(model):
-        (work_dir / "config.py").write_text(dump_config(dict(model=model)))
+    def write(model, **others):
+        (work_dir / "config.py").write_text(dump_config(dict(model=model, **others)))
         return work_dir
 
     return write
@@ -205,6 +207,15 @@ def foreign(tmp_path_factory):
 def linen_model(module):
     return dict(type="LinenModel", module=module, loss=dict(type="CrossEntropy", label="y"), inputs="x")
 
+
+class Touch:
+    """Leave a file, as a class that a foreign config names."""
+
+    def __init__(self, path):
+        pathlib.Path(path).touch()
+
+
+Module = type("Module", (Touch,), {"__module__": "flax.linen"})
 
 FOREIGN = {
     "a function": lambda path: dict(type="os.system", command=f"touch {path}"),
@@ -219,6 +230,8 @@ FOREIGN = {
     "a module of NNX": lambda path: {
         **linen_model(dict(type="subprocess.Popen", args=["touch", path])), "type": "NnxModel",
     },
+    "a class that says it is of flax": lambda path: linen_model(dict(type=f"{__name__}.Module", path=path)),
+    "a class of the user's that is not registered": lambda path: linen_model(dict(type=f"{__name__}.Touch", path=path)),
     "a module that is not imported": lambda path: dict(type="left_for_import.Model", path=path),
 }  # fmt: skip
 
@@ -230,7 +243,7 @@ def test_the_config_of_a_foreign_checkpoint_runs_no_code(foreign, tmp_path, monk
     monkeypatch.syspath_prepend(tmp_path)
     work_dir = foreign(FOREIGN[case](str(path)))
     with pytest.raises(
-        ConfigError, match=r"must name registered classes or classes of .*; if you trust the file, pass"
+        ConfigError, match=r"must name registered classes or networks of .*; if you trust the file, pass"
     ):
         jengine.load_model(work_dir)(dict(x=X))
     assert not path.exists()
@@ -255,6 +268,99 @@ def test_a_foreign_config_may_name_networks_of_packages_and_classes_of_the_user(
     for module in (dict(type="flax.linen.Dense", features=2), dict(type=f"{__name__}.OwnModule", features=2)):
         model = jengine.load_model(foreign(linen_model(module))).model
         assert model.module.features == 2
+
+
+@pytest.mark.parametrize("name", ["jaxlib._jax", "_io", "numpy", "jengine.registry"])
+def test_a_foreign_config_may_name_no_other_class_whatever_it_says_of_its_module(name):
+    modules = {name: sys.modules[name]}
+    with only_known_classes("checkpoint"):
+        for key, value in vars(modules[name]).items():
+            if isinstance(value, type):
+                with pytest.raises(ConfigError, match="must name registered classes or networks of imported modules"):
+                    find_known_class(f"{name}.{key}", modules)
+
+
+@pytest.fixture
+def requests():
+    """Yield a URL and the requests that a server there gets."""
+    found = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            found.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", found
+        server.shutdown()
+
+
+def generator(tokenizer):
+    module = dict(type="TransformerLM", vocab_size=257, width=8, depth=1, heads=1, mlp_width=8)
+    return dict(type="TextGenerator", tokenizer=tokenizer, model={**linen_model(module), "inputs": "tokens"})
+
+
+@pytest.mark.parametrize("place", ["{url}/tokenizer.json", "{tmp_path}/tokenizer.json", "memory://secret", "gs://a/b"])
+def test_a_foreign_config_reads_nothing_outside_of_the_checkpoint(foreign, tmp_path, requests, place):
+    url, found = requests
+    (tmp_path / "tokenizer.json").write_text("{}")
+    place = place.format(url=url, tmp_path=tmp_path)
+    work_dir = foreign(generator(place))
+    with pytest.raises(ConfigError, match=f"must name only files in {work_dir}/epoch_1, got '{place}'; if you trust"):
+        jengine.load_model(work_dir)
+    assert found == []
+
+
+def test_a_foreign_config_reads_no_link_out_of_the_checkpoint(foreign, tmp_path):
+    (tmp_path / "secret.json").write_text("{}")
+    work_dir = foreign(generator("bytes"))
+    jengine.load_model(work_dir)
+    link = work_dir / "epoch_1" / "tokenizer.json"
+    link.symlink_to(tmp_path / "secret.json")
+    with pytest.raises(ConfigError, match="must name only files in"):
+        jengine.load_model(foreign(generator(str(link))))
+    link.unlink()
+
+
+@pytest.mark.parametrize("kind", ["gs_bucket", "s3_bucket"])
+def test_a_checkpoint_in_a_bucket_is_read_without_trust_and_nothing_beside_it(request, tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("JENGINE_LOCAL_DIR", str(tmp_path))
+    url = f"{request.getfixturevalue(kind)}/run"
+    runner = train_objects(url, cfg=dict(model=linen_model(dict(type="PredictLinen"))))
+    expected = runner.predict(dict(x=X))
+    np.testing.assert_allclose(jengine.load_model(url)(dict(x=X)), expected, rtol=1e-5, atol=1e-6)
+    train_objects(f"{url}_2", cfg=dict(model=generator(f"{url}/tokenizer.json")))
+    with pytest.raises(ConfigError, match="must name only files in"):
+        jengine.load_model(f"{url}_2")
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_the_data_of_a_foreign_config_are_read_only_in_the_checkpoint(foreign, tmp_path, requests, capsys, is_local):
+    url, found = requests
+    (tmp_path / "a.json").write_text('{"metainfo": {}, "data_list": []}')
+    dataset = dict(type="BaseDataset", ann_file=str(tmp_path / "a.json") if is_local else f"{url}/a.json")
+    loader = dict(batch_size=1, num_workers=2, dataset=dataset)
+    work_dir = foreign(linen_model(dict(type="flax.linen.Dense", features=2)), test_dataloader=loader)
+    assert main(["ckpt", "export", str(work_dir), "--jax-export", str(tmp_path / "out")]) == 2
+    assert "must name only files in" in capsys.readouterr().err
+    assert found == []
+
+
+def test_the_data_of_a_foreign_config_are_no_pickle(foreign, tmp_path, capsys):
+    path = tmp_path / "executed"
+    dataset = dict(type="BaseDataset", ann_file="a.pkl")
+    work_dir = foreign(linen_model(dict(type="flax.linen.Dense", features=2)))
+    pickled = work_dir / "epoch_1" / "a.pkl"
+    pickled.write_bytes(f"cpathlib\nPath.touch\n(cpathlib\nPath\n(V{path}\ntRtR.".encode())
+    dataset["ann_file"] = str(pickled)
+    foreign(linen_model(dict(type="flax.linen.Dense", features=2)), test_dataloader=dict(batch_size=1, dataset=dataset))
+    assert main(["ckpt", "export", str(work_dir), "--jax-export", str(tmp_path / "out")]) == 2
+    assert "a config from elsewhere must name no pickle" in capsys.readouterr().err
+    assert not path.exists()
+    pickled.unlink()
 
 
 needs_flatbuffers = pytest.mark.skipif(importlib.util.find_spec("flatbuffers") is None, reason="needs flatbuffers")

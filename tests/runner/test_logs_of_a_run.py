@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.data import ArrayDataset
 from jengine.hooks import Hook, LoggerHook
 from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, pending_scalars
 from jengine.model import FunctionalModel
@@ -495,3 +496,138 @@ def test_the_learning_rate_in_the_log_is_that_of_the_first_parameter_as_defined(
     runner.train()
     line = scalar_lines(runner)[0]
     assert (line["lr"], line["base_lr"]) == (0.05, 0.1)
+
+
+# --- Means over windows ---
+
+
+class StopAt(Hook):
+    """Stop training after an iteration."""
+
+    def __init__(self, iteration):
+        self.iteration = iteration
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        runner.train_loop.stop_training |= runner.iter + 1 == self.iteration
+
+
+def make_means(*windows, sources=("loss",)):
+    return dict(
+        custom_cfg=[
+            dict(data_src=source, log_name=f"{window}_{source}", method_name="mean", window_size=window)
+            for source in sources
+            for window in windows
+        ]
+    )
+
+
+def count_up(length, **settings):
+    """Return arguments for a run whose loss in the i-th iteration of an epoch is i."""
+    data = ArrayDataset(dict(x=np.ones((length, 1), np.float32), y=np.arange(length, dtype=np.float32)))
+    return dict(
+        model=FunctionalModel(lambda: {"w": jnp.zeros(1)}, lambda p, b: b["y"] * (1 + b["x"] @ p["w"])),
+        train_dataloader=dict(batch_size=1, dataset=data, sampler=dict(type="DefaultSampler", shuffle=False)),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.0), clip_grad=dict(max_norm=1e9), **settings),
+        val_dataloader=None, val_cfg=None, val_evaluator=None,
+    )  # fmt: skip
+
+
+def train_lines(runner):
+    return {row["step"]: row for row in scalar_lines(runner) if row.get("mode") == "train"}
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 10])
+def test_means_over_an_epoch_and_long_windows_continue_after_a_resume(make_runner, tmp_path, steps_per_call):
+    arguments = dict(
+        **count_up(300),
+        work_dir=tmp_path,
+        train_cfg=dict(max_epochs=2, steps_per_call=steps_per_call),
+        log_processor=make_means("epoch", 280),
+        default_hooks=dict(logger=dict(type="LoggerHook", interval=60)),
+    )
+    make_runner(custom_hooks=[StopAt(570)], **arguments).train()
+    runner = make_runner(resume=True, **arguments)
+    runner.train()
+    line = train_lines(runner)[600]
+    assert (line["step"], line["epoch_loss"], line["280_loss"]) == (600, 149.5, np.arange(20, 300).mean())
+
+
+def test_the_epoch_mean_of_a_scalar_of_some_iterations_is_over_these(make_runner):
+    # the norm is reported by updates, every fourth iteration
+    runner = make_runner(
+        **count_up(8, accumulative_counts=4),
+        train_cfg=dict(max_epochs=2),
+        log_processor=make_means("epoch", sources=("loss", "grad_norm")),
+        default_hooks=dict(logger=dict(type="LoggerHook", interval=2)),
+    )
+    runner.train()
+    lines = train_lines(runner)
+    norms = [np.arange(4).mean(), np.arange(4, 8).mean()]
+    found = [lines[step].get("epoch_grad_norm") for step in range(2, 17, 2)]
+    assert found == pytest.approx([None, norms[0], norms[0], np.mean(norms)] * 2)
+    assert [lines[step]["epoch_loss"] for step in range(2, 17, 2)] == [0.5, 1.5, 2.5, 3.5] * 2
+
+
+@pytest.mark.parametrize("parallel", [None, dict(type="Pjit"), dict(type="DataParallel")])
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_means_of_the_loss_count_only_the_real_examples_of_a_padded_batch(make_runner, parallel, steps_per_call):
+    y = np.array([1] * 16 + [10] * 4, np.float32)
+    runner = make_runner(
+        model=FunctionalModel(lambda: {"w": jnp.zeros(1)}, lambda p, b: jnp.square(b["x"] @ p["w"] - b["y"])),
+        train_dataloader=dict(
+            batch_size=8, drop_last=False, dataset=ArrayDataset(dict(x=np.ones((20, 1), np.float32), y=y)),
+            sampler=dict(type="DefaultSampler", shuffle=False),
+        ),
+        train_cfg=dict(max_epochs=1, steps_per_call=steps_per_call),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.0), clip_grad=dict(max_norm=1e9)),
+        val_dataloader=None, val_cfg=None, val_evaluator=None, parallel=parallel,
+        log_processor=make_means("epoch", "global", 2, sources=("loss", "grad_norm")),
+        default_hooks=dict(logger=dict(type="LoggerHook", interval=3)),
+    )  # fmt: skip
+    runner.train()
+    (line,) = train_lines(runner).values()
+    expected = np.square(y).mean()
+    assert (line["loss"], line["epoch_loss"], line["global_loss"]) == pytest.approx((expected,) * 3)
+    assert line["2_loss"] == pytest.approx((8 * 1 + 4 * 100) / 12)
+    assert line["epoch_grad_norm"] == pytest.approx((2 + 2 + 20) / 3)  # of a step, not of an example
+    assert "(weight)" not in line
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 10])
+def test_a_dropped_step_has_no_part_in_the_means(make_runner, steps_per_call):
+    y = np.ones(20, np.float32)
+    y[6], y[13] = np.nan, 1e6  # one that is not finite, and a spike
+    runner = make_runner(
+        model=FunctionalModel(lambda: {"w": jnp.zeros(1)}, lambda p, b: jnp.square(b["x"] @ p["w"] - b["y"])),
+        train_dataloader=dict(
+            batch_size=1, dataset=ArrayDataset(dict(x=np.ones((20, 1), np.float32), y=y)),
+            sampler=dict(type="DefaultSampler", shuffle=False),
+        ),
+        train_cfg=dict(max_epochs=1, steps_per_call=steps_per_call),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.0)),
+        val_dataloader=None, val_cfg=None, val_evaluator=None,
+        custom_hooks=[dict(type="NumericsGuardHook", spike_factor=10, window=3)],
+        log_processor=make_means("epoch", "global"),
+        default_hooks=dict(logger=dict(type="LoggerHook", interval=10)),
+    )  # fmt: skip
+    runner.train()
+    for line in train_lines(runner).values():
+        assert (line["loss"], line["epoch_loss"], line["global_loss"]) == (1.0, 1.0, 1.0)
+    assert line["dropped_steps"] == 2.0
+    losses = runner.message_hub.get_scalar("train/loss").data[0]
+    assert losses[13] == pytest.approx(1e12)  # what happened is still there
+
+
+def test_one_nan_without_a_guard_does_not_stay_in_the_means(make_runner):
+    arguments = count_up(20)
+    arguments["model"] = FunctionalModel(lambda: {"w": jnp.zeros(1)}, lambda p, b: b["y"] + b["x"] @ p["w"])
+    arguments["train_dataloader"]["dataset"].arrays["y"][6] = np.nan
+    runner = make_runner(
+        **arguments,
+        train_cfg=dict(max_epochs=1, on_nonfinite="ignore"),
+        log_processor=make_means("epoch"),
+        default_hooks=dict(logger=dict(type="LoggerHook", interval=20)),
+    )
+    runner.train()
+    (line,) = train_lines(runner).values()
+    assert line["epoch_loss"] == pytest.approx((sum(range(20)) - 6) / 19)

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from jengine.config import load_config
+from jengine.config import load_config, resolve
 from jengine.config.mmengine_keys import drop_without_effect
 from jengine.errors import ConfigError
 from jengine.runner import Runner
@@ -46,7 +46,7 @@ def test_a_flat_config_trains_and_one_line_names_the_keys_without_effect(tmp_pat
     assert runner.iter == 4
     (log,) = pathlib.Path(tmp_path, "run").glob("*/*.log")
     summary = log.read_text().partition("that are changed or have no effect here:\n")[2]
-    named = "default_scope env_cfg launcher vis_backends randomness.deterministic randomness.diff_rank_seed "
+    named = "default_scope env_cfg launcher randomness.deterministic randomness.diff_rank_seed "
     named += "train_dataloader.persistent_workers train_dataloader.pin_memory train_dataloader.collate_fn"
     lines = [line.split(":")[0].strip() for line in summary.splitlines()]
     assert lines[: lines.index("train_dataloader.collate_fn") + 1] == [
@@ -88,7 +88,7 @@ PUBLIC = {
         "default_hooks = dict(visualization=dict(type='SegVisualizationHook', draw=True),\n"
         "                     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False))\n"
         "train_cfg = dict(type='IterBasedTrainLoop', max_iters=8, val_interval=4)\nval_cfg = dict(type='ValLoop')",
-        ["visualizer.type", "tta_model", "vis_backends"],
+        ["visualizer.type", "tta_model"],
     ),
     "self-supervised": (
         "log_processor = dict(window_size=10, custom_cfg=[dict(data_src='', method='mean', windows_size='global')])\n"
@@ -128,6 +128,64 @@ def test_the_runtime_and_schedule_files_of_public_packages_load_as_they_are(name
     loader = ["worker_init_fn", "timeout", "pin_memory", "batch_sampler", "collate_fn"]
     expected = {*changed, "default_scope", "env_cfg", *(f"train_dataloader.{key}" for key in loader)}
     assert paths == {*expected, "val_evaluator[0].collect_device", "val_evaluator[1].collect_dir"}
+
+
+BOARD = "[dict(type='TensorboardVisBackend')]"
+LOCAL = "[dict(type='LocalVisBackend')]"
+
+
+@pytest.mark.parametrize(
+    ("base", "child", "expected"),
+    [
+        ("", f"vis_backends = {BOARD}", None),
+        ("", f"vis_backends = {BOARD}\nvisualizer = dict(type='Visualizer')", None),
+        ("", f"vis_backends = {BOARD}\nvisualizer = dict(vis_backends=vis_backends)", ["TensorboardVisBackend"]),
+        ("", f"vis_backends = {BOARD}\nvisualizer = dict(vis_backends={LOCAL})", None),  # nothing reads it
+        ("", f"vis_backends = {BOARD}\nvisualizer = dict(vis_backends={BOARD})", ["TensorboardVisBackend"]),  # a dump
+        (f"vis_backends = {LOCAL}\nvisualizer = dict(vis_backends=vis_backends)", f"vis_backends = {BOARD}", None),
+        (
+            f"vis_backends = {LOCAL}\nvisualizer = dict(vis_backends=vis_backends)",
+            f"visualizer = dict(vis_backends={BOARD})",
+            ["TensorboardVisBackend"],
+        ),
+        (f"vis_backends = {BOARD}", "vis_backends = None", []),
+    ],
+)
+def test_backends_at_the_top_level_are_those_of_the_visualizer_or_an_error(tmp_path, base, child, expected):
+    (tmp_path / "base.py").write_text(f"work_dir = 'w'\n{base}")
+    (tmp_path / "child.py").write_text(f"_base_ = 'base.py'\n{child}")
+    cfg = resolve(load_config(tmp_path / "child.py"))
+    if expected is None:
+        with pytest.raises(ConfigError, match=r"`vis_backends` must be in `visualizer`, .*Tensorboard"):
+            drop_without_effect(cfg)
+        return
+    cfg, _ = drop_without_effect(cfg)
+    assert "vis_backends" not in cfg
+    assert [backend["type"] for backend in cfg.get("visualizer", {}).get("vis_backends", [])] == expected
+
+
+def test_backends_on_the_command_line_without_a_visualizer_are_an_error(tmp_path):
+    (tmp_path / "a.py").write_text(f"vis_backends = {LOCAL}\nvisualizer = dict(vis_backends=vis_backends)\n{RUN}")
+    with pytest.raises(ConfigError, match="`vis_backends` must be in `visualizer`"):
+        drop_without_effect(
+            resolve(load_config(tmp_path / "a.py", ["visualizer=None", "vis_backends=[{'type': 'A'}]"]))
+        )
+
+
+@pytest.mark.parametrize("unset", ["None", "dict(_delete_=True)"])
+@pytest.mark.parametrize("place", ["data_preprocessor = {}", "model = dict(data_preprocessor={})"])
+def test_an_inherited_data_preprocessor_can_be_unset(tmp_path, unset, place):
+    (tmp_path / "base.py").write_text(place.format("dict(mean=[0.5], std=[0.2])"))
+    model = "model = dict(type='FunctionalModel', init='jax.random.bits', loss='operator.sub')\n"
+    own = place.format(unset).replace("model = dict(", model.replace(")\n", ", "))
+    own = own if own.startswith("model") else model + own
+    (tmp_path / "child.py").write_text(f"_base_ = 'base.py'\nwork_dir = {str(tmp_path)!r}\n{own}\n")
+    cfg = load_config(tmp_path / "child.py")
+    Runner.from_cfg(cfg)
+    kept, _ = drop_without_effect(resolve(cfg))
+    assert kept == dict(
+        work_dir=str(tmp_path), model=dict(type="FunctionalModel", init="jax.random.bits", loss="operator.sub")
+    )
 
 
 def test_unknown_names_that_are_not_of_public_packages_stay_errors(tmp_path):

@@ -331,11 +331,12 @@ def test_a_run_may_continue_with_a_non_finite_loss(make_runner, caplog, on_nonfi
 
 
 @pytest.mark.parametrize(("steps_per_call", "counts"), [(1, 1), (1, 3), (4, 3)])
-def test_steps_that_a_loss_scale_skips_do_not_count(make_runner, steps_per_call, counts):
+@pytest.mark.parametrize("bad", [0, 1, 2, 3, 4])  # in any iteration of the first or the second window
+def test_steps_that_a_loss_scale_skips_do_not_count(make_runner, steps_per_call, counts, bad):
     amp = dict(type="AmpOptimWrapper", dtype="float32", loss_scale=2.0**126, accumulative_counts=counts)
     huge = falling_data([])
-    huge["dataset"].arrays["x"][4] = 1e38  # twice 1e38 overflows, and so does the gradient of a loss that is scaled
-    huge["dataset"].arrays["offset"][4] = np.inf
+    huge["dataset"].arrays["x"][bad] = 1e38  # twice 1e38 overflows, and so does the gradient of a loss that is scaled
+    huge["dataset"].arrays["offset"][bad] = np.inf
     runner = make_runner(
         **falling(
             train_dataloader=huge,
@@ -346,4 +347,25 @@ def test_steps_that_a_loss_scale_skips_do_not_count(make_runner, steps_per_call,
     )
     state = runner.train()
     assert int(optax.tree.get(state.opt_state, "skipped_steps")) == 1
+    assert np.isinf(runner.message_hub.get_scalar("train/loss").data[0][bad])
+
+
+def test_a_window_that_the_end_cuts_short_does_not_stop_a_run_with_a_loss_scale(make_runner):
+    class Stop(Hook):
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            runner.train_loop.stop_training = runner.iter == 4
+
+    huge = falling_data([])
+    huge["dataset"].arrays["x"][4] = 1e38
+    huge["dataset"].arrays["offset"][4] = np.inf
+    amp = dict(type="AmpOptimWrapper", dtype="float32", loss_scale=2.0**126, accumulative_counts=3)
+    runner = make_runner(
+        **falling(
+            train_dataloader=huge,
+            optim_wrapper={**amp, "optimizer": dict(type="SGD", lr=0.25)},
+            custom_hooks=[Stop()],
+        )
+    )
+    runner.train()
+    assert runner.iter == 5
     assert np.isinf(runner.message_hub.get_scalar("train/loss").data[0][4])

@@ -115,6 +115,22 @@ def test_the_last_accumulation_window_may_be_shorter(make_runner):
     np.testing.assert_allclose(state.params["w"], w, rtol=1e-5, atol=1e-6)
 
 
+def test_a_longer_run_after_a_shorter_last_window_updates_with_means(make_runner):
+    def train(iterations, **changes):
+        cfg = dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=4)
+        train_cfg = dict(by_epoch=False, max_iters=iterations)
+        return make_runner(train_dataloader=batches(24), train_cfg=train_cfg, optim_wrapper=cfg, **NO_VAL, **changes)
+
+    train(6, default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=6))).train()
+    state = train(12, resume=True).train()
+    data, w, b = batches(24), np.zeros(2), 0.0
+    for window in (data[:4], data[4:6], data[6:8], data[8:12]):
+        x, y = (np.concatenate([batch[name] for batch in window]) for name in ("x", "y"))
+        error = x @ w + b - y
+        w, b = w - 0.1 * 2 * x.T @ error / len(y), b - 0.1 * 2 * error.mean()
+    np.testing.assert_allclose(state.params["w"], w, rtol=1e-5, atol=1e-6)
+
+
 def test_a_small_batch_accumulated_equals_the_large_batch(make_runner):
     small, cfg = batches(16, size=4), dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9))
     large = [{k: np.concatenate([b[k] for b in small[i : i + 4]]) for k in ("x", "y")} for i in range(0, 16, 4)]

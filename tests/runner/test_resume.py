@@ -328,14 +328,14 @@ def test_the_source_of_the_schedules_after_a_resume_can_be_chosen(make_runner, t
         def before_train_iter(self, runner, batch_idx, data_batch=None):
             seen.append(runner.optim_wrapper.get_lr()["lr"][0])
 
-    runner = run(4, resume=True, resume_policy=dict(schedules=choice), custom_hooks=[Look()])
+    runner = run(4, resume=True, resume_settings=choice, custom_hooks=[Look()])
     runner.train()
     assert seen[0] == pytest.approx(rate)
     log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
-    assert f"Those of the {choice} are used" in log
-    assert "param_scheduler[0].T_max: 4 in the config, 2 in the checkpoint" in log
-    with pytest.raises(ValueError, match="must be .checkpoint. or .config. or .error., got .both."):
-        make_runner(resume_policy=dict(schedules="both"))
+    assert ("but for the optimizer and the schedules those of the checkpoint" in log) == (choice == "checkpoint")
+    assert "param_scheduler.T_max: 4 in the config, 2 in the checkpoint" in log
+    with pytest.raises(ValueError, match="must be .config. or .checkpoint., got .both."):
+        make_runner(resume_settings="both")
 
 
 def test_a_validation_before_training_does_not_replace_the_weights_to_load(make_runner, tmp_path):

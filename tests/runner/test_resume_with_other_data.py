@@ -6,7 +6,6 @@ import types
 import numpy as np
 import pytest
 
-from jengine.checkpoint.start_from import ResumePolicy
 from jengine.data import ArrayDataset, build_dataloader
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
@@ -176,16 +175,14 @@ def test_schedules_converted_from_epochs_keep_their_place_in_the_epoch(tmp_path)
     assert hook.rates == pytest.approx(expected, rel=1e-5)
 
 
-def test_other_data_are_an_error_if_the_position_must_be_exact(tmp_path):
+def test_another_batch_size_is_an_error_if_the_resume_must_be_exact(tmp_path):
     train(tmp_path, loader(64, 8), stop=3, save=3, train_cfg=PASSES)
-    with pytest.raises(
-        ConfigError, match=r"must be those of the checkpoint .* got batch size 4 \(8 in the checkpoint\)"
-    ):
-        train(tmp_path, loader(64, 4), resume=True, train_cfg=PASSES, resume_policy=dict(data="exact"))
+    with pytest.raises(ConfigError, match="train_dataloader.batch_size: 4 in the config, 8 in the checkpoint"):
+        train(tmp_path, loader(64, 4), resume="exact", train_cfg=PASSES)
 
 
 class Messages:
-    """Collect the warnings of a run."""
+    """Collect the messages of a run."""
 
     def __init__(self):
         self.texts = []
@@ -193,17 +190,18 @@ class Messages:
     def warning(self, text):
         self.texts.append(text)
 
+    info = warning
 
-def restore(saved, data, index, count, policy="closest"):
+def restore(saved, data, index, count, exact=False, devices=1):
     """Restore a position in a run of `count` processes; return its loader, loop and messages."""
     loader = build_dataloader(data(), train=True, process_index=index, process_count=count)
     loop = types.SimpleNamespace(
         by_epoch=True, iter=saved["inner_iter"], epoch=0, epoch_start=0, max_epochs=1, position=None,
         epoch_length=len(loader), max_iters=len(loader),
     )  # fmt: skip
+    strategy = types.SimpleNamespace(data_shard=DataShard(index, count), batch_multiple=devices)
     runner = types.SimpleNamespace(
-        train_loop=loop, train_dataloader=loader, strategy=types.SimpleNamespace(data_shard=DataShard(index, count)),
-        resume_policy=ResumePolicy(data=policy), logger=Messages(),
+        train_loop=loop, train_dataloader=loader, strategy=strategy, resume_is_exact=exact, logger=Messages(),
     )  # fmt: skip
     restore_position(runner, saved)
     return loader, loop, runner.logger.texts
@@ -234,6 +232,19 @@ def test_another_number_of_processes_continues_at_the_same_example(old, new):
     assert sorted(before + rest) == list(range(64))
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_another_number_of_devices_is_one_line(processes):
+    _, saved = train_on_processes(loader(64, 4), processes, num_batches=2)
+    *_, messages = restore({**saved, "devices": 2 * processes}, loader(64, 4), 0, processes, devices=4)
+    total = 4 * processes
+    assert messages == [
+        f"The run continues at the same example with the same global batch of {total}: 1 examples on each of {total} "
+        f"devices, instead of 2 on {2 * processes}."
+    ]
+    for old in (saved, {**saved, "devices": total}):  # of an earlier version, and without a change
+        assert restore(old, loader(64, 4), 0, processes, devices=4)[2] == []
+
+
 def test_a_position_between_the_examples_of_the_processes_repeats_a_few():
     data = loader(60, 3)
     _, saved = train_on_processes(data, 1, num_batches=3)
@@ -261,4 +272,4 @@ def test_each_process_continues_at_its_own_position():
 def test_another_number_of_processes_is_an_error_if_the_position_must_be_exact():
     _, saved = train_on_processes(loader(64, 4), 2, num_batches=2)
     with pytest.raises(ConfigError, match=r"got data shards: 4 \(2 in the checkpoint\)"):
-        restore(saved, loader(64, 4), 0, 4, policy="exact")
+        restore(saved, loader(64, 4), 0, 4, exact=True)

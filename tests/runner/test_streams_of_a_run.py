@@ -64,7 +64,7 @@ def test_a_resumed_run_continues_with_the_next_batch(tmp_path, make_data, train_
 
 
 def test_workers_of_grain_continue_with_the_next_batch(tmp_path):
-    arguments = dict(train_cfg=dict(by_epoch=False, max_iters=6), resume_policy=dict(data="exact"))
+    arguments = dict(train_cfg=dict(by_epoch=False, max_iters=6))
     first, _ = train(tmp_path, lambda: grain_loader(workers=2), stop=5, **arguments)
     second, _ = train(tmp_path, lambda: grain_loader(workers=2), resume=True, **arguments)
     assert second == first[3:6]
@@ -107,8 +107,8 @@ def test_what_cannot_be_saved_is_logged_at_the_start_and_at_the_resume(tmp_path)
 
 def test_a_position_that_cannot_be_saved_is_an_error_if_it_must_be_exact(tmp_path):
     with pytest.raises(ConfigError, match="must be data whose position can be saved .* got function batches"):
-        train(tmp_path, lambda: batches, resume_policy=dict(data="exact"))
-    train(tmp_path, map_dataset, resume_policy=dict(data="exact"))
+        train(tmp_path, lambda: batches, resume="exact")
+    train(tmp_path, map_dataset, resume="exact")
 
 
 def test_data_that_allow_one_pass_end_with_an_error_and_what_was_done_is_saved(tmp_path):

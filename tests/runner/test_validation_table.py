@@ -36,14 +36,14 @@ def test_monitored_metrics_and_their_rules_come_before_names():
     assert [row[-1] for row in table[1:]] == ["a", "b"]
 
 
-def test_of_equal_values_the_last_is_the_best_and_nan_never_is():
+def test_of_equal_values_the_first_is_the_best_and_nan_never_is():
     table = cells(format_validations(make_validations([float("nan"), 1.0, 1.0, 2.0], "loss"), by_epoch=True))
-    assert [row[-1] for row in table[1:]] == ["", "", "loss", ""]
+    assert [row[-1] for row in table[1:]] == ["", "loss", "", ""]
 
 
 def test_without_a_metric_to_compare_no_row_is_marked():
-    assert cells(format_validations(make_validations([1.0], "fid"), by_epoch=False)) == [
-        ["iter", "fid"],
+    assert cells(format_validations(make_validations([1.0], "score"), by_epoch=False)) == [
+        ["iter", "score"],
         ["10", "1.0000"],
     ]
 

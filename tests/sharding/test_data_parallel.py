@@ -12,7 +12,7 @@ from jengine.errors import ConfigError
 from jengine.hooks import Hook, SyncBuffersHook
 from jengine.model import FunctionalModel, LinenModel
 from jengine.registry import STRATEGIES
-from jengine.sharding import Collective, DataParallel
+from jengine.sharding import Collective, DataParallel, convert_replica_axis
 from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives
 
 IMPLS = ["shard_map", "pmap"]
@@ -229,6 +229,41 @@ def test_the_loss_of_an_iteration_that_only_accumulates_is_the_mean_over_replica
     assert run(dict(type="DataParallel", impl=impl, devices=4), "many") == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("impl", ["shard_map", "pmap"])
+@pytest.mark.parametrize("settings", [{}, dict(steps_per_call=2)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [optax.lbfgs, lambda: optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(15))],
+    ids=["zoom", "backtracking"],
+)
+def test_a_line_search_decides_alike_on_all_replicas_although_their_data_differ(make_run, impl, settings, optimizer):
+    rng = np.random.default_rng(0)
+    x, kernel, head = (rng.normal(size=size).astype(np.float32) for size in ((32, 6), (6, 5), (5, 1)))
+    y = np.sin(x.sum(1))
+
+    def loss(params, batch):
+        return jnp.square((jnp.tanh(batch["x"] @ params["kernel"]) @ params["head"])[:, 0] - batch["y"])
+
+    init = {"kernel": kernel, "head": head}
+    data = [dict(x=x[i : i + 8], y=y[i : i + 8]) for i in range(0, 32, 8)]
+    run = make_run(
+        dict(type="DataParallel", devices=4, impl=impl),
+        model=FunctionalModel(lambda: jax.tree.map(jnp.asarray, init), loss),
+        train_dataloader=data,
+        optim_wrapper=optimizer(),
+        train_cfg=dict(by_epoch=False, max_iters=6, **settings),
+    )
+    trained = run.train().params
+    params, tx = jax.tree.map(jnp.asarray, init), optimizer()
+    state = tx.init(params)
+    for i in range(6):
+        value_fn = lambda params, i=i: loss(params, data[i % 4]).mean()  # noqa: E731 - a line search reads its signature
+        value, grad = jax.value_and_grad(value_fn)(params)
+        updates, state = tx.update(grad, state, params, value=value, grad=grad, value_fn=value_fn)
+        params = optax.apply_updates(params, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), trained, params)
+
+
 def test_padded_examples_have_no_effect(make_run):
     data = ArrayDataset(dict(x=X[:11], y=Y[:11]))  # in a batch of 16 on 8 devices three replicas have only padding
     changes = dict(
@@ -326,6 +361,16 @@ def test_a_run_resumes_on_another_number_of_replicas_with_their_statistics_and_g
             merge(merge_replicas, part(seen["state"]), resumed), merge(merge_replicas, part(first), saved), strict=True
         ):
             np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, None), (None, 2), (2, 4)])
+def test_typed_keys_of_the_model_state_come_from_the_first_replica(before, after):
+    keys = jax.random.split(jax.random.key(0), before or 1)
+    state = {"model_state": {"key": keys if before else keys[0]}}
+    found = convert_replica_axis(state, before, after)["model_state"]["key"]
+    assert found.shape == (() if after is None else (after,))
+    expected = np.broadcast_to(jax.random.key_data(keys[0]), (*found.shape, 2))
+    np.testing.assert_array_equal(jax.random.key_data(found), expected)
 
 
 def test_replicas_start_from_weights_of_one_device(make_run, tmp_path):

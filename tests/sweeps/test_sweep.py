@@ -11,10 +11,12 @@ from jengine.cli import main
 from jengine.cli.parser import build_parser
 from jengine.cli.sweep_check import make_plan
 from jengine.errors import ConfigError
+from jengine.runs.run_table import read_table
 from jengine.sweeps.check import Request
 from jengine.sweeps.space import ValueRange
 from jengine.sweeps.trials import make_trials, read_record
 
+ENDLESS = ["--config.train_cfg.max_iters=1000000", "--config.train_cfg.val_interval=1000000"]
 CONFIG = pathlib.Path(__file__).parent / "swept_config.py"
 WITH_SWEEP = CONFIG.with_name("config_with_sweep.py")
 
@@ -198,6 +200,7 @@ def test_runs_of_an_earlier_start_are_found_by_their_settings(tmp_path):
         ("Traceback\n  line\npkg.mod.OwnError: bad\nnote of it\n", 1, "pkg.mod.OwnError: bad"),
         ("", 7, "exit code 7"),
         ("", -9, "ended by SIGKILL, perhaps because memory ran out; see "),
+        ("", -40, "ended by signal 40; see "),  # real-time signals have no names
     ],
 )
 def test_the_reason_of_a_failure_is_the_error_or_the_signal(tmp_path, output, code, error):
@@ -207,3 +210,46 @@ def test_the_reason_of_a_failure_is_the_error_or_the_signal(tmp_path, output, co
     trial.start()
     trial.finish(code, is_stopping=False)
     assert (trial.status, trial.error.startswith(error)) == ("failed", True)
+
+
+@pytest.mark.parametrize("content", ['{"overrides": {', "[1]", "[" * 100_000])
+@pytest.mark.parametrize("name", ["trial.json", "sweep.json"])
+def test_a_damaged_record_is_an_error_and_not_a_missing_one(tmp_path, name, content):
+    path = tmp_path / "lr=0.1" / "trial.json" if name == "trial.json" else tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=f"{name} must be as the sweep has written it, got .*; remove it"):
+        jengine.sweep(CONFIG, grid={"lr": [0.1]}, work_dir=tmp_path)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(max_time="soon"), "`max_time`: a duration must be like '90s', '15m', '2h' or '23:50:00', got 'soon'"),
+        (dict(max_time="1h", launcher="submitit"), "`max_time` must come with launcher='local', got 'submitit'"),
+    ],
+)
+def test_a_time_limit_of_another_form_is_refused(tmp_path, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        jengine.sweep(CONFIG, grid={"lr": [0.1]}, work_dir=tmp_path, **arguments)
+
+
+@pytest.mark.many_processes
+def test_a_run_that_takes_too_long_is_saved_and_fails(tmp_path, capsys):
+    options = ["--grid", "lr=0.1", "--work-dir", str(tmp_path), "--max-time", "8s", *ENDLESS]
+    assert main(["sweep", str(CONFIG), *options]) == 1
+    assert "lr=0.1 failed: ended after max_time='8s'" in capsys.readouterr().err
+    (row,) = read_table([tmp_path]).rows
+    assert (row.status, row.error) == ("failed", "ended after max_time='8s'")
+    assert (tmp_path / "lr=0.1" / f"iter_{row.iter}").is_dir()
+
+
+@pytest.mark.many_processes
+def test_the_exit_code_tells_of_a_run_whose_work_dir_another_process_holds(tmp_path, capsys):
+    directory = tmp_path / "lr=0.1"
+    directory.mkdir()
+    with open(directory / "run.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["sweep", str(CONFIG), "--grid", "lr=0.1", "--work-dir", str(tmp_path)]) == 1
+    assert "lr=0.1 failed: " in capsys.readouterr().err

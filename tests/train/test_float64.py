@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from jengine.model import FunctionalModel
+from jengine.optim import build_optim_wrapper
 from jengine.runner import Runner
+from jengine.train import RecompilationGuard, build_train_step, create_train_state
 
 SIZE = 28  # the inverses of these numbers are not exact in float32
 CLIP, SCALE, MOMENTUM, LR = 0.65, 1000.0, 0.1, 0.3
@@ -85,3 +87,65 @@ def test_a_run_in_float64_equals_one_by_hand(tmp_path, x64, loss, parallel):
     if parallel is None:
         scalars = (tmp_path / runner.timestamp / "vis_data" / "scalars.json").read_text()
         np.testing.assert_allclose(json.loads(scalars.splitlines()[0])["loss"], losses[0], **exact)
+
+
+MIXED = FunctionalModel(
+    init=lambda: {"kernel": jnp.ones((3, 2), jnp.float32), "scale": jnp.ones(2, jnp.float64)},
+    loss=lambda params, batch: jnp.square((batch["x"] @ params["kernel"] * params["scale"]).sum(-1) - batch["y"]),
+)
+IN_FLOAT64 = FunctionalModel(
+    init=lambda: jax.tree.map(lambda x: x.astype(jnp.float64), MIXED.init(jax.random.key(0), None)[0]),
+    loss=lambda params, batch: jnp.square((batch["x"] @ params["kernel"] * params["scale"]).sum(-1) - batch["y"]),
+)
+# those of jengine that take vectors, and some of optax
+OPTIMIZERS = [
+    *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "BertAdam", "DAdaptAdam", "LARS", "Lamb", "Lion"),
+    *("NAdam", "Prodigy", "ProximalAdan", "RAdam", "RMSprop", "Rprop", "SGD", "TorchAdafactor"),
+    *("adamw", "lion", "adafactor", "lamb"),
+]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_float32_and_float64_parameters_of_one_model_keep_their_states(name, x64):
+    settings = dict(momentum=0.9) if name in ("SGD", "RMSprop") else {}
+
+    def train(model, count=3):
+        rate = dict(learning_rate=0.01) if name.islower() else dict(lr=0.01)
+        wrapper = build_optim_wrapper(None, dict(optimizer=dict(type=name, **rate, **settings)))
+        guard = RecompilationGuard(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
+        step = jax.jit(guard)
+        state = create_train_state(*model.init(jax.random.key(0), None), wrapper, rng=jax.random.key(0))
+        types = jax.tree.map(jnp.result_type, state)
+        for batch in BATCHES[:count]:
+            state, _ = step(state, batch, wrapper.hyperparams)
+        assert jax.tree.map(jnp.result_type, state) == types
+        assert guard.traces == 1
+        return state.params
+
+    mixed, exact = train(MIXED), train(IN_FLOAT64)
+    assert not np.array_equal(mixed["scale"], np.ones(2))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), mixed, exact)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_a_run_with_float32_and_float64_parameters_is_resumed(tmp_path, x64, steps_per_call):
+    def run(work_dir, iterations, **changes):
+        return Runner(
+            MIXED,
+            work_dir,
+            train_dataloader=BATCHES,
+            train_cfg=dict(by_epoch=False, max_iters=iterations, steps_per_call=steps_per_call, on_recompile="raise"),
+            optim_wrapper=dict(
+                type="AmpOptimWrapper", dtype="float32", optimizer=dict(type="AdamW", lr=0.01), accumulative_counts=2,
+                clip_grad=dict(max_norm=1.0), loss_scale="dynamic",
+            ),
+            custom_hooks=[dict(type="EMAHook"), dict(type="NumericsGuardHook"), dict(type="HistogramHook", interval=2)],
+            default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=2)),
+            **changes,
+        ).train()  # fmt: skip
+
+    whole = run(tmp_path / "whole", 4)
+    run(tmp_path / "resumed", 2)
+    resumed = run(tmp_path / "resumed", 4, resume=True)
+    assert resumed.params["kernel"].dtype == jnp.float32
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)

@@ -161,6 +161,19 @@ def test_a_gan_with_gradient_penalty_equals_a_loop_by_hand():
     np.testing.assert_allclose(losses, expected, rtol=1e-5)  # the sum of the losses of both
 
 
+def test_the_scales_of_mixed_precision_are_no_part_of_the_total_loss():
+    def train_step(state, batch, ctx):
+        state, first = ctx.update(state, lambda params: 2.0 + params["a"] ** 2, "a")
+        state, second = ctx.update(state, lambda params: 3.0 + params["b"] ** 2, "b")
+        assert {"loss_scale_a", "loss_scale_b"} <= {**first, **second}.keys()
+        return state, {**first, **second}
+
+    amp = dict(type="AmpOptimWrapper", dtype="float16", optimizer=dict(type="SGD", lr=0.1))
+    params = {"a": jnp.zeros(()), "b": jnp.zeros(())}
+    wrappers = build_optim_wrapper(params, dict(a=amp, b=amp))
+    assert run(own(train_step, lambda: params), wrappers)[1] == [5.0] * 6
+
+
 def test_meta_learning_with_an_inner_loop_equals_a_loop_by_hand():
     # MAML on sines (Finn et al. 2017): each example is a task with 5 points to adapt to and 5 to be judged by
     phases = RNG.uniform(0, np.pi, (6, 4, 1)).astype(np.float32)
@@ -328,12 +341,12 @@ def test_gradients_are_unscaled_under_a_loss_scale_and_networks_compute_in_low_p
         (
             lambda state, m: (state.replace(params={"w": state.params["w"]}), m),
             ValueError,
-            "'params.b' was float32.*absent",
+            r"`params.b` must stay float32\[\] in a training step, got absent",
         ),
         (
             lambda state, m: (state.replace(params={**state.params, "w": jnp.zeros(4)}), m),
             ValueError,
-            r"'params.w' was float32\[3\], is float32\[4\]",
+            r"`params.w` must stay float32\[3\] in a training step, got float32\[4\]",
         ),
         (
             lambda state, m: (state, {**m, "p": jnp.ones(2)}),

@@ -5,6 +5,7 @@ import pytest
 
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, autocast
+from jengine.model.precision import build_model
 from jengine.optim import AmpOptimWrapper, OptimWrapper
 from jengine.optim.gradients import sum_losses
 from jengine.train import (
@@ -236,7 +237,92 @@ def test_an_overflow_within_a_window_leaves_the_model_state_finite():
     means, state = [], start(model, wrapper)
     for x, step in zip((2.0, 1e5, 4.0), (*steps[:1], *steps), strict=True):
         batch = {"x": np.array([x, 0.0], np.float32)}
-        state, _ = step(state, batch, {**wrapper.hyperparams, "accumulation_divisor": 3.0})
+        state, _ = step(state, batch, wrapper.hyperparams)
         means.append(float(state.model_state["mean"]))
     assert means == [1.0, 1.0, 2.5]
     assert state.params["w"].tolist() == [1.0, 1.0]  # the window overflowed
+
+
+@pytest.mark.parametrize(
+    ("initial", "change", "message"),
+    [
+        (
+            jnp.zeros(2, jnp.bfloat16),
+            lambda s: {"a": s["a"] + jnp.ones(2)},
+            r".a` must stay bfloat16\[2\] .* got float32",
+        ),
+        (
+            jnp.zeros(2),
+            lambda s: {"a": s["a"].sum()},
+            r".a` must stay float32\[2\] in a training step, got float32\[\]:",
+        ),
+        (
+            jnp.zeros(2, jnp.int32),
+            lambda s: {"a": s["a"] * 0.5 * jnp.ones(2)},
+            r".a` must stay int32\[2\] .* got float32",
+        ),
+        (jnp.zeros(2), lambda s: {"a": s["a"], "b": jnp.ones(())}, r".b` must stay absent .* got float32\[\]"),
+        (jnp.zeros(2), lambda s: {}, r".a` must stay float32\[2\] in a training step, got absent"),
+        ([jnp.zeros(2)], lambda s: {"a": tuple(s["a"])}, r"` must stay PyTreeDef.* got PyTreeDef"),
+    ],
+    ids=["dtype", "shape", "kind", "new key", "lost key", "container"],
+)
+@pytest.mark.parametrize("part", ["model", "hook", "micro"])
+def test_a_state_that_changes_in_a_step_is_refused_with_its_path(initial, change, message, part):
+    class Changes(Hook):
+        def init_traced_state(self, params, model_state):
+            return {"a": initial}
+
+        def traced_update(self, ctx):
+            return ctx.replace(hook_state=change(ctx.hook_state))
+
+    def loss(params, model_state, batch):
+        return (params["w"] * batch["x"].sum(-1)).mean(), model_state if part == "hook" else change(model_state)
+
+    model = FunctionalModel(lambda: ({"w": jnp.zeros(())}, {"a": initial}), loss)
+    hooks = [Changes()] if part == "hook" else []
+    wrapper = OptimWrapper(dict(type="SGD", lr=0.1))
+    step = build_train_step(model, wrapper, hooks, micro_batches=2 if part == "micro" else 1)
+    where = "`hook_state.Changes" if part == "hook" else "`model_state"
+    with pytest.raises(ValueError, match=where + message):
+        jax.jit(step)(start(model, wrapper, hooks), {"x": jnp.ones((4, 2))}, wrapper.hyperparams)
+
+
+def test_a_state_whose_dtype_holds_the_new_values_is_cast_back():
+    def loss(params, model_state, batch):
+        state = {
+            "mean": (model_state["mean"] + batch["x"].sum()).astype(jnp.bfloat16),
+            "count": (model_state["count"] + 1).astype(jnp.int8),
+            "rate": 0.5,
+        }
+        return params["w"] * batch["x"], state
+
+    initial = {"mean": jnp.zeros(()), "count": jnp.zeros((), jnp.int32), "rate": jnp.zeros((), jnp.bfloat16)}
+    model, wrapper = (
+        FunctionalModel(lambda: ({"w": jnp.zeros(())}, initial), loss),
+        OptimWrapper(dict(type="SGD", lr=1)),
+    )
+    guard = RecompilationGuard(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
+    step, state = jax.jit(guard), start(model, wrapper)
+    for _ in range(2):
+        state, _ = step(state, BATCH, wrapper.hyperparams)
+    assert guard.traces == 1
+    assert {name: (leaf.dtype.name, float(leaf)) for name, leaf in state.model_state.items()} == {
+        "mean": ("float32", 8.0), "count": ("int32", 2.0), "rate": ("bfloat16", 0.5),
+    }  # fmt: skip
+
+
+def test_a_precision_policy_keeps_the_dtypes_of_the_model_state_but_not_another_structure():
+    def make(new_key):
+        def loss(params, model_state, batch):
+            outputs = params["w"] * batch["x"]
+            return outputs, {"mean": model_state["mean"] + outputs.mean(), **({"b": outputs} if new_key else {})}
+
+        model = FunctionalModel(lambda: ({"w": jnp.ones(())}, {"mean": jnp.zeros((), jnp.bfloat16)}), loss)
+        return build_model(model, "float32")
+
+    wrapper = OptimWrapper(dict(type="SGD", lr=0.0))
+    state, _ = build_train_step(make(False), wrapper)(start(make(False), wrapper), BATCH, wrapper.hyperparams)
+    assert (state.model_state["mean"].dtype, float(state.model_state["mean"])) == (jnp.bfloat16, 2.0)
+    with pytest.raises(ValueError, match="`model_state.b` must stay absent"):
+        build_train_step(make(True), wrapper)(start(make(True), wrapper), BATCH, wrapper.hyperparams)

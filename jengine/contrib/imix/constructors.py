@@ -9,7 +9,6 @@ biases and norms from decay instead of everything else (`strict_upstream=True` r
 language weight matches inside any outer module; and a setting that matches no parameter is an error.
 """
 
-import json
 import logging
 import os
 import pathlib
@@ -20,10 +19,13 @@ from typing import Any, ClassVar
 from jengine import paths
 from jengine.annotations import is_mapping
 from jengine.errors import ConfigError
+from jengine.json_codec import decode
+from jengine.model.module_types import kind_of
 from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, merge_equal
 from jengine.optim.param_groups.modules import Module, Parameter, ParamsSource, get_params, module_tree
 from jengine.optim.param_groups.paramwise_cfg import check_value
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from jengine.storage import read_bytes
 
 logger = logging.getLogger("jengine")
 
@@ -111,7 +113,7 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
 
     def _read_language_weights(self) -> None:
         file = self.paramwise_cfg["language_weights_file"]
-        names = json.loads(pathlib.Path(file).expanduser().read_text())
+        names = decode(read_bytes(pathlib.Path(file).expanduser()))
         if not isinstance(names, list | dict) or not all(isinstance(name, str) for name in names):
             raise ConfigError(
                 f"`paramwise_cfg.language_weights_file` must hold a JSON list of names, got {os.fspath(file)!r}"
@@ -137,7 +139,7 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
     def _is_exempt(self, parameter: Parameter, module: Module) -> bool:
         """Return whether a parameter matches `no_decay`."""
         names = [paths.torch_alias(re.sub(r"LayerNorm_\d+", "LayerNorm", parameter.path))]
-        if (module.type or "").startswith("LayerNorm"):
+        if kind_of(module.type).startswith("LayerNorm"):
             names.append(f"LayerNorm.{names[0].rpartition('.')[2]}")  # a LayerNorm by class, under another name
         return any(part in name for part in self.no_decay for name in names)
 
@@ -294,7 +296,7 @@ class UniterVQAOptimizerConstructor(OscarPreTrainOptimizerConstructor):
 
 def _is_group_or_layer_norm(module: Module) -> bool:
     if module.type is not None:
-        return module.type.startswith(("GroupNorm", "LayerNorm"))
+        return kind_of(module.type).startswith(("GroupNorm", "LayerNorm"))
     name = module.path.rpartition(".")[2].lower()
     return module.is_norm() and "batchnorm" not in name and not re.search(r"(?<![a-z])bn(?![a-z])", name)
 

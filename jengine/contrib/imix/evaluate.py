@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
+from jengine import scores
 from jengine.annotations import Count, is_host_number
-from jengine.checkpoint import infer_rule, publish
+from jengine.checkpoint import publish
 from jengine.contrib.imix.checkpoint import CheckPointHook
 from jengine.contrib.imix.hook_base import HookBase
 from jengine.contrib.imix.writers import JsonLines
@@ -123,7 +124,7 @@ class EvaluateHook(HookBase):
                 line |= {"epoch": epoch_index, "max_epoch": trainer.max_epochs}
             model_name = None if checkpoint_hook is None else checkpoint_hook.name_at(iteration)
             self._file.write({**line, **metrics, "model_name": model_name})
-        if metrics and (not self._best or is_better(metrics, self._best)):
+        if is_better(metrics, self._best):
             self._best = metrics
             meta = {"epoch": epoch, "iter": iteration}
             trainer.save_checkpoint(filename=BEST, meta=meta, latest=False)  # not to resume from
@@ -167,12 +168,11 @@ def is_better(metrics: dict[str, float], best: dict[str, float]) -> bool:
     """
     for name, value in metrics.items():
         other = best.get(name, math.nan)
-        if value == other or (math.isnan(value) and math.isnan(other)):
-            continue
-        if math.isnan(value) or math.isnan(other):
-            return math.isnan(other)
+        rule = "greater"
         with contextlib.suppress(ValueError):  # a name without a known rule: more is better
-            if infer_rule(name) == "less":
-                return value < other
-        return value > other
+            rule = scores.infer_rule(name)
+        if scores.is_better(rule, value, None if math.isnan(other) else other):
+            return True
+        if value != other and not math.isnan(other):  # worse, or not a number
+            return False
     return False

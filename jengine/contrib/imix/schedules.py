@@ -23,6 +23,7 @@ class _FactorRule(Rule):
     """Rule that sets the value to `factor(t)` times the initial value at step `t`, counted from `begin`."""
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
+    sets_value: ClassVar[bool] = True
 
     def factor(self, t: int) -> float:
         return 1.0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TextIO
 
 import jax
+import numpy as np
 
 from jengine.contrib.imix.log_buffer import Bins, Image, Result, to_uint8
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -63,8 +64,11 @@ def smooth_metrics(trainer: RunnerProtocol, window_size: int) -> dict[str, float
 
 
 def median(history: HistoryBuffer, window_size: int) -> float:
-    """Return the median of the latest `window_size` values."""
-    return statistics.median(history.data[0][-window_size:].tolist())
+    """Return the median of the latest `window_size` values, without those that are not finite unless all are."""
+    history.keep(window_size)
+    values = history.data[0][-window_size:]
+    finite = values[np.isfinite(values)]
+    return statistics.median((finite if finite.size else values).tolist())
 
 
 @WRITERS.register_module()

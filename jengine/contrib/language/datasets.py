@@ -5,8 +5,6 @@ import pathlib
 import sysconfig
 from typing import Literal
 
-import numpy as np
-
 from jengine.annotations import Count
 from jengine.contrib.language.packing import encode_all
 from jengine.contrib.language.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer
@@ -21,8 +19,7 @@ _SKIPPED = {"site-packages", "test", "tests", "idle_test", "encodings"}  # the l
 class StandardLibrary(TokenWindows):
     """Windows over the sources and documentation in Python's standard library.
 
-    Samples are `TokenWindows` samples with `num_bytes`, int32[length], the byte count per target. The splits read
-    different files.
+    Samples are `TokenWindows` samples with `num_bytes`. The splits read different files.
 
     Args:
       length: window length in tokens.
@@ -34,13 +31,9 @@ class StandardLibrary(TokenWindows):
         self, length: Count = 256, split: Literal["train", "test"] = "train", vocab_size: Count | None = None
     ) -> None:
         self.tokenizer = train_tokenizer(vocab_size)
-        super().__init__(encode_all(read_standard_library(split), self.tokenizer), length)
-        self.num_bytes = self.tokenizer.token_bytes()[self.tokens]
+        tokens = encode_all(read_standard_library(split), self.tokenizer)
+        super().__init__(tokens, length, self.tokenizer.token_bytes())
         self.vocab_size = self.tokenizer.vocab_size
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        start = (index % len(self)) * self.length + 1
-        return {**super().__getitem__(index), "num_bytes": self.num_bytes[start : start + self.length]}
 
 
 @DATASETS.register_module()

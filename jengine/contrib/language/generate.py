@@ -1,6 +1,7 @@
 """Text generation with a cache of keys and values."""
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -28,7 +29,7 @@ def generate(
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    stop_token: int | None = None,
+    stop_token: int | Sequence[int] | None = None,
 ) -> jax.Array:
     """Continue token sequences, each token by the model's distribution after all before it.
 
@@ -50,7 +51,8 @@ def generate(
       temperature: divides the logits; 0 takes the most probable token.
       top_k: sample from so many most probable tokens; None for all.
       top_p: sample from the fewest most probable tokens whose probabilities add up to it; None for all.
-      stop_token: token that ends a sequence, and fills it up; None for no such token.
+      stop_token: token that ends a sequence, and fills it up; or several, of which the first fills up; None for no
+        such token.
 
     Returns:
       int32[B, max_new_tokens], without the prompts.
@@ -64,7 +66,8 @@ def generate(
     if not isinstance(model, TransformerLM):
         model, own = split_transformer(model)
         params = own if params is None else params
-    prompts, counts = _check_prompts(model, prompts, lengths, stop_token)
+    stop_tokens = tuple(np.atleast_1d([] if stop_token is None else stop_token).astype(int).tolist())
+    prompts, counts = _check_prompts(model, prompts, lengths, stop_tokens)
     if max_new_tokens < 1:
         raise ValueError(f"generate: `max_new_tokens` must be at least 1, got {max_new_tokens}")
     if temperature < 0 or (temperature > 0 and rng is None):
@@ -81,7 +84,7 @@ def generate(
     key = jax.random.key(0) if rng is None else rng
     if (dtype := current_dtype()) is not None:  # of a precision policy; `autocast` would cast the cache back
         params = cast_floating(params, dtype)
-    return _generate(cached, max_new_tokens, temperature, top_k, top_p, stop_token, params, prompts, counts, key)
+    return _generate(cached, max_new_tokens, temperature, top_k, top_p, stop_tokens, params, prompts, counts, key)
 
 
 def check_sampling(vocab_size: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
@@ -104,7 +107,7 @@ def _check_prompts(
     model: TransformerLM,
     prompts: jax.Array | np.ndarray,
     lengths: jax.Array | np.ndarray | None,
-    stop_token: int | None,
+    stop_tokens: tuple[int, ...],
 ) -> tuple[jax.Array, jax.Array]:
     """Return prompts int32[B, T] and their lengths int32[B]; values are checked unless they are traced."""
     try:
@@ -127,11 +130,12 @@ def _check_prompts(
             f"generate: `prompts` must be tokens from 0 to {model.vocab_size - 1}, as vocab_size = {model.vocab_size}, "
             f"got {int(found.min())} to {int(found.max())}"
         )
-    if stop_token is not None and not 0 <= stop_token < model.vocab_size:
-        raise ValueError(
-            f"generate: `stop_token` must be from 0 to {model.vocab_size - 1}, as vocab_size = {model.vocab_size}, "
-            f"got {stop_token}"
-        )
+    for stop_token in stop_tokens:
+        if not 0 <= stop_token < model.vocab_size:
+            raise ValueError(
+                f"generate: `stop_token` must be from 0 to {model.vocab_size - 1}, as vocab_size = "
+                f"{model.vocab_size}, got {stop_token}"
+            )
     return jnp.asarray(found, jnp.int32), jnp.asarray(counts, jnp.int32)
 
 
@@ -142,7 +146,7 @@ def _generate(
     temperature: float,
     top_k: int | None,
     top_p: float | None,
-    stop_token: int | None,
+    stop_tokens: tuple[int, ...],
     params: Params,
     prompts: jax.Array,
     lengths: jax.Array,
@@ -151,10 +155,10 @@ def _generate(
     def choose(logits: jax.Array, step: jax.Array, done: jax.Array) -> tuple[jax.Array, jax.Array]:
         token = sample(logits, jax.random.fold_in(rng, step), temperature, top_k, top_p)
         # Rows that have ended repeat the stop token: the number of steps is fixed, and rows end at different ones.
-        if stop_token is None:
+        if not stop_tokens:
             return token, done
-        token = jnp.where(done, stop_token, token)
-        return token, done | (token == stop_token)
+        token = jnp.where(done, stop_tokens[0], token)
+        return token, done | jnp.isin(token, jnp.array(stop_tokens))
 
     def add_token(carry: tuple[Any, ...], step: jax.Array) -> tuple[tuple[Any, ...], jax.Array]:
         cache, token, done = carry

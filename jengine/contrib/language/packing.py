@@ -47,9 +47,9 @@ def pack(
       documents: int[N] arrays with two or more tokens, or texts or records (see `TextFormat`) for the tokenizer; empty
         texts are left out. Tokens that are not learned, such as a prompt, have the target -1.
       length: row length in tokens.
-      packing: 'concat' fills every row and divides documents; 'first_fit' keeps those up to `length` whole, each
-        in the first open row with enough room, cuts longer ones off, and pads, with the target -1
-        (`ignore_index=-1`).
+      packing: 'concat' fills every row, except the last one without `repeat`, and divides documents; 'first_fit' keeps
+        those up to `length` whole, each in the first open row with enough room, and cuts longer ones off. Padding has
+        the target -1 (`ignore_index=-1`).
       tokenizer: for texts, and for byte counts; it ends each document. None for tokens, one byte each.
       shuffle: whether each pass has another random order.
       seed: seed for the order.
@@ -85,7 +85,6 @@ def pack(
             num_packing_bins=open_rows,
             shuffle_bins=shuffle,
             seed=seed,
-            padding_struct={"tokens": 0, "targets": IGNORED},
         )
 
     return rows.map(functools.partial(_to_row, sizes))
@@ -124,7 +123,8 @@ def _warn_once(message: str, length: int) -> None:
 
 
 def _to_row(sizes: np.ndarray | None, row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    targets = row["targets"]
+    # Grain pads rows with zeros, which are no segment but a token.
+    targets = np.where(row["tokens_segment_ids"] > 0, row["targets"], IGNORED)
     is_known = targets != IGNORED
     # Bytes of the targets, for bits per byte: a measure that does not depend on the tokenizer.
     num_bytes = np.int32(1) if sizes is None else sizes[np.where(is_known, targets, 0)]

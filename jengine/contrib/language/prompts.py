@@ -11,6 +11,8 @@ from jengine.contrib.language.tokenizers import TokenizerLike, build_tokenizer
 from jengine.errors import ConfigError
 from jengine.registry import DATASETS
 
+_MAX_TOKENS = 2**30  # of 4 bytes
+
 
 @DATASETS.register_module()
 class Prompts:
@@ -64,6 +66,11 @@ class Prompts:
             )
         if self.responses and len(self.responses) < len(records):
             raise ConfigError(f"Prompts: all records or none must have a response, got {len(self.responses)}")
+        if len(sizes) * max(sizes) > _MAX_TOKENS:
+            raise ConfigError(
+                f"Prompts: `source` must have at most {_MAX_TOKENS:,} tokens when padded to the longest prompt, "
+                f"got {len(sizes):,} prompts, the longest with {max(sizes):,}"
+            )
         # One length for all, so that generation compiles once; `prompt_length` tells where the padding begins.
         rows = np.zeros((len(sizes), length or max(sizes)), np.int32)
         for row, values in zip(rows, tokens, strict=True):

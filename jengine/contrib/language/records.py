@@ -13,6 +13,7 @@ from jengine.downloads import local_copy
 from jengine.errors import ConfigError
 from jengine.json_codec import decode
 from jengine.registry import DATASETS
+from jengine.storage import LARGE, file_name, read_text
 
 Record: TypeAlias = str | Mapping[str, Any]
 Part: TypeAlias = tuple[str, bool]  # text, and whether it is learned
@@ -61,9 +62,7 @@ class TextFormat:
         if isinstance(record, str):
             return [(record, True)]
         if "messages" in record:
-            if self.chat_template is None:
-                raise ValueError("`chat_template` must be given for records with `messages`, got None")
-            return self.chat_template.split(record["messages"])
+            return self._get_chat_template().split(record["messages"], **_find_variables(record))
         if "text" in record:
             return [(record["text"], True)]
         try:
@@ -80,17 +79,31 @@ class TextFormat:
         """Return the text in a record's last response; None if it has none."""
         if isinstance(record, str):
             return None
-        last = record["messages"][-1] if "messages" in record else None
-        if last is not None:
-            return last["content"] if last["role"] == "assistant" else None
+        if record.get("messages"):
+            last = record["messages"][-1]
+            return last.get("content") if last.get("role") == "assistant" else None
         return record.get(self.response)
 
     def make_prompt(self, record: Record) -> str:
         """Return the text before the last response; a string is the entry `prompt`."""
+        if not isinstance(record, str) and "messages" in record:
+            messages = record["messages"]
+            messages = messages[:-1] if messages and messages[-1].get("role") == "assistant" else messages
+            return self._get_chat_template().render(messages, True, **_find_variables(record))
         parts = self.split({"prompt": record} if isinstance(record, str) else record)
         if self.find_response(record) is not None:
             parts = parts[:-1]
         return "".join(text for text, _ in parts)
+
+    def _get_chat_template(self) -> ChatTemplate:
+        if self.chat_template is None:
+            raise ValueError("`chat_template` must be given for records with `messages`, got None")
+        return self.chat_template
+
+
+def _find_variables(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a conversation, besides its messages, that chat templates know."""
+    return {name: record[name] for name in ("tools", "documents") if name in record}
 
 
 def make_format(
@@ -98,7 +111,7 @@ def make_format(
 ) -> TextFormat:
     """Return the record format; a chat template may be a text, or None for the tokenizer's template."""
     if isinstance(chat_template, str):
-        chat_template = ChatTemplate(chat_template)
+        chat_template = ChatTemplate.from_tokens(chat_template, tokenizer.special_tokens)
     return TextFormat(template, response, chat_template or tokenizer.chat_template)
 
 
@@ -129,12 +142,26 @@ def encode_record(record: Record, tokenizer: Tokenizer, style: TextFormat) -> tu
     ([97, 98, 99, 256], [False, True, True, True])
     """
     parts = split_record(record, style)
-    tokens = [tokenizer.encode(text) for text, _ in parts]
-    if not (tokens[-1].size and tokens[-1][-1] == tokenizer.end_token):  # a chat template may have it
-        tokens.append(np.array([tokenizer.end_token], np.int32))
-        parts = [*parts, ("", parts[-1][1])]
-    is_learned = [np.full(part.size, is_learned) for part, (_, is_learned) in zip(tokens, parts, strict=True)]
-    return np.concatenate(tokens), np.concatenate(is_learned)
+    text = "".join(part for part, _ in parts)
+    # At once: some tokenizers add a space before each text, and merge characters across the borders of the parts.
+    tokens, spans = tokenizer.encode_with_spans(text)
+    is_learned = _find_learned(parts, spans)
+    ends = np.flatnonzero(np.isin(tokens, tokenizer.end_tokens))
+    if ends.size and not text[spans[ends[-1], 1] :].strip():  # the text has its end, maybe with a line break after it
+        return tokens, is_learned
+    return np.append(tokens, np.int32(tokenizer.end_token)), np.append(is_learned, parts[-1][1])
+
+
+def _find_learned(parts: Sequence[Part], spans: np.ndarray) -> np.ndarray:
+    """Return which tokens, with spans int[N, 2] of characters, have a part that is learned, bool[N]."""
+    sizes = [len(text) for text, _ in parts]
+    counts = np.append(0, np.cumsum(np.repeat([is_learned for _, is_learned in parts], sizes)))
+    starts, ends = spans[:, 0], spans[:, 1]
+    # Tokenizers leave spaces out of spans. A token of nothing else belongs to the characters since the token before.
+    previous = np.append(0, np.maximum.accumulate(ends))[:-1]
+    starts = np.where(starts < ends, starts, np.minimum(previous, ends))
+    starts = np.where(starts < ends, starts, np.maximum(ends - 1, 0))
+    return counts[ends] > counts[starts]
 
 
 def read_records(source: Source, *, lines: bool = False) -> Records:
@@ -152,13 +179,13 @@ def read_records(source: Source, *, lines: bool = False) -> Records:
         return DATASETS.build(source)
     if not isinstance(source, str):
         return source
-    if not source.endswith((".jsonl", ".txt")):
+    if not file_name(source).endswith((".jsonl", ".txt")):
         raise ConfigError(f"a file of text must end with .jsonl or .txt, got {source!r}")
     try:
-        text = local_copy(source).read_text(encoding="utf-8")
+        text = read_text(local_copy(source), limit=LARGE)
     except UnicodeDecodeError as error:
         raise ConfigError(f"a file of text must be UTF-8, got {source}: {error}") from None
-    if source.endswith(".txt"):
+    if file_name(source).endswith(".txt"):
         return [line for line in text.splitlines() if line] if lines else [text]
     records: list[Record] = []
     for number, line in enumerate(text.split("\n"), 1):  # a string in JSON may contain other line separators
@@ -167,6 +194,24 @@ def read_records(source: Source, *, lines: bool = False) -> Records:
         except (ValueError, TypeError) as error:
             raise ConfigError(f"each line of {source} must be JSON, got in line {number}: {error}") from None
         if not isinstance(record, str | Mapping):
-            raise ConfigError(f"each line of {source} must be an object or a string, got in line {number}: {record!r}")
+            raise ConfigError(
+                f"each line of {source} must be an object or a string, got in line {number}: {reprlib.repr(record)}"
+            )
+        if isinstance(record, Mapping) and (problem := _find_problem(record)):
+            raise ConfigError(f"{problem}, got in line {number} of {source}: {reprlib.repr(record)}")
         records += [record] if record else []
     return records
+
+
+def _find_problem(record: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the form of a record from a file; None if nothing is."""
+    messages = record.get("messages")
+    if "messages" in record and not (isinstance(messages, list) and messages and all(map(_is_message, messages))):
+        return "`messages` of a record must be a list of objects with a `role`"
+    if "messages" not in record and not isinstance(record.get("text", ""), str):
+        return "`text` of a record must be a string"
+    return None
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and isinstance(message.get("role"), str)

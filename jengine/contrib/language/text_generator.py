@@ -76,7 +76,7 @@ class TextGenerator(ModelWrapper):
         # Greedy decoding needs no key, so that predictions are equal for every seed.
         self._is_random = temperature > 0
         self._generate = functools.partial(
-            generate, temperature=temperature, top_k=top_k, top_p=top_p, stop_token=self.tokenizer.end_token
+            generate, temperature=temperature, top_k=top_k, top_p=top_p, stop_token=tuple(self.tokenizer.end_tokens)
         )
         self._make_prompts = functools.partial(
             Prompts, tokenizer=self.tokenizer, template=template, response=response, chat_template=chat_template

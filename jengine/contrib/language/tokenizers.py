@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,10 +15,12 @@ from jengine.contrib.language.chat import ChatTemplate
 from jengine.downloads import local_copy
 from jengine.errors import require_extra
 from jengine.json_codec import decode
+from jengine.storage import read_bytes, read_text
 
 END = "<|endoftext|>"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # in vocabularies of characters, for other characters
 _FILE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"  # in a directory of the Hub
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @runtime_checkable
@@ -26,10 +29,15 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     end_token: int  # ends a document
+    end_tokens: tuple[int, ...]  # each ends an answer; `end_token` is the first
     chat_template: ChatTemplate | None  # of messages
+    special_tokens: Mapping[str, str]  # texts by name for chat templates, such as `eos_token`
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens for a text, int32[N]."""
+
+    def encode_with_spans(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens, int32[N], and the characters of each, [first, last + 1], int32[N, 2]."""
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text for tokens."""
@@ -48,11 +56,18 @@ class ByteTokenizer:
 
     vocab_size = 257
     end_token = 256
+    end_tokens: tuple[int, ...] = (256,)
     chat_template: ChatTemplate | None = None
+    special_tokens: Mapping[str, str] = types.MappingProxyType({})
 
     def encode(self, text: str) -> np.ndarray:
         """Return the text's bytes, int32[N]."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def encode_with_spans(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the text's bytes, int32[N], and the character of each, int32[N, 2]."""
+        places = np.repeat(np.arange(len(text), dtype=np.int32), [len(character.encode()) for character in text])
+        return self.encode(text), np.stack([places, places + 1], axis=1)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text; bytes that are no UTF-8 become U+FFFD."""
@@ -69,10 +84,16 @@ class FileTokenizer:
     Args:
       path: the file, or a Hub directory with `tokenizer.json`.
       end_token: text for the token that ends a document; None for the `eos_token` in the directory's
-        `tokenizer_config.json`, or else `<|endoftext|>`.
+        `tokenizer_config.json`, or else `<|endoftext|>`. Or several, each of which ends an answer; the first ends
+        documents.
+
+    Truncation and padding that the file may store are left out: rows are cut and padded by `pack`.
 
     Attributes:
       chat_template: the chat template in the directory; None if it has none.
+      special_tokens: texts of the special tokens in the directory by name, such as `unk_token`.
+      end_tokens: the tokens for `end_token`, and `eos_token_id` in the directory's `generation_config.json` or
+        `config.json`.
 
     Raises:
       FileNotFoundError: the directory has no `tokenizer.json`.
@@ -80,25 +101,32 @@ class FileTokenizer:
     """
 
     chat_template: ChatTemplate | None = None
+    special_tokens: Mapping[str, str]
+    end_tokens: tuple[int, ...]
 
-    def __init__(self, path: str | os.PathLike[str], end_token: str | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], end_token: str | Sequence[str] | None = None) -> None:
         with require_extra("text", "FileTokenizer requires tokenizers"):
             import tokenizers
-        file = local_copy(path)
+        ends = [end_token] if isinstance(end_token, str) else list(end_token or [])
+        file, end_ids, tokens = local_copy(path), [], {}
         if file.is_dir():
-            settings = decode((file / _SETTINGS).read_text()) if (file / _SETTINGS).is_file() else {}
-            begin, end = (_content(settings.get(name)) for name in ("bos_token", "eos_token"))
-            self.chat_template, end_token = _read_template(file, settings, begin, end), end_token or end
+            settings = _read(file / _SETTINGS)
+            tokens = _find_special_tokens({**_read(file / "special_tokens_map.json"), **settings})
+            if (template := _read_template(file, settings)) is not None:
+                self.chat_template = ChatTemplate.from_tokens(template, tokens)
+            end_ids = _read_end_tokens(file)
             file = file / _FILE
         if not file.is_file():
             raise FileNotFoundError(
                 f"FileTokenizer: `path` must be a tokenizer.json or a directory with one, got {path}"
             )
         try:
-            model = tokenizers.Tokenizer.from_file(os.fspath(file))
+            model = tokenizers.Tokenizer.from_buffer(read_bytes(file))
         except Exception as error:  # the library raises no narrower type
             raise ValueError(f"FileTokenizer: `path` must be a file of a tokenizer, got {path}: {error}") from None
-        self._set(model, end_token or END, os.fspath(path))
+        ends = ends or [tokens.get("eos_token", END)]
+        self._set(model, ends, os.fspath(path), end_ids)
+        self.special_tokens = {**self.special_tokens, **tokens}
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: Count) -> "FileTokenizer":
@@ -130,16 +158,22 @@ class FileTokenizer:
         )
         model.train_from_iterator(texts, trainer)
         self = cls.__new__(cls)
-        self._set(model, END, "the trained tokenizer")
+        self._set(model, [END], "the trained tokenizer")
         return self
 
-    def _set(self, model: Any, end_token: str, source: str) -> None:
+    def _set(self, model: Any, ends: Sequence[str], source: str, end_ids: Sequence[int] = ()) -> None:
+        # Saved by whoever called the tokenizer last: they would cut documents off, and train on the padding.
+        model.no_truncation()
+        model.no_padding()
         self.model = model
         self.vocab_size = max(model.get_vocab().values()) + 1  # numbers may be left out
-        end = model.token_to_id(end_token)
-        if end is None:
-            raise ValueError(f"FileTokenizer: `end_token` must be a token of {source}, got {end_token!r}")
-        self.end_token = int(end)
+        found = [model.token_to_id(end) for end in ends]
+        if None in found:
+            wrong = ends[found.index(None)]
+            raise ValueError(f"FileTokenizer: `end_token` must be a token of {source}, got {wrong!r}")
+        self.end_tokens = tuple(dict.fromkeys([*map(int, found), *end_ids]))
+        self.end_token = self.end_tokens[0]
+        self.special_tokens = {"eos_token": ends[0]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a `tokenizer.json` file."""
@@ -147,7 +181,12 @@ class FileTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens for a text, int32[N], without those that a model's template adds."""
-        return np.array(self.model.encode(text, add_special_tokens=False).ids, np.int32)
+        return self.encode_with_spans(text)[0]
+
+    def encode_with_spans(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens, int32[N], and the characters of each, int32[N, 2]."""
+        encoding = self.model.encode(text, add_special_tokens=False)
+        return np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text, without special tokens."""
@@ -174,18 +213,32 @@ class FileTokenizer:
         return sizes
 
 
-def _content(token: Any) -> str:
-    """Return a special token's text, which older files store along with settings."""
-    return str(token["content"] if isinstance(token, Mapping) else token or "")
+def _read(file: Path) -> Any:
+    return decode(read_text(file)) if file.is_file() else {}
 
 
-def _read_template(directory: Path, settings: Mapping[str, Any], begin: str, end: str) -> ChatTemplate | None:
+def _find_special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of special tokens by name, such as `eos_token`; older files store them along with settings."""
+    found = {name: settings.get(name) for name in _SPECIAL}
+    texts = {name: token["content"] if isinstance(token, Mapping) else token for name, token in found.items()}
+    return {name: str(text) for name, text in texts.items() if text}
+
+
+def _read_end_tokens(directory: Path) -> list[int]:
+    """Return `eos_token_id`, which may be one or several, of the settings for generation, or else of the model."""
+    for name in ("generation_config.json", "config.json"):
+        if (ids := _read(directory / name).get("eos_token_id")) is not None:
+            return list(ids) if isinstance(ids, list) else [ids]
+    return []
+
+
+def _read_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     file, text = directory / "chat_template.jinja", settings.get("chat_template")
     if file.is_file():
-        text = file.read_text()
+        text = read_text(file)
     elif isinstance(text, list):  # several by name
         text = next((each["template"] for each in text if each["name"] == "default"), None)
-    return None if text is None else ChatTemplate(text, begin, end)
+    return text
 
 
 TokenizerLike = str | Tokenizer  # what a config may have
@@ -209,11 +262,11 @@ def _load(name: str) -> Tokenizer:
 
 
 def decode_text(tokenizer: Tokenizer, tokens: Sequence[int] | np.ndarray) -> str:
-    """Return the text for generated tokens, up to the end-of-document token.
+    """Return the text for generated tokens, up to the first token that ends an answer.
 
     >>> decode_text(ByteTokenizer(), [104, 105, 256, 256])
     'hi'
     """
     tokens = np.asarray(tokens)
-    ends = np.flatnonzero(tokens == tokenizer.end_token)
+    ends = np.flatnonzero(np.isin(tokens, tokenizer.end_tokens))
     return tokenizer.decode(tokens[: ends[0]] if ends.size else tokens)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from jengine.annotations import ConfigOf, is_mapping
-from jengine.data.pipeline import at_epoch
+from jengine.data.pipeline import at_epoch, fold_in
 from jengine.data.samplers import DefaultSampler, random_state
 from jengine.errors import ArgumentError
 from jengine.registry import DATA_SAMPLERS, DATASETS
@@ -45,6 +45,12 @@ class PseudoLabelDataset:
         """Return this dataset with the random numbers for `epoch`; called by the loader."""
         dataset = copy.copy(self)  # this one may be read by other threads
         dataset.dataset = at_epoch(self.dataset, epoch)
+        return dataset
+
+    def fold_in(self, *parts: int) -> "PseudoLabelDataset":
+        """Return this dataset with other random numbers; called by a dataset around it."""
+        dataset = copy.copy(self)
+        dataset.dataset = fold_in(self.dataset, *parts)
         return dataset
 
     def __len__(self) -> int:

@@ -8,7 +8,8 @@ from jengine.annotations import NonNegative
 from jengine.errors import ArgumentError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.optim.schedules import flatten_schedulers
+from jengine.optim.schedules import chain_of
+from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.registry import HOOKS
 
 
@@ -46,9 +47,9 @@ class SimSiamHook(Hook):
         if not self.fix_pred_lr:
             for group in groups:
                 group["fix_lr"] = False
-            if groups:
-                # The schedulers have left out these groups when they were built, see `ParamScheduler`.
-                _restart(list(flatten_schedulers(runner.param_schedulers)))
+            # The schedulers have left out these groups when they were built, see `ParamScheduler`.
+            for wrapper in wrappers_by_name(runner.optim_wrapper).values() if groups else ():
+                chain_of(wrapper).refresh()
         elif not groups:
             raise ArgumentError(
                 "SimSiamHook: a parameter group must have fix_lr=True, got none; mark the predictor in the "
@@ -71,13 +72,3 @@ def _fixed_groups(runner: RunnerProtocol) -> list[Any]:
     if not isinstance(by_optimizer, Mapping):
         by_optimizer = {"": by_optimizer}
     return [group for groups in by_optimizer.values() for group in groups if group.get("fix_lr")]
-
-
-def _restart(schedulers: list[Any]) -> None:
-    """Restart the schedules from their first step, with the groups that are not marked now; a resume comes later."""
-    for scheduler in schedulers:
-        scheduler.rewind()
-    for scheduler in schedulers:
-        scheduler.load_state_dict(scheduler.state_dict())  # selects its groups again
-        if not scheduler.need_val_args:
-            scheduler.step()

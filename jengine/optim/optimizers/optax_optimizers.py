@@ -29,7 +29,7 @@ OPTAX_NAMES = (
 )  # fmt: skip
 OPTAX_CONTRIB_NAMES = (
     "acprop", "ademamix", "adopt", "cocob", "dadapt_adamw", "dog", "dowg", "galore", "madgrad", "momo", "momo_adam",
-    "muon", "prodigy", "schedule_free_adamw", "schedule_free_sgd", "simplified_ademamix",
+    "muon", "prodigy", "schedule_free_adamw", "schedule_free_sgd", "simplified_ademamix", "sophia",
 )  # fmt: skip
 
 Factory = Callable[..., optax.GradientTransformation]
@@ -47,7 +47,7 @@ def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) 
     if isinstance(transformation, optax.MultiSteps):
         # MultiSteps is a class with the methods of a transformation but is not one for `optax.chain`.
         transformation = transformation.gradient_transformation()
-    tx = _drop_unknown_arguments(optax.with_extra_args_support(transformation))
+    tx = _explain_masks(_drop_unknown_arguments(optax.with_extra_args_support(transformation)))
     injected = _find_injected_hyperparams(tx)
     defaults = {"lr" if name == "learning_rate" else name: value for name, value in injected.items()}
 
@@ -103,6 +103,23 @@ def _ranges(
     eps_root: NonNegative,
 ) -> None:
     """Annotate the arguments that mean the same in all optax optimizers, which take any number."""
+
+
+def _explain_masks(tx: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    """Return a transformation whose `init` says which trees masks and labels must be."""
+
+    def init(params: Params) -> OptState:
+        try:
+            return tx.init(params)
+        except (TypeError, ValueError) as error:
+            error.add_note(
+                "A mask or labels of an optax transformation must be a function of parameters, `mask=lambda params: "
+                "jax.tree.map(lambda p: p.ndim > 1, params)`, or a tree with their structure: nested dicts, also for a "
+                "module of Flax NNX or Equinox."
+            )
+            raise
+
+    return optax.GradientTransformationExtraArgs(init, tx.update)
 
 
 def _drop_unknown_arguments(tx: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from optax import OptState, Params, Updates
 
+from jengine.model.autocast import cast_floating_like
 from jengine.optim.optimizers.common import Parts, strip_weak_types, upcast
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.param_groups import freeze
@@ -170,7 +171,8 @@ def _named_chain(*parts: tuple[str, optax.GradientTransformation]) -> optax.Grad
 
     def update(grads: Updates, state: OptState, params: Params | None = None, **extra: Any) -> tuple[Updates, OptState]:
         updates, new_state = chain.update(grads, state, params, **extra)
-        return updates, dict(new_state)
+        # Hyperparameters are float64 if one parameter is, and would make the states of float32 parameters float64 too.
+        return updates, cast_floating_like(dict(new_state), state)
 
     return optax.GradientTransformationExtraArgs(lambda params: dict(chain.init(params)), update)
 
@@ -204,13 +206,16 @@ def _restrict_to_trainable(extra: Mapping[str, Any], layout: GroupLayout, params
     restricted = dict(extra)
     if "grad" in extra and jax.tree.structure(extra["grad"]) == layout.treedef:
         restricted["grad"] = layout.trainable(extra["grad"])
-    if (value_fn := extra.get("value_fn")) is not None:
 
+    def restrict(value_fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(value_fn)  # line searches read the signature
         def evaluate(trainable: Params, *args: Any, **kwargs: Any) -> Any:
             return value_fn(layout.combine(trainable, params), *args, **kwargs)
 
-        restricted["value_fn"] = evaluate
+        return evaluate
+
+    names = [name for name in ("value_fn", "obj_fn") if extra.get(name) is not None]
+    restricted |= {name: restrict(extra[name]) for name in names}
     if (grad_fn := extra.get("grad_fn")) is not None:
 
         def differentiate(trainable: Params, *args: Any) -> Updates:

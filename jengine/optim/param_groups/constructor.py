@@ -24,6 +24,7 @@ DECAY_RULES = ("bias_decay_mult", "norm_decay_mult", "dwconv_decay_mult", "flat_
 _RULES = (*DECAY_RULES, "bias_lr_mult", "dcn_offset_lr_mult")
 _MAX_WARNINGS = 3  # of keys that match no parameter
 _MAX_NAMES = 8
+_MAX_OPTIONS = 8  # lines of options on the terminal, which shows the group table too
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module(name="ForceDefaultOptimWrapperConstructor")  # MMSegmentation's name
@@ -58,7 +59,7 @@ class DefaultOptimWrapperConstructor:
 
     Attributes:
       base_lr: the optimizer's learning rate.
-      base_wd: the optimizer's weight decay, None if it is not in the config.
+      base_wd: the optimizer's weight decay; None if it is not in the config, and 0 by default.
       matched, unmatched: custom keys and rules that matched a parameter, and those that did not.
       custom_fields: additional legal fields in custom keys, for derived classes.
 
@@ -89,6 +90,7 @@ class DefaultOptimWrapperConstructor:
         self.base_wd: Any = settings.get("weight_decay")
         self.unmatched: list[str] = []
         self.matched: set[str] = set()
+        self._options: list[str] = []  # lines for the log
         self._validate_cfg()
 
     def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> OptimWrapper:
@@ -102,6 +104,7 @@ class DefaultOptimWrapperConstructor:
         self.read_optimizer()
         groups: list[dict[str, Any]] = []
         self.add_params(groups, module_tree(params, types))
+        self._log_options()
         if not groups:
             raise ConfigError(
                 "`paramwise_cfg` must leave a parameter to train, got requires_grad=False for all of them"
@@ -123,26 +126,32 @@ class DefaultOptimWrapperConstructor:
         return {"": self.wrap(None, None)}
 
     def read_optimizer(self) -> None:
-        """Use the optimizer's default learning rate if the config has none, and check the custom keys.
+        """Use the optimizer's default learning rate and decay if the config has none, and check the custom keys.
 
         Raises:
           ConfigError: a custom key with a field that the optimizer's groups do not have, or an illegal value; or a
-            multiplier for an optimizer without a learning rate. ValueError: a decay multiplier for the default decay.
+            multiplier for an optimizer without a learning rate. ValueError: a decay multiplier without a weight decay.
         """
-        optimizer = self.optimizer
-        # The config may leave the rate to the optimizer's default, which the multipliers need too.
-        if self.base_lr is None:
-            self.base_lr = optimizer.defaults.get("lr")
-        has_default_decay = self.base_wd is None and bool(optimizer.defaults.get("weight_decay"))
-        if has_default_decay and self.paramwise_cfg.get("flat_decay_mult") is not None:
-            raise ValueError("`optimizer.weight_decay` must be set for flat_decay_mult, got none")
+        self.read_defaults()
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
+        decays = [k for k in DECAY_RULES if k != "flat_decay_mult" and self.paramwise_cfg.get(k) is not None]
+        decays += [f"custom_keys[{key!r}].decay_mult" for key, rule in custom_keys.items() if "decay_mult" in rule]
+        if decays and self.base_wd is None:
+            raise ValueError(f"`optimizer.weight_decay` must be set for {decays[0]}, got none")
         rules = [name for name in ("bias_lr_mult", "dcn_offset_lr_mult") if self.paramwise_cfg.get(name) is not None]
         rules += [f"custom_keys[{key!r}].lr_mult" for key, rule in custom_keys.items() if "lr_mult" in rule]
         if rules:
             self.require_base_lr(rules[0])
         if not self._overrides_rules():
-            check_custom_fields(custom_keys, optimizer.name, optimizer.defaults, self.custom_fields)
+            check_custom_fields(custom_keys, self.optimizer.name, self.optimizer.defaults, self.custom_fields)
+
+    def read_defaults(self) -> None:
+        """Use the optimizer's default learning rate and decay, which multipliers need, if the config has none."""
+        defaults = self.optimizer.defaults
+        if self.base_lr is None:
+            self.base_lr = defaults.get("lr")
+        if self.base_wd is None:
+            self.base_wd = defaults.get("weight_decay") or None  # 0 leaves nothing to multiply
 
     def require_base_lr(self, rule: str) -> None:
         """Raise a ConfigError if the optimizer has no learning rate for `rule` to multiply."""
@@ -182,7 +191,7 @@ class DefaultOptimWrapperConstructor:
                 continue
             for key, value in settings.items():
                 if key not in ("patterns", "switched_off"):
-                    logger.debug("paramwise_options -- %s:%s=%s", full_name, key, value)
+                    self._options.append(f"paramwise_options -- {full_name}:{key}={value}")
             # add the optimizer's values for missing settings, so that equal groups can be merged
             lr = {} if self.base_lr is None else {"lr": self.base_lr}
             weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
@@ -192,6 +201,15 @@ class DefaultOptimWrapperConstructor:
         )
         for name, child in module.named_children():
             self.add_params(params, child, f"{prefix}.{name}" if prefix else name, is_dcn)
+
+    def _log_options(self) -> None:
+        """Log the settings that rules have set, as MMEngine does; if there are many, in the log file only."""
+        is_long = len(self._options) > _MAX_OPTIONS
+        for line in self._options:
+            logger.info(line, extra={"on_terminal": ""} if is_long else None)
+        if is_long:
+            logger.info(f"Parameter rules: {len(self._options)} settings, listed in the log file; groups are below.")
+        self._options = []
 
     # ------------------------------------------------------------------ rules
 
@@ -273,15 +291,12 @@ class DefaultOptimWrapperConstructor:
             check_rules(cfg)
         if "custom_keys" in cfg:
             cfg["custom_keys"] = parse_custom_keys(cfg["custom_keys"])
-        decays = [k for k in DECAY_RULES if k != "flat_decay_mult" and cfg.get(k) is not None]
-        decays += [f"custom_keys[{k!r}].decay_mult" for k, rule in cfg.get("custom_keys", {}).items()
-                   if "decay_mult" in rule]  # fmt: skip
-        if decays and self.base_wd is None:
-            raise ValueError(f"`optimizer.weight_decay` must be set for {decays[0]}, got none")
 
     def report_unmatched(self, params: Params, types: Mapping[str, str], rules: Sequence[str] = _RULES) -> None:
         """Warn of custom keys and applied `rules` that match no parameter; with `strict` raise a ConfigError."""
         leaves = paths.flatten(params)
+        if "norm_decay_mult" in rules and self.paramwise_cfg.get("norm_decay_mult") is not None:
+            self._report_norms(module_tree(params, types))
         # A key may match only parameters for which a longer key was used; it is no typo.
         names = {alias for path in leaves for alias in paths.path_aliases(path)}
         unmatched: dict[str, str] = {}
@@ -304,6 +319,22 @@ class DefaultOptimWrapperConstructor:
         if (more := len(unmatched) - _MAX_WARNINGS) > 0:
             logger.warning(f"custom_keys: {more} more match no parameter; the log file has all of them")
         self.unmatched += unmatched
+
+    def _report_norms(self, root: Module) -> None:
+        """Warn of modules that are called a norm and are none for the rules, unless custom keys name them."""
+        custom_keys = self.paramwise_cfg.get("custom_keys", {})
+        others: dict[str, list[str]] = {}  # paths by class
+        for module in root.walk():
+            paths_of = [alias for p in module.parameters.values() for alias in paths.path_aliases(p.path)]
+            is_named = any(key in alias for key in custom_keys for alias in paths_of)
+            if "norm" in (module.type or "").lower() and paths_of and not module.is_norm() and not is_named:
+                others.setdefault(str(module.type), []).append(module.path)
+        for kind, places in others.items():
+            more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+            logger.warning(
+                f"paramwise_cfg: norm_decay_mult does not apply to {kind} ({places[0]}{more}), which is no batch, "
+                "instance, group or layer norm of Flax or Equinox, nor derived from one; name it in custom_keys"
+            )
 
 
 def find_overridden_rules(custom: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[str, ...]:

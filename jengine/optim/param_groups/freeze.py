@@ -91,4 +91,7 @@ def _zero_frozen(tree: Params, flags: Flags) -> Params:
 
 def _where(flag: jax.Array | None, frozen: ArrayLike, trained: jax.Array | None) -> jax.Array | None:
     # No pattern means no `where` in the program for this leaf.
-    return trained if flag is None or trained is None else jnp.where(flag, frozen, trained)
+    if flag is None or trained is None:
+        return trained
+    # A flag for each layer of a stacked parameter is along the first axis
+    return jnp.where(jnp.reshape(flag, jnp.shape(flag) + (1,) * (jnp.ndim(trained) - jnp.ndim(flag))), frozen, trained)

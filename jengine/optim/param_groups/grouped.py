@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import ArrayLike
 from optax import OptState, Params
 
 from jengine import paths
@@ -132,9 +131,15 @@ class GroupedOptimizer:
         # A copy of the dict, so that a caller may add entries for its step.
         return dict(self._arrays)
 
-    def cast(self, value: ArrayLike) -> np.ndarray:
-        """Return a value in the dtype of the hyperparameters."""
-        return np.asarray(value, self._dtype)
+    def find_setting(self, field: str) -> tuple[str, int | None]:
+        """Return the group setting of a hyperparameter, and the index in it if that is a tuple, such as `betas`.
+
+        >>> from jengine.optim import Adam
+        >>> GroupedOptimizer(Adam(lr=0.1)).find_setting("learning_rate")
+        ('lr', None)
+        """
+        name, fields = next((name, fields) for name, fields in self._chain.fields.items() if field in fields)
+        return name, fields.index(field) if len(fields) > 1 else None
 
     def _read(self, name: str, values: list[Any]) -> None:
         """Read the current values of a setting in the groups."""

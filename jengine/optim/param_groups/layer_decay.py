@@ -33,7 +33,6 @@ class LayerParameter(NamedTuple):
 
     path: str  # dotted path; with [i] for layer i of a stacked parameter
     name: str  # as in a model without stacked layers; in PyTorch's alias for rules adopted from PyTorch projects
-    ndim: int  # without the stacked axis
     parameter: Parameter
     module: Module
 
@@ -104,8 +103,6 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                 f"`optimizer.model_type` must be one of {known}, got {self.model_type!r}"
                 f"{closest(str(self.model_type), known)}; for other models set `layer_pattern`"
             )
-        if self.base_wd is None:
-            raise ArgumentError("`optimizer.weight_decay` must be set for layer-wise learning rates, got none")
         if "layer_decay_rate" not in settings:
             logger.warning("layer_decay_rate is not set and defaults to 1: all layers have the same learning rate")
         self.decay_rate = settings.get("layer_decay_rate", 1.0)
@@ -117,6 +114,8 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         params, types = get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr("layer decay")
+        if self.base_wd is None:
+            raise ArgumentError("`optimizer.weight_decay` must be set for layer-wise learning rates, got none")
         root = module_tree(params, types)
         parameters = list_layer_parameters(root, names_of(root, self.pattern))
         trained = [p for p in parameters if self.custom_settings(p.parameter.path).get("requires_grad", True)]
@@ -161,11 +160,9 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             logger.warning("ignored, because the learning rate depends only on the layer: %s", ", ".join(ignored))
 
     def _parameter_decay(self, parameter: LayerParameter) -> ParameterDecay:
-        path, shape = parameter.parameter.path, parameter.parameter.shape
+        path = parameter.parameter.path
         custom = self.custom_settings(path)
-        # for rules by shape, a stacked parameter has the shape of one of its layers
-        layer = Parameter(path, shape[len(shape) - parameter.ndim :], parameter.parameter.dtype)
-        typed = self.typed_settings(path.rpartition(".")[2], layer, parameter.module, False)
+        typed = self.typed_settings(path.rpartition(".")[2], parameter.parameter, parameter.module, False)
         patterns = tuple(rule for rule in typed.get("patterns", ()) if rule.endswith("decay_mult"))
         if not custom or (self.paramwise_cfg.get("force_default_settings") and patterns):
             return ParameterDecay(parameter, typed.get("weight_decay", self.base_wd), patterns)
@@ -244,8 +241,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         ignored = [key for key in self.paramwise_cfg if key not in self._OWN_KEYS]
         if ignored:
             logger.warning("paramwise_cfg: ignored by %s: %s", type(self).__name__, ", ".join(ignored))
-        if self.base_lr is None:  # unlike `read_optimizer`, do not check the custom keys, which are ignored here
-            self.base_lr = self.optimizer.defaults.get("lr")
+        self.read_defaults()  # unlike `read_optimizer`, without a check of the custom keys, which are ignored here
         self.require_base_lr("layer decay")
         root = module_tree(params, types)
         parameters = list_layer_parameters(root, names_of(root, self.pattern))
@@ -317,11 +313,13 @@ def list_layer_parameters(root: Module, name_of: NameOf) -> list[LayerParameter]
         for parameter in module.parameters.values():
             name = name_of(parameter)
             if isinstance(name, str):
-                parameters.append(LayerParameter(parameter.path, name, parameter.ndim, parameter, module))
+                parameters.append(LayerParameter(parameter.path, name, parameter, module))
                 continue
+            if not parameter.stacked:  # which only the pattern tells
+                parameter.stacked = (0,)
             layers[parameter.path] = parameter.shape[0] if parameter.shape else 0
             parameters += [
-                LayerParameter(f"{parameter.path}[{i}]", name(i), parameter.ndim - 1, parameter, module)
+                LayerParameter(f"{parameter.path}[{i}]", name(i), parameter, module)
                 for i in range(layers[parameter.path])
             ]
     # Two stacks of different depth have two numberings, and a common decay would pair layers that do not correspond.
@@ -410,7 +408,7 @@ def _check_rate(path: str, rate: object) -> None:
 def _is_decayed(parameter: LayerParameter) -> bool:
     name = parameter.name
     # MMSegmentation's rule: norms and biases have one axis; stacked ones are meant without the layer axis.
-    return not (parameter.ndim == 1 or name.endswith(".bias") or name in ("pos_embed", "cls_token"))
+    return not (parameter.parameter.ndim == 1 or name.endswith(".bias") or name in ("pos_embed", "cls_token"))
 
 
 def _guess_layer_pattern(names: Sequence[str]) -> str:

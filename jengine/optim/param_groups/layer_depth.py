@@ -92,7 +92,12 @@ class LayerPattern:
         for module, separator in modules.items():
             below = {path: parameter for path, parameter in parameters.items() if path.startswith(f"{module}.")}
             lengths = {parameter.shape[:1] for parameter in below.values()}
-            if len(lengths) == 1 and all(_has_layer_axis(parameter) for parameter in below.values()):
+            if other := next((path for path, p in below.items() if p.stacked and not p.has_layer_axis), None):
+                raise ConfigError(
+                    f"the layers of {other!r} must be stacked along the first axis for layer decay, got axes "
+                    f"{below[other].stacked}"
+                )
+            if len(lengths) == 1 and all(parameter.has_layer_axis for parameter in below.values()):
                 for path in below:
                     names[path] = _insert_number(module, separator, path.removeprefix(module))
         return names
@@ -195,9 +200,3 @@ def _compile(name: str, pattern: object, flags: int = 0) -> re.Pattern[str]:
 
 def _insert_number(module: str, separator: str, suffix: str) -> Callable[[int], str]:
     return lambda layer: f"{module}{separator}{layer}{suffix}"
-
-
-def _has_layer_axis(parameter: Parameter) -> bool:
-    """Return whether a parameter has more axes than a single layer needs, by name."""
-    axes = {"kernel": 2, "embedding": 2, "bias": 1, "scale": 1}
-    return parameter.ndim > axes.get(parameter.path.rpartition(".")[2], 0)

@@ -5,7 +5,6 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
 from optax import Params
@@ -13,13 +12,14 @@ from optax import Params
 from jengine import paths
 from jengine.model import equinox_modules
 from jengine.model.model import Model
+from jengine.model.module_types import is_norm, kind_of, layer_shape, stacked_axes
 from jengine.model.nnx_state import list_module_types
 
 # Names of a bare pytree that tell a norm: of the module, or of the one-dimensional leaves that it has.
 _NORM_NAME = re.compile(r"norm|(?<![a-z])(bn|ln|gn)(?![a-z])", re.IGNORECASE)
 _RMS_NAME = re.compile(r"(?<!no)rms", re.IGNORECASE)  # but `norms`
+_NDIM = {"kernel": 2, "embedding": 2, "bias": 1, "scale": 1}  # the least axes of a single layer's parameter, by name
 _NORM_LEAVES = ({"scale"}, {"scale", "bias"}, {"scale", "offset"}, {"weight", "bias"}, {"gamma", "beta"})
-_NORMS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm", "GroupNorm", "LayerNorm")
 
 
 class HasParams(Protocol):
@@ -41,11 +41,27 @@ class Parameter:
     shape: tuple[int, ...]
     dtype: Any
     requires_grad: bool = True  # whether it is trained
+    stacked: tuple[int, ...] | None = None  # axes along which layers are stacked; None if only names and shapes tell
+
+    @property
+    def layer_shape(self) -> tuple[int, ...]:
+        """The shape in one layer, without the axes along which `nn.scan` or `nn.vmap` stacks layers or experts.
+
+        Rules by shape use it: a bias is a vector in whatever number of layers.
+        """
+        return layer_shape(self.shape, self.stacked or ())
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
-        return len(self.shape)
+        """The number of axes in one layer."""
+        return len(self.layer_shape)
+
+    @property
+    def has_layer_axis(self) -> bool:
+        """Whether layers are stacked along the first axis; without module types, whether it is one axis too many."""
+        if self.stacked is None:
+            return len(self.shape) > _NDIM.get(self.path.rpartition(".")[2], 0)
+        return bool(self.shape) and any(axis % len(self.shape) == 0 for axis in self.stacked)
 
 
 @dataclasses.dataclass
@@ -78,7 +94,7 @@ class Module:
     def is_norm(self) -> bool:
         """Return whether it is a batch, instance, group or layer norm; as in MMEngine, RMSNorm is not included."""
         if self.type is not None:
-            return any(self.type.startswith(norm) for norm in _NORMS)
+            return is_norm(self.type)
         leaves = self.parameters  # a bare pytree: names and shapes have to tell
         if not leaves or any(p.ndim != 1 for p in leaves.values()) or _RMS_NAME.search(_last_name(self.path)):
             return False
@@ -89,12 +105,13 @@ class Module:
         kernel = self.parameters.get("kernel")
         if kernel is None or kernel.ndim != 4:
             return False
-        return self.type is None or ("Conv" in self.type and "Transpose" not in self.type)
+        kind = kind_of(self.type)
+        return self.type is None or ("Conv" in kind and "Transpose" not in kind)
 
     def is_depthwise_conv(self) -> bool:
         """Return whether it is a 2-D convolution with one input channel per group, kernel (h, w, 1, out)."""
         # A convolution of a gray image has the same shape; Flax does not store the number of groups in parameters.
-        return self.is_conv() and self.parameters["kernel"].shape[2] == 1
+        return self.is_conv() and self.parameters["kernel"].layer_shape[2] == 1
 
     def is_deformable_conv(self) -> bool:
         """Return whether it is a deformable convolution, by class name."""
@@ -117,7 +134,8 @@ def module_tree(params: Params, module_types: Mapping[str, str] | None = None) -
 
     Args:
       params: pytree of arrays or ShapeDtypeStructs.
-      module_types: dotted module path -> class name, like `Model.module_types`.
+      module_types: dotted module path -> class name, like `Model.module_types`, which also tell stacked layers. Where
+        they do not, a module is taken for stacked layers if each parameter in it has one axis too many for its name.
     """
     types = dict(module_types or {})
     root = Module(type=types.get("", "") if types else None)
@@ -133,8 +151,28 @@ def module_tree(params: Params, module_types: Mapping[str, str] | None = None) -
             module_type = types.get(module_path, "") if types else None
             module = module.children.setdefault(key, Module(module_path, module_type))
         leaf = leaves[path]
-        module.parameters[name] = Parameter(path, tuple(leaf.shape), leaf.dtype)
+        module.parameters[name] = Parameter(path, tuple(leaf.shape), leaf.dtype, stacked=stacked_axes(types, path))
+    _find_stacks(root)
     return root
+
+
+def _find_stacks(module: Module) -> None:
+    """Mark the parameters of stacked layers where the module types do not tell."""
+    parameters = [parameter for _, parameter in module.named_parameters()]
+    is_unknown = all(parameter.stacked is None for parameter in parameters)
+    # Vectors tell best: kernels have more axes in convolutions and attention as well
+    has_vector = any(parameter.path.rpartition(".")[2] in ("bias", "scale") for parameter in parameters)
+    if (
+        is_unknown
+        and has_vector
+        and all(p.has_layer_axis for p in parameters)
+        and len({p.shape[0] for p in parameters}) == 1
+    ):
+        for parameter in parameters:
+            parameter.stacked = (0,)
+        return
+    for child in module.children.values():
+        _find_stacks(child)
 
 
 def get_params(source: ParamsSource, module_types: Mapping[str, str] | None = None) -> tuple[Params, Mapping[str, str]]:
@@ -205,7 +243,7 @@ def _sort_key(path: str, rank: Mapping[str, int]) -> tuple[tuple[int, int], ...]
     return tuple((is_bias if node == path else 0, rank.get(node, len(rank))) for node in _prefixes(path))
 
 
-def _select_params(nnx: ModuleType, state: Params, name: str) -> Params:
+def _select_params(nnx: Any, state: Params, name: str) -> Params:
     """Return the `nnx.Param`s in a state; a state of bare arrays, such as optax receives, has only parameters."""
     variables = [leaf for _, leaf in nnx.to_flat_state(state) if isinstance(leaf, nnx.Variable)]
     if not variables:

@@ -1,15 +1,15 @@
 """Cosine rules: annealing, annealing with restarts, and the one-cycle policy."""
 
-import bisect
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from jengine.annotations import Fraction, NonNegative, Positive
 from jengine.errors import ArgumentError, ConfigError
-from jengine.optim.schedules.rules import Affine, MinimumRule, Rule, StepFunction
+from jengine.optim.schedules.rules import Changes, MinimumRule, Rule, Steps, keep, map_floats, towards_target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,22 +36,17 @@ class CosineAnnealingRule(MinimumRule):
                 f"eta_min={self.eta_min} and eta_min_ratio={self.eta_min_ratio}"
             )
 
-    def bind(self, num_steps: int) -> StepFunction:
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return ratios to the previous value; an increment after the minimum, where the ratio is undefined."""
         length = num_steps if self.T_max is None else self.T_max
-        cos, step, period = math.cos, math.pi / length, 2 * length
-        rebound = (1.0 - cos(step)) / 2.0
-
-        def change(t: int) -> Affine | None:
-            if t == 0:
-                return None
-            if (t - 1 - length) % period == 0:  # at the minimum the distance to it is 0, and so no ratio helps
-                return (1.0, -rebound, rebound)
-            # The closed form (1 + cos) / 2 at this step over that at the last one, as in PyTorch's chainable form.
-            ratio = (1.0 + cos(step * t)) / (1.0 + cos(step * (t - 1)))
-            return (ratio, 1.0 - ratio, 0.0)
-
-        return change
+        step = math.pi / length
+        # The closed form (1 + cos) / 2 at this step over that at the last one, as in PyTorch's chainable form.
+        a, b, c = towards_target(_cosine_ratios(step, steps))
+        at_minimum = (steps - 1 - length) % (2 * length) == 0  # the distance to it is 0, and so no ratio helps
+        rebound = (1.0 - math.cos(step)) / 2.0
+        a[at_minimum], b[at_minimum], c[at_minimum] = 1.0, -rebound, rebound
+        a[steps == 0], b[steps == 0], c[steps == 0] = 1.0, 0.0, 0.0
+        return a, b, c
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,24 +83,20 @@ class CosineRestartRule(MinimumRule):
         object.__setattr__(self, "periods", tuple(self.periods))
         object.__setattr__(self, "restart_weights", tuple(self.restart_weights))
 
-    def bind(self, num_steps: int) -> StepFunction:
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return a new value at the start of each period and ratios within it; nothing after the last one."""
-        ends = list(itertools.accumulate(self.periods))
-        starts = [0, *ends[:-1]]
-
-        def change(t: int) -> Affine | None:
-            period = bisect.bisect_right(ends, t)
-            # None: after the last period the value stays what it is, and other schedulers may change it.
-            if period == len(ends):
-                return None
+        ends = np.cumsum(self.periods)
+        index = np.searchsorted(ends, steps, "right")
+        # After the last period the value stays what it is, and other schedulers may change it.
+        a, b, c = keep(steps)
+        for period, (end, length) in enumerate(zip(ends, self.periods, strict=True)):
+            inside = np.flatnonzero(index == period)
+            offset = steps[inside] - (end - length)
+            a[inside], b[inside], _ = towards_target(_cosine_ratios(math.pi / length, offset))
             # A new value rather than a ratio: at the end of a period the distance to the minimum is 0.
-            if t == starts[period]:
-                return (0.0, 0.0, float(self.restart_weights[period]))
-            step, offset = math.pi / self.periods[period], t - starts[period]
-            ratio = (1.0 + math.cos(step * offset)) / (1.0 + math.cos(step * (offset - 1)))
-            return (ratio, 1.0 - ratio, 0.0)
-
-        return change
+            first = inside[offset == 0]
+            a[first], b[first], c[first] = 0.0, 0.0, self.restart_weights[period]
+        return a, b, c
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +117,7 @@ class OneCycleRule(Rule):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("total_steps",)
+    sets_value: ClassVar[bool] = True
     eta_max: NonNegative | Sequence[NonNegative]
     total_steps: Positive | None = None
     pct_start: Fraction = 0.3
@@ -134,10 +126,12 @@ class OneCycleRule(Rule):
     final_div_factor: Positive = 1e4
     three_phase: bool = False
 
-    def bind(self, num_steps: int) -> StepFunction:
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the value as a fraction of `eta_max`, phase by phase."""
         total = num_steps if self.total_steps is None else self.total_steps
-        anneal = _ANNEAL[self.anneal_strategy]
+        if len(steps) and steps[-1] > total:
+            past = int(max(steps[0], total + 1))
+            raise ConfigError(f"`total_steps` must be at least the number of steps, got {total} at step {past}")
         start = 1.0 / self.div_factor
         finish = start / self.final_div_factor
         # PyTorch's phases: the last step of the increase has the index pct_start * total - 1.
@@ -145,17 +139,12 @@ class OneCycleRule(Rule):
         phases = [(0.0, peak, start, 1.0), (peak, total - 1.0, 1.0, finish)]
         if self.three_phase:
             phases[1:] = [(peak, 2.0 * peak, 1.0, start), (2.0 * peak, total - 1.0, start, finish)]
-
-        def change(t: int) -> Affine:
-            if t > total:
-                raise ConfigError(f"`total_steps` must be at least the number of steps, got {total} at step {t}")
-            for begin, end, first, last in phases:
-                if t <= end:
-                    fraction = (t - begin) / (end - begin) if end > begin else 1.0
-                    return (0.0, anneal(first, last, fraction), 0.0)
-            return (0.0, finish, 0.0)
-
-        return change
+        fractions = np.full(len(steps), finish)
+        for begin, end, first, last in reversed(phases):  # the earliest phase that a step is in holds
+            inside = steps <= end
+            progress = (steps[inside] - begin) / (end - begin) if end > begin else np.ones(int(inside.sum()))
+            fractions[inside] = _ANNEAL[self.anneal_strategy](first, last, progress)
+        return np.zeros(len(steps)), fractions, np.zeros(len(steps))
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
         """Return `eta_max` of each group; raise ConfigError if the list has another length."""
@@ -173,7 +162,18 @@ class OneCycleRule(Rule):
         return [eta / self.div_factor for eta in self.targets(values, 0.0)]
 
 
+def _cosine_ratios(step: float, steps: np.ndarray) -> np.ndarray:
+    """Return `(1 + cos(step * t)) / (1 + cos(step * (t - 1)))` at consecutive steps; infinite by a 0."""
+    heights = 1.0 + map_floats(math.cos, (step * np.append(steps[:1] - 1, steps)).tolist())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return heights[1:] / heights[:-1]
+
+
+def _anneal_cosine(first: float, last: float, fraction: np.ndarray) -> np.ndarray:
+    return last + (first - last) / 2.0 * (1.0 + map_floats(math.cos, (math.pi * fraction).tolist()))
+
+
 _ANNEAL = {
-    "cos": lambda first, last, fraction: last + (first - last) / 2.0 * (1.0 + math.cos(math.pi * fraction)),
+    "cos": _anneal_cosine,
     "linear": lambda first, last, fraction: first + (last - first) * fraction,
 }

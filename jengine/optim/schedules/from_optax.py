@@ -17,7 +17,7 @@ import optax
 
 from jengine.annotations import is_mapping
 from jengine.errors import ConfigError, UnknownNameError, closest, config_path, current_config_path
-from jengine.optim.schedules.rules import Rule, StepFunction
+from jengine.optim.schedules.rules import Changes, Rule, StepFunction, Steps
 from jengine.registry import check_arguments
 
 Schedule = Callable[[Any], Any]  # step -> value, as `optax.Schedule`
@@ -38,6 +38,7 @@ class OptaxRule(Rule):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
+    sets_value: ClassVar[bool] = True
     schedule: Mapping[str, Any] | Schedule
 
     def __post_init__(self) -> None:
@@ -46,9 +47,20 @@ class OptaxRule(Rule):
             _check_scalar(make_schedule(self.schedule), _has_function(self.schedule))
 
     def bind(self, num_steps: int) -> StepFunction:
-        """Return the scheduled value, computed in blocks."""
-        value_at = _make_evaluator(make_schedule(self.schedule), _has_function(self.schedule))
-        return lambda t: (0.0, value_at(t), 0.0)
+        """Return the scheduled value, step by step if JAX cannot trace the schedule."""
+        schedule = make_schedule(self.schedule)
+        if _trace(schedule, _has_function(self.schedule)) is not None:
+            return super().bind(num_steps)
+        return lambda t: (0.0, float(schedule(t)), 0.0)  # it branches on the step in Python
+
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
+        """Return the scheduled values, computed in blocks."""
+        if self._evaluate is None:
+            change = self.bind(num_steps)
+            values = np.array([(change(t) or (0.0, 0.0, 0.0))[1] for t in steps.tolist()], np.float64)
+        else:
+            values = self._evaluate(steps)
+        return np.zeros(len(steps)), values, np.zeros(len(steps))
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
         """Return each group's multiplier: the initial value divided by that in the optimizer's own settings."""
@@ -69,6 +81,10 @@ class OptaxRule(Rule):
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
         """Return the rule in a `state_dict`; this rule if the state describes a function."""
         return self if is_function(state["schedule"]) else type(self)(state["schedule"])
+
+    @functools.cached_property
+    def _evaluate(self) -> Callable[[Steps], np.ndarray] | None:
+        return _make_evaluator(make_schedule(self.schedule), _has_function(self.schedule))
 
     @functools.cached_property
     def _description(self) -> Any:
@@ -138,33 +154,26 @@ def _trace(schedule: Schedule, is_int: bool) -> Any:
         return None
 
 
-def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[int], float]:
-    """Return `schedule` as a function from a step to a Python float.
+def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[Steps], np.ndarray] | None:
+    """Return `schedule` as a function of many steps, float64[n]; None if JAX cannot trace it.
 
-    It is computed `_BLOCK` steps at a time; step by step, from Python integers, if JAX cannot trace it. `is_int` passes
-    integers, as in an optax chain; otherwise float64.
+    It is computed `_BLOCK` steps at a time. `is_int` passes integers, as in an optax chain; otherwise float64.
     """
-    if _trace(schedule, is_int) is None:  # it branches on the step in Python
-        return lambda t: float(schedule(t))
-    blocks: dict[int, np.ndarray] = {}  # only the current one
+    if _trace(schedule, is_int) is None:
+        return None
     # One call for many steps, as each dispatch has a cost on the host.
     evaluate = jax.jit(jax.vmap(lambda step: jax.numpy.asarray(schedule(step), dtype=float)))
 
-    def compute_block(number: int) -> np.ndarray:
-        device = _host_device()
-        steps = np.arange(number * _BLOCK, (number + 1) * _BLOCK, dtype=np.int64 if is_int else np.float64)
+    def compute(steps: Steps) -> np.ndarray:
+        device, values = _host_device(), []
+        padded = np.pad(steps, (0, -len(steps) % _BLOCK), mode="edge").astype(np.int64 if is_int else np.float64)
         # float64, so that values equal those of the other schedules, which are Python floats.
         with jax.enable_x64(True), jax.default_device(device):
-            return jax.device_get(evaluate(jax.device_put(steps, device)))
+            for block in padded.reshape(-1, _BLOCK):
+                values.append(jax.device_get(evaluate(jax.device_put(block, device))))
+        return np.concatenate(values)[: len(steps)]
 
-    def value_at(t: int) -> float:
-        number, offset = divmod(t, _BLOCK)
-        if number not in blocks:
-            blocks.clear()  # schedules move forwards
-            blocks[number] = compute_block(number)
-        return float(blocks[number][offset])
-
-    return value_at
+    return compute
 
 
 def _has_function(schedule: object) -> bool:

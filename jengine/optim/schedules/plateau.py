@@ -1,16 +1,20 @@
 """Schedules that reduce a value when a validation metric stops improving.
 
-They alone are not functions of the counter: the state is saved in every checkpoint.
+They alone are not functions of the counter: what they have seen is saved in every checkpoint.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
+
 from jengine.annotations import Decay, Index, NonNegative
 from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
+from jengine.optim.schedules.chain import Event, Value, default_group
 from jengine.optim.schedules.rules import ScheduleSettings
-from jengine.optim.schedules.scheduler import ParamScheduler, default_group
+from jengine.optim.schedules.scheduler import ParamScheduler
+from jengine.scores import is_better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +29,8 @@ class PlateauSettings(ScheduleSettings):
       rule: whether a smaller or a larger metric is better.
       factor: multiplies the value.
       patience: number of validations in a row without an improvement that are tolerated.
-      threshold: smallest change that counts as an improvement.
-      threshold_rule: whether `threshold` is relative to the best metric or absolute.
+      threshold: an improvement must be larger than this.
+      threshold_rule: whether `threshold` is a share of the best metric's absolute value, or a difference.
       cooldown: number of validations after a reduction that are not counted.
       min_value: lower bound, one number or one for each parameter group.
       eps: smallest reduction; smaller ones are not applied.
@@ -49,8 +53,9 @@ class PlateauSettings(ScheduleSettings):
         >>> PlateauSettings(threshold=0.1).is_better(metric=0.95, best=1.0)
         False
         """
-        margin = best * self.threshold if self.threshold_rule == "rel" else self.threshold
-        return metric < best - margin if self.rule == "less" else metric > best + margin
+        # Relative to the absolute value: a share of a negative best would count a worse metric as an improvement.
+        threshold = abs(best) * self.threshold if self.threshold_rule == "rel" else self.threshold
+        return is_better(self.rule, metric, best, threshold)
 
 
 class PlateauState(NamedTuple):
@@ -87,15 +92,18 @@ class PlateauScheduler(ParamScheduler):
             raise ArgumentError(
                 f"`by_epoch` must be True for {type(self).__name__}, which counts validations, got False"
             )
-        self.reductions: list[int] = []  # the global step of each reduction, so that they can be replayed
+        self.reductions: list[list[int]] = []  # completed iterations and epochs at each
         super().__init__(*args, **kwargs)
         # MMEngine's start values; infinities would not be JSON.
         self.state = PlateauState(best=1e9 if self.settings.rule == "less" else -1e9)
 
     def step(self, metrics: Mapping[str, float] | None = None) -> None:
         """Count an epoch; or, given validation metrics, check whether to reduce the value."""
+        self.chain.sync(self.param_name)
         if metrics is None:
             self.global_step += 1
+            if self.global_step > 0:
+                self.chain.end_epoch(self.global_step)
             return
         if not isinstance(metrics, Mapping):
             raise TypeError(f"`metrics` must be a dict by name, got {type(metrics).__name__}")
@@ -110,42 +118,53 @@ class PlateauScheduler(ParamScheduler):
         self.last_step += 1
         self.state, reduce = observe(self.settings, self.state, float(metrics[self.settings.monitor]))
         if reduce:
-            self.reductions.append(self.global_step)
-            self.reduce()
+            self.reductions.append([self.chain.count(by_epoch=False), self.chain.count(by_epoch=True)])
+            self.chain.apply_event(self)
         if self.verbose:
             self._log_values()
 
-    def reduce(self) -> None:
-        """Multiply the value in every scheduled group by `factor`, down to the minimum."""
-        groups = self._groups()
-        for index, _, minimum in self._scheduled:
-            value = float(groups[index][self.param_name])
-            reduced = max(value * self.settings.factor, minimum)
+    def events(self, index: int, iters: int | None = None) -> Sequence[tuple[int, int, Event]]:
+        """Return the reductions of a group's value."""
+        minimum = self.targets[index]
+
+        def reduce(value: Value) -> None:
+            reduced = max(value.current * self.settings.factor, minimum)
             # As in PyTorch: a reduction too small to matter is not applied.
-            if value - reduced > self.settings.eps:
-                self._write(groups[index], reduced)
+            value.current = reduced if value.current - reduced > self.settings.eps else value.current
+
+        return [(iters, epochs, reduce) for iters, epochs in self.reductions]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler state, the metric history, and the reductions."""
         return {**super().state_dict(), "plateau": self.state._asdict(), "reductions": list(self.reductions)}
 
-    def load_state_dict(self, state: dict[str, Any], settings: str = "checkpoint") -> None:
-        """Load the scheduler state; the metric history is loaded for either choice of `settings`."""
-        super().load_state_dict(state, settings)
+    def load_position(self, state: dict[str, Any]) -> None:
+        """Set the counters and the metric history to those in `state`, a result of `state_dict`."""
+        self.global_step, self.last_step = state["global_step"], state["last_step"]
         if "plateau" in state:
             self.state = PlateauState(**state["plateau"])
-            self.reductions = list(state["reductions"])
+            # Earlier versions have stored the epoch alone
+            self.reductions = [list(at) if isinstance(at, list) else [0, at] for at in state["reductions"]]
 
-    def _bind_settings(self) -> list[float]:
+    def seek(self, count: int) -> None:
+        """Set the number of completed epochs; what the schedule has seen of the metric stays."""
+        self.global_step = count
+
+    def active_steps(self, count: int) -> np.ndarray:
+        """Return no steps: only validations change the value."""
+        return np.arange(0)
+
+    def bind_settings(self, values: Sequence[float], present: Sequence[float]) -> None:
+        """Bind the minimum of each group."""
         min_value, count = self.settings.min_value, len(self.base_values)
         if isinstance(min_value, int | float):
-            return [float(min_value)] * count
-        targets = [float(value) for value in min_value]
-        if len(targets) == count - 1 and default_group(self.optimizer) is not None:
+            self.targets = [float(min_value)] * count
+            return
+        self.targets = [float(value) for value in min_value]
+        if len(self.targets) == count - 1 and default_group(self.optimizer) is not None:
             # The optimizer's own settings are one more group, which the user's list does not know.
-            targets.append(targets[-1])
-        if len(targets) != count:
+            self.targets.append(self.targets[-1])
+        if len(self.targets) != count:
             raise ConfigError(
                 f"`min_value` must have one value for each of the {count} parameter groups, got {len(min_value)}"
             )
-        return targets

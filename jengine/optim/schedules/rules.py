@@ -7,21 +7,48 @@ At each step a schedule applies an affine map to the current value of a paramete
 where `initial` is the group's initial value, `target` is a group constant (for example a cosine's minimum), and
 `(a, b, c)` depend on the step only. Schedules that multiply the current value can be chained; schedules that set the
 value have `a = 0`. A rule is a frozen dataclass: the fields are the settings in a config, and `bind` returns the
-function from the step to `(a, b, c)`.
+function from the step to `(a, b, c)`. `changes` returns them for many steps at once, for whole curves and for the
+value at any step of a run.
 """
 
-import collections
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeAlias
+
+import numpy as np
 
 from jengine.annotations import Fraction, NonNegative, Positive
 from jengine.errors import ConfigError
 
 Affine = tuple[float, float, float]  # (a, b, c): the weights of the current value, the target and the initial value
+Steps: TypeAlias = np.ndarray  # int64[n], steps since `begin`
+Changes: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]  # (a, b, c), float64[n] each
 INF = 10**9  # MMEngine's "no end"; a conversion to iterations leaves it unchanged
 StepFunction = Callable[[int], Affine | None]  # from the number of steps since `begin`; None keeps the value
+
+_UNCHANGED: Affine = (1.0, 0.0, 0.0)
+_BLOCK = 1024  # steps computed in one call
+
+
+def map_floats(function: Callable[..., float], *columns: Iterable[Any]) -> np.ndarray:
+    """Return `function` of each row as float64[n].
+
+    It calls functions of `math`: those of NumPy may round differently, and differently for other array sizes, so that
+    a value that is computed later would not be the one that was used in training.
+    """
+    return np.fromiter(map(function, *columns), np.float64)
+
+
+def keep(steps: Steps) -> Changes:
+    """Return changes that keep the value at each step, which a rule then modifies."""
+    return np.ones(len(steps)), np.zeros(len(steps)), np.zeros(len(steps))
+
+
+def towards_target(ratio: np.ndarray) -> Changes:
+    """Return changes that multiply the distance to the target by `ratio`, float64[n]."""
+    return ratio, 1.0 - ratio, np.zeros(len(ratio))
 
 
 class ScheduleSettings:
@@ -51,10 +78,14 @@ class ScheduleSettings:
 class Rule(ScheduleSettings):
     """Pure function of the step, with settings: how a value changes at each step.
 
+    A rule defines `bind`, for one step, or `changes`, for many; the other follows from it.
+
     >>> change = StepRule(step_size=2, gamma=0.5).bind(num_steps=10)
     >>> [change(step) for step in range(3)]
-    [None, None, (0.5, 0.0, 0.0)]
+    [(1.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.5, 0.0, 0.0)]
     """
+
+    sets_value: ClassVar[bool] = False  # `a` is 0 at each step, so that earlier values have no effect
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the function from the step, counted from `begin`, to the change of the value.
@@ -62,7 +93,27 @@ class Rule(ScheduleSettings):
         Args:
           num_steps: the number of steps from `begin` to `end`; the last step is `num_steps - 1`.
         """
-        raise NotImplementedError
+        first, rows = 0, list[Affine]()  # a block of steps, since a call for each would be slow
+
+        def change(t: int) -> Affine:
+            nonlocal first, rows
+            if not 0 <= t - first < len(rows):
+                steps = np.arange(t, max(min(t + _BLOCK, num_steps), t + 1))
+                try:
+                    columns = self.changes(steps, num_steps)
+                except ConfigError:  # the schedule ends within the block
+                    columns = self.changes(steps[:1], num_steps)
+                first, rows = t, list(zip(*(column.tolist() for column in columns), strict=True))
+            return rows[t - first]
+
+        return change
+
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
+        """Return the changes at consecutive steps; see `bind`."""
+        change = self.bind(num_steps)
+        rows = [change(t) or _UNCHANGED for t in steps.tolist()]
+        a, b, c = np.array(rows, np.float64).reshape(-1, 3).T
+        return a, b, c
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
         """Return the target of each group.
@@ -77,8 +128,8 @@ class Rule(ScheduleSettings):
         """Return the initial value of each group: `values`, unless the rule sets the initial values itself."""
         return list(values)
 
-    def frozen_steps(self, num_steps: int) -> int:
-        """Return the number of steps at the start for which a warm-up from 0 sets 0 and hides the value."""
+    def muted_steps(self, num_steps: int) -> int:
+        """Return the number of steps at the start in which a warm-up from 0 gives 0, whatever the value is."""
         return 0
 
     def min_value(self) -> float:
@@ -115,19 +166,16 @@ class ConstantRule(Rule):
 
     factor: Fraction = 1.0 / 3
 
-    def bind(self, num_steps: int) -> StepFunction:
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the changes at the first and the last step; they cancel if these are the same step."""
-        last = num_steps - 1
-        if last == 0:
-            return lambda t: None
-        if self.factor == 0.0:
-            # No product restores a value that was multiplied by 0: it is hidden instead, see `Frozen`.
-            return lambda t: (1.0, 0.0, 0.0) if t in (0, last) else None
-        # Relative changes and not absolute values, so that other schedules in the chain keep their effect.
-        changes = {0: (self.factor, 0.0, 0.0), last: (1.0 / self.factor, 0.0, 0.0)}
-        return changes.get
+        a, b, c = keep(steps)
+        if num_steps > 1 and self.factor != 0.0:  # a factor of 0 mutes the value instead, see `muted_steps`
+            # Relative changes and not absolute values, so that other schedules in the chain keep their effect.
+            a[steps == 0] = self.factor
+            a[steps == num_steps - 1] = 1.0 / self.factor
+        return a, b, c
 
-    def frozen_steps(self, num_steps: int) -> int:
+    def muted_steps(self, num_steps: int) -> int:
         """Return all steps but the last if the factor is 0."""
         return num_steps - 1 if self.factor == 0.0 else 0
 
@@ -144,22 +192,20 @@ class LinearRule(Rule):
     start_factor: Fraction = 1.0 / 3
     end_factor: Fraction = 1.0
 
-    def bind(self, num_steps: int) -> StepFunction:
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the ratio of each factor to the previous one; with a single step, `end_factor`."""
         last, start, rise = num_steps - 1, self.start_factor, self.end_factor - self.start_factor
+        a, b, c = keep(steps)
         if last == 0:
-            return lambda t: (self.end_factor, 0.0, 0.0)
+            a[:] = self.end_factor
+            return a, b, c
+        # Both factors times `last`, whose ratio has no division by it.
+        previous = last * start + (steps - 1) * rise
+        a[:] = (previous + rise) / np.where(previous == 0.0, float(last), previous)
+        a[steps == 0] = start or 1.0  # at 0 the value is muted, not multiplied
+        return a, b, c
 
-        def change(t: int) -> Affine | None:
-            if t == 0:
-                return (start or 1.0, 0.0, 0.0)  # from 0 the value is frozen, not multiplied: it must be restored
-            # Both factors times `last`, whose ratio has no division by it.
-            previous = last * start + (t - 1) * rise
-            return ((previous + rise) / (previous or last), 0.0, 0.0)
-
-        return change
-
-    def frozen_steps(self, num_steps: int) -> int:
+    def muted_steps(self, num_steps: int) -> int:
         """Return 1 if the line starts at 0 and has more than one step."""
         return 1 if self.start_factor == 0.0 and num_steps > 1 else 0
 
@@ -177,10 +223,11 @@ class StepRule(Rule):
     step_size: Positive
     gamma: NonNegative = 0.1
 
-    def bind(self, num_steps: int) -> StepFunction:
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the changes at the positive multiples of `step_size`."""
-        size, decay = self.step_size, (self.gamma, 0.0, 0.0)
-        return lambda t: decay if t > 0 and t % size == 0 else None
+        a, b, c = keep(steps)
+        a[(steps > 0) & (steps % self.step_size == 0)] = self.gamma
+        return a, b, c
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,11 +246,15 @@ class MultiStepRule(Rule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "milestones", sorted_milestones("milestones", self.milestones))
 
-    def bind(self, num_steps: int) -> StepFunction:
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the changes at the milestones."""
+        a, b, c = keep(steps)
+        milestones = np.asarray(self.milestones, np.float64)
         # As in PyTorch, whose MultiStepLR counts milestones.
-        counts = collections.Counter(self.milestones)
-        return {milestone: (self.gamma**count, 0.0, 0.0) for milestone, count in counts.items()}.get
+        counts = np.searchsorted(milestones, steps, "right") - np.searchsorted(milestones, steps, "left")
+        at = np.flatnonzero(counts)
+        a[at] = [self.gamma**count for count in counts[at].tolist()]
+        return a, b, c
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,10 +267,11 @@ class ExponentialRule(Rule):
 
     gamma: NonNegative
 
-    def bind(self, num_steps: int) -> StepFunction:
-        """Return the same change for each step."""
-        decay = (self.gamma, 0.0, 0.0)
-        return lambda t: decay if t > 0 else None
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
+        """Return the same change for each step but the first."""
+        a, b, c = keep(steps)
+        a[steps > 0] = self.gamma
+        return a, b, c
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,18 +286,13 @@ class PolyRule(MinimumRule):
     eta_min: NonNegative = 0.0
     power: NonNegative = 1.0
 
-    def bind(self, num_steps: int) -> StepFunction:
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return how the distance to `eta_min` shrinks at each step."""
-        last, power = num_steps - 1, self.power
-
-        def change(t: int) -> Affine | None:
-            if t == 0:
-                return None
-            # ((last - t) / (last - t + 1))**power, the quotient of two neighbouring values of the closed form.
-            ratio = (1.0 - 1.0 / (last - t + 1)) ** power
-            return (ratio, 1.0 - ratio, 0.0)
-
-        return change
+        # ((last - t) / (last - t + 1))**power, the quotient of two neighbouring values of the closed form.
+        base = 1.0 - 1.0 / np.maximum(num_steps - steps, 1)
+        ratio = map_floats(pow, base.tolist(), itertools.repeat(self.power))
+        ratio[steps == 0] = 1.0
+        return towards_target(ratio)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,13 +310,9 @@ class PolyRatioRule(PolyRule):
 class QuadraticWarmupRule(Rule):
     """Increase the value as the square of the step, to the initial value at the last step (MMDetection)."""
 
-    def bind(self, num_steps: int) -> StepFunction:
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return increments `(2t + 1) / num_steps**2`, as a fraction; raise ConfigError without an end."""
         if num_steps >= INF:
             raise ConfigError("`end` must be given for a quadratic warm-up, got no end")
-
-        def change(t: int) -> Affine:
-            # (t + 1)**2 - t**2 = 2t + 1; the first step sets the value, later ones add to it.
-            return (0.0 if t == 0 else 1.0, 0.0, (2 * t + 1) / num_steps**2)
-
-        return change
+        # (t + 1)**2 - t**2 = 2t + 1; the first step sets the value, later ones add to it.
+        return (steps > 0).astype(np.float64), np.zeros(len(steps)), (2 * steps + 1) / float(num_steps**2)

@@ -9,11 +9,13 @@ from jengine import annotations
 from jengine.annotations import Count, checked, is_mapping
 from jengine.errors import ConfigError, config_path
 from jengine.optim.schedules.annealing import OneCycleRule
+from jengine.optim.schedules.chain import Groups, chain_of
 from jengine.optim.schedules.from_optax import OptaxRule
-from jengine.optim.schedules.resume import check_values
 from jengine.optim.schedules.rules import INF
-from jengine.optim.schedules.scheduler import Groups, ParamScheduler, Schedulers, flatten_schedulers
-from jengine.registry import PARAM_SCHEDULERS, as_config, check_arguments
+from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
+from jengine.registry import PARAM_SCHEDULERS, as_config, check_arguments, is_built_in
+
+_MAX_CHECKED = 100_000  # values that are computed before training; those of longer runs are checked when they are set
 
 
 @checked
@@ -56,7 +58,7 @@ def build_param_schedulers(
     """
     built = _build(cfg, wrapper, _RunLength(max_epochs, max_iters, epoch_length, by_epoch_loop))
     with config_path("param_scheduler"):
-        check_values(built, iters=max_iters, epochs=max_epochs if by_epoch_loop else None, epoch_length=epoch_length)
+        _check_values(built, iters=max_iters, epochs=max_epochs if by_epoch_loop else None, epoch_length=epoch_length)
     return built
 
 
@@ -77,7 +79,7 @@ def check_param_schedulers(
     )
     if all(scheduler.epoch_length is None for scheduler in built):  # the steps of the others are unknown
         with config_path("param_scheduler"):
-            check_values(list(built), iters=max_iters, epochs=max_epochs, epoch_length=None)
+            _check_values(list(built), iters=max_iters, epochs=max_epochs, epoch_length=None)
     return built
 
 
@@ -123,15 +125,17 @@ def _build(cfg: Any, wrapper: Any, run: _RunLength) -> Schedulers:
 
 
 def _build_list(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamScheduler]:
-    if cfg is None:
-        return []
-    if not isinstance(cfg, list | tuple):
-        return _build_one(cfg, wrapper, run)
-    built = []
-    for index, item in enumerate(cfg):
-        with config_path(index):
-            built += _build_one(item, wrapper, run)
-    _check_overlaps(built, run)
+    chain, built = chain_of(wrapper), []
+    chain.begin()
+    if cfg is not None and not isinstance(cfg, list | tuple):
+        built = _build_one(cfg, wrapper, run)
+    else:
+        for index, item in enumerate(cfg or ()):
+            with config_path(index):
+                built += _build_one(item, wrapper, run)
+        _check_overlaps(built, run)
+    chain.epoch_length = run.epoch_length
+    chain.arrange(built)
     return built
 
 
@@ -178,6 +182,22 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
     scheduler.ends_with_run = not has_end and arguments["end"] != INF
     _check_total_steps(scheduler, run)
     return [scheduler]
+
+
+def _check_values(schedulers: Schedulers, *, iters: int | None, epochs: int | None, epoch_length: int | None) -> None:
+    """Compute the values of a run, so that an illegal one is an error before training.
+
+    Only the first values are checked if there are many, and none if one of the schedules is a user's class, whose step
+    may do anything. Unknown iterations leave the schedules over iterations unchecked.
+    """
+    flat = flatten_schedulers(schedulers)
+    if not flat or any(not is_built_in(type(s)) or s.last_step > 0 for s in flat):
+        return
+    limit = min(_MAX_CHECKED // max(1, sum(len(s.scheduled) for s in flat)), *(s.settings.max_checked() for s in flat))
+    iters = 0 if iters is None or all(s.by_epoch for s in flat) else min(iters, limit)
+    epochs = min(epochs or 0, limit, *([iters // epoch_length] if iters and epoch_length else []))
+    for chain in {id(s.chain): s.chain for s in flat}.values():
+        chain.check(max(iters - 1, 0), max(epochs - 1, 0))
 
 
 def _read_units(by_epoch: bool = True, convert_to_iter_based: bool = False) -> None:

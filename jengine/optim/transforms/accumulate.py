@@ -46,7 +46,6 @@ def accumulate_gradients(
       `every`-th iteration ends it.
     * weight: float32[], the weight of these gradients in the mean over the window and over replicas; for a mean loss
       over sentences, the number of words. None: all have the same weight.
-    * divisor: float32[], divides the sum; None for the number of iterations in the window. Unused with weights.
     * is_added: True if an earlier call with `is_last=False` has added these gradients.
 
     Args:
@@ -68,7 +67,6 @@ def accumulate_gradients(
         *,
         weight: ArrayLike | None = None,
         is_last: bool | None = None,
-        divisor: ArrayLike | None = None,
         is_added: bool = False,
         **extra: Any,
     ) -> tuple[Updates, AccumulateState]:
@@ -79,18 +77,20 @@ def accumulate_gradients(
         def accumulate() -> tuple[Updates, AccumulateState]:
             return jax.tree.map(jnp.zeros_like, grads), AccumulateState(total, count, weight_sum, state.inner_state)
 
+        def accumulate_like_finish() -> tuple[Updates, AccumulateState]:
+            # Not zeros like the gradients: under `shard_map` those vary over replicas, and updates do not.
+            return jax.tree.map(jnp.zeros_like, jax.eval_shape(finish)[0]), accumulate()[1]
+
         def finish() -> tuple[Updates, AccumulateState]:
-            if weight is None:
-                mean_divisor = count if divisor is None else divisor
-            else:
-                mean_divisor = _sum_over_replicas(weight_sum, axis_name)
-            grads = _sum_over_replicas(total, axis_name)
-            updates, inner_state = _update_inner(inner, grads, mean_divisor, state.inner_state, params, extra)
+            # Counted on the device: a window may be shorter, at the end of a run or because a hook dropped iterations.
+            divisor = count if weight is None else _sum_over_replicas(weight_sum, axis_name)
+            summed = _sum_over_replicas(total, axis_name)
+            updates, inner_state = _update_inner(inner, summed, divisor, state.inner_state, params, extra)
             # the next window starts with 0 iterations; keeping the sums avoids writing zeros
-            return updates, AccumulateState(total, jnp.zeros_like(count), state.weight_sum, inner_state)
+            return updates, AccumulateState(total, jnp.zeros_like(count), weight_sum, inner_state)
 
         if is_last is None:
-            return jax.lax.cond(count >= every, finish, accumulate)
+            return jax.lax.cond(count >= every, finish, accumulate_like_finish)
         return finish() if is_last else accumulate()
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -105,7 +105,6 @@ def _update_at_once(
     *,
     weight: ArrayLike | None = None,
     is_last: bool | None = None,
-    divisor: ArrayLike | None = None,
     is_added: bool = False,
     **extra: Any,
 ) -> tuple[Updates, OptState]:

@@ -220,6 +220,8 @@ def test_a_smaller_loss_is_better():
     assert is_better({"loss": 0.1}, {"loss": 0.2})
     assert not is_better({"loss": 0.3}, {"loss": 0.2})
     assert is_better({"loss": 0.3}, {"loss": float("nan")})
+    assert is_better({"loss": 0.3}, {})
+    assert not is_better({"loss": float("nan")}, {})  # NaN is never the best
 
 
 def test_the_average_is_updated_in_the_step_and_saved_after_each_epoch(imix_runner, run_dir):

@@ -1,5 +1,6 @@
 import io
 import json
+import math
 import re
 
 import jax.numpy as jnp
@@ -17,7 +18,9 @@ from jengine.contrib.imix import (
     TensorboardLoggerHook,
 )
 from jengine.contrib.imix.log_buffer import LogBuffer, to_uint8
+from jengine.contrib.imix.writers import median
 from jengine.errors import ConfigError
+from jengine.logging import HistoryBuffer
 from jengine.visualization.convert import histogram
 
 
@@ -155,6 +158,14 @@ def test_without_a_timer_the_remaining_time_is_estimated_from_the_second_line(tr
         writer.write(trainer)
     assert "eta" not in trainer.logs[0]
     assert trainer.logs[1].endswith("eta:0:03:00")  # 2 s for each of 90 iterations
+
+
+def test_a_median_is_over_the_numbers_of_its_window():
+    history = HistoryBuffer()
+    history.extend([9.0, 1.0, math.nan, 2.0, 3.0, math.inf])
+    assert median(history, 5) == 2.0
+    history.update(math.nan)
+    assert math.isnan(median(history, 1))
 
 
 def test_json_lines_are_sorted_and_have_medians_but_the_latest_rate(trainer, tmp_path):

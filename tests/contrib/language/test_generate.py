@@ -44,6 +44,9 @@ def test_a_stop_token_ends_and_fills_a_sequence(trained):
     first = list(free[0]).index(stop)
     stopped = np.asarray(generate(model, params, PROMPTS, 8, stop_token=stop))
     assert list(stopped[0]) == [*free[0, : first + 1], *[stop] * (7 - first)]
+    unused = next(token for token in range(32) if token not in free[0])
+    several = np.asarray(generate(model, params, PROMPTS, 8, stop_token=[unused, stop]))
+    assert list(several[0]) == [*free[0, : first + 1], *[unused] * (7 - first)]
 
 
 def test_a_mesh_generates_the_same_tokens():

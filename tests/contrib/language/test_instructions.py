@@ -126,7 +126,7 @@ class Steps(Hook):
 
 def make_config(hub, work_dir, max_iters=20, **changes):
     cfg = resolve(load_config(f"{ROOT / 'configs' / 'instruct.py'}:{hub}"))
-    pairs = [dict(prompt=f"w{i} w{i + 1}", response=f"w{i + 1} w{i}") for i in range(1, 20)]
+    pairs = [dict(prompt=f"w{i} w{i + 1}", response=f" w{i + 1} w{i}") for i in range(1, 20)]
     pathlib.Path(hub, "pairs.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
     sources = dict(pairs=str(hub / "pairs.jsonl"), talks=[dict(messages=TALK), dict(messages=TALK[:2])])
     cfg["train_dataloader"]["batch_size"] = 2

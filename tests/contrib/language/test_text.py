@@ -74,7 +74,7 @@ def test_pieces_of_characters_have_the_bytes_of_their_text(tmp_path):
         ("empty.jsonl", b"\n", "a source must have at least one record with text, got 0 without"),
         ("number.jsonl", b"3\n", "must be an object or a string, got in line 1: 3"),
         ("broken.jsonl", b'"a"\n{oops\n', "must be JSON, got in line 2"),
-        ("null.jsonl", b'{"text": null}\n', "the texts of a record must be strings, got None"),
+        ("null.jsonl", b'{"text": null}\n', "`text` of a record must be a string, got in line 1"),
         ("latin.txt", b"caf\xe9", "must be UTF-8, got .*latin.txt"),
         ("table.csv", b"", "must end with .jsonl or .txt"),
     ],
@@ -90,7 +90,7 @@ def test_empty_texts_are_left_out_and_what_is_cut_off_is_said_once(caplog):
     rows = list(
         pack(["", "abc", "", "de"], 4, packing="concat", tokenizer=ByteTokenizer(), shuffle=False, repeat=False)
     )
-    assert [row["targets"].tolist() for row in rows] == [[*b"bc", 256, *b"e"], [256, 0, 0, 0]]
+    assert [row["targets"].tolist() for row in rows] == [[*b"bc", 256, *b"e"], [256, -1, -1, -1]]
     rows = pack(["abcdef"] * 3, 5, packing="first_fit", tokenizer=ByteTokenizer(), shuffle=False)
     assert next(iter(rows))["targets"].tolist() == [*b"bcdef"]
     assert [m for m in caplog.messages if "more than 5 tokens are cut off there; packing='concat'" in m] != []
@@ -131,6 +131,22 @@ def test_rows_share_documents_and_resume_at_the_same_row(packing):
         assert packing == "first_fit" or not padding.any()
 
 
+@pytest.mark.parametrize("packing", ["concat", "first_fit"])
+def test_in_one_pass_each_token_is_a_target_once_and_padding_none(packing):
+    texts = ["abcdefg", "hi", "jklmnop", "q"]
+    rows = list(pack(texts, 6, packing=packing, tokenizer=ByteTokenizer(), shuffle=False, repeat=False, open_rows=9))
+    targets = np.concatenate([row["targets"] for row in rows])
+    segments = np.concatenate([row["segment_ids"] for row in rows])
+    learned = "".join(chr(target) for target in sorted(targets[(targets != -1) & (targets != 256)]))
+    expected = [text[1:] if packing == "concat" else text[1:7] for text in texts]  # first_fit cuts documents off
+    assert learned == "".join(sorted("".join(expected)))
+    assert ((targets == -1) == (segments == 0)).all()
+    assert (segments == 0).any()
+    np.testing.assert_array_equal(
+        np.concatenate([row["num_bytes"] for row in rows]), (targets != -1) & (targets != 256)
+    )
+
+
 def test_texts_are_mixed_by_weights_and_end_with_the_end_token():
     sources = [grain.MapDataset.source([letter * 3] * 50).repeat() for letter in "ab"]
     rows = iter(
@@ -150,7 +166,7 @@ def test_the_splits_of_the_standard_library_have_no_file_in_common():
     assert not train & test
     windows = StandardLibrary(length=16, split="test")
     np.testing.assert_array_equal(windows[3]["targets"][:-1], windows[3]["tokens"][1:])
-    assert set(windows.num_bytes) == {0, 1}  # 0 at the ends of files
+    assert {int(n) for i in range(len(windows)) for n in set(windows[i]["num_bytes"])} == {0, 1}  # 0 ends files
 
 
 def test_kneser_ney_equals_a_calculation_by_hand():

@@ -185,3 +185,24 @@ def test_a_run_that_cannot_generate_is_refused_before_training(tmp_path):
         Prompts(PROMPTS, length=3)
     with pytest.raises(ConfigError, match="all records or none must have a response, got 1"):
         Prompts([dict(prompt="a", response="b"), dict(prompt="c")])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 200_000, "must be JSON, got in line 1: JSON must be nested at most 100 levels deep"),
+        ('"a"\n5', "must be an object or a string, got in line 2: 5"),
+        ('{"messages": 5}', "`messages` of a record must be a list of objects with a `role`, got in line 1"),
+        ('{"messages": [{"content": "a"}]}', "`messages` of a record must be a list of objects with a `role`"),
+        ('{"text": 5}', "`text` of a record must be a string, got in line 1"),
+        (
+            "\n".join(['"a"'] * 40_000 + [f'"{"b" * 40_000}"']),
+            "at most 1,073,741,824 tokens when padded to the longest",
+        ),
+    ],
+)
+def test_prompts_from_anyone_are_refused_in_one_sentence(tmp_path, content, message):
+    (tmp_path / "prompts.jsonl").write_text(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        Prompts(str(tmp_path / "prompts.jsonl"))
+    assert len(str(caught.value)) < 400

@@ -210,7 +210,7 @@ def test_a_model_that_does_not_return_the_queue_is_rejected(tmp_path):
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
         custom_hooks=[dict(type="SwAVHook", batch_size=4, queue_length=4)],
     )
-    with pytest.raises(AssertionError, match="new model state of the model's loss must have the entry 'queue'"):
+    with pytest.raises(ValueError, match="`model_state.queue.rows` must stay .* in a training step, got absent"):
         Runner(model, tmp_path, **arguments).train()
 
 

@@ -50,6 +50,19 @@ def test_an_improvement_must_exceed_the_threshold(rule, threshold_rule, first, s
     assert run_epochs(wrapper, plateau, [first, second]) == [1.0, 1.0 if better else 0.5]
 
 
+@pytest.mark.parametrize(("rule", "worse"), [("less", 0.0005), ("greater", -0.0005)])
+def test_a_negative_metric_that_stays_or_gets_worse_is_no_improvement(rule, worse, make_wrapper, build):
+    for sign in (1, -1):
+        for step in (0.0, worse):
+            wrapper = make_wrapper(1.0)
+            (plateau,) = build(wrapper, {**SETTINGS, "rule": rule})  # relative, by default
+            metrics = [sign * 10.0 + step * i for i in range(8)]
+            assert run_epochs(wrapper, plateau, metrics) == [1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25], (sign, step)
+    wrapper = make_wrapper(1.0)
+    (plateau,) = build(wrapper, {**SETTINGS, "rule": "less"})
+    assert run_epochs(wrapper, plateau, [-10.0 - 0.01 * i for i in range(8)]) == [1.0] * 8
+
+
 def test_each_group_can_have_its_own_minimum(make_wrapper, build):
     wrapper = make_wrapper(1.0, 1.0, default_group={"lr": 1.0})
     (plateau,) = build(wrapper, {**SETTINGS, "patience": 0, "factor": 0.1, "min_value": [0.5, 0.3]})

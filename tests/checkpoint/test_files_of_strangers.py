@@ -1,0 +1,63 @@
+"""Test work dirs and checkpoints with files that another program, or a stranger, has put there."""
+
+import os
+
+import pytest
+
+from jengine.checkpoint import CorruptCheckpointError, find_checkpoint, find_latest, read_meta
+from jengine.checkpoint.manifest import seal
+from jengine.cli import main
+from jengine.storage import StorageError
+
+
+@pytest.mark.parametrize("name", ["last_checkpoint", "current_run"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_a_pipe_or_a_device_in_a_work_dir_is_no_pointer(tmp_path, name, make, capsys):
+    make(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="neither a checkpoint .* nor a work dir with complete checkpoints"):
+        find_checkpoint(tmp_path)
+    assert main(["ckpt", "ls", str(tmp_path)]) in (0, 2)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_a_manifest_that_is_no_file_makes_a_checkpoint_corrupt(tmp_path, make):
+    (tmp_path / "iter_3" / "state").mkdir(parents=True)
+    make(tmp_path / "iter_3" / "manifest.json")
+    with pytest.raises(CorruptCheckpointError, match="it must be a regular file, not a pipe or a device"):
+        read_meta(tmp_path / "iter_3")
+    with pytest.raises(CorruptCheckpointError, match="none can be read"):
+        find_latest(tmp_path)
+
+
+META = {
+    "deep": "[" * 200_000,
+    "deep in a state": '{"meta": {"iter": 3}, "hooks": ' + '{"a":' * 300 + "1" + "}" * 300 + "}",
+    "a list": "[1]",
+    "an array of objects": '{"meta": {"iter": 3}, "hooks": {"a": {"__jengine__": "array", "data": '
+    '{"__jengine__": "bytes", "data": "AAAAAAAAAAA="}, "dtype": "O", "shape": [1]}}}',
+    "an array that is too large": '{"meta": {"iter": 3}, "hooks": {"a": {"__jengine__": "array", "data": '
+    '{"__jengine__": "bytes", "data": "AAAA"}, "dtype": "u1", "shape": [1000000000000]}}}',
+    "an array without its data": '{"meta": {"iter": 3}, "hooks": {"a": {"__jengine__": "array"}}}',
+}
+
+
+@pytest.mark.parametrize("case", META)
+def test_metadata_that_no_run_has_written_is_one_clear_error(tmp_path, case):
+    directory = tmp_path / "iter_3"
+    (directory / "state").mkdir(parents=True)
+    (directory / "meta.json").write_text(META[case])
+    seal(directory, run="a", is_latest=True, iteration=3)
+    with pytest.raises(CorruptCheckpointError, match="iter_3 is corrupt: meta.json is unreadable") as caught:
+        read_meta(directory, states=True)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_checkpoint_with_metadata_that_are_nested_too_deeply_is_skipped(tmp_path, caplog):
+    for iteration, text in ((3, "[" * 200_000), (2, '{"meta": {"iter": 2}}')):
+        directory = tmp_path / f"iter_{iteration}"
+        (directory / "state").mkdir(parents=True)
+        (directory / "meta.json").write_text(text)
+        seal(directory, run="a", is_latest=True, iteration=iteration)
+    with pytest.raises(StorageError, match="Orbax cannot read the arrays of .*iter_2"):  # it has none
+        find_latest(tmp_path, checksums=True)
+    assert "iter_3: meta.json is unreadable (ValueError('JSON must be nested at most 100 levels deep'))" in caplog.text

@@ -1,0 +1,256 @@
+"""Attributes of models and losses that hooks change during training."""
+
+import abc
+import logging
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.data import ArrayDataset
+from jengine.hooks import Hook
+from jengine.model import FunctionalModel, Model, get_model
+from jengine.runner import Runner
+
+START = 5  # iterations without the dense loss
+
+
+class DenseCL(Model):
+    """Model with a loss as in MMSelfSup's document, which reads an attribute: 1 - 1 * lambda, and 9 * lambda."""
+
+    loss_lambda = 0.5
+    momentum = 0.0  # which is also a hyperparameter of SGD
+    is_dense = True
+
+    def init(self, rng, batch):
+        return {"w": jnp.zeros(())}, {}
+
+    def loss(self, params, model_state, batch, *, rng, hyperparams):
+        zero = 0 * params["w"]
+        dense = 9 + zero + self.momentum if self.is_dense else zero
+        return dict(loss_single=(1 + zero) * (1 - self.loss_lambda), loss_dense=dense * self.loss_lambda), model_state
+
+    def predict(self, params, model_state, batch):
+        return jnp.full(len(batch["x"]), self.loss_lambda)
+
+
+class PrintedHook(Hook):
+    """The hook of MMSelfSup's document, which assigns the attribute in each iteration, and records the dense loss."""
+
+    def __init__(self, name="loss_lambda", value=0.5, first=0.0, stage="before_train_iter", start=START):
+        self.name, self.value, self.first, self.stage, self.start = name, value, first, stage, start
+        self.dense = []
+
+    def before_train_epoch(self, runner):
+        if self.stage == "before_train_epoch":
+            self.assign(runner)
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if self.stage == "before_train_iter":
+            self.assign(runner)
+
+    def assign(self, runner):
+        if runner.iter >= self.start:
+            setattr(get_model(runner.model), self.name, self.value)
+        elif self.first is not None:
+            setattr(get_model(runner.model), self.name, self.first)
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.dense.append(float(outputs["loss_dense"]))
+
+
+def run(tmp_path, hooks, model=None, **changes):
+    arguments = dict(
+        train_dataloader=dict(batch_size=8, dataset=ArrayDataset(dict(x=np.zeros((40, 1), np.float32)))),
+        train_cfg=dict(max_epochs=2),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9)),
+        default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=2)),
+    )
+    runner = Runner(model or DenseCL(), tmp_path, custom_hooks=hooks, **{**arguments, **changes})
+    runner.train()
+    return runner
+
+
+@pytest.mark.parametrize("stage", ["before_train_iter", "before_train_epoch"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        dict(precision="float32", train_cfg=dict(max_epochs=2, steps_per_call=5)),
+        dict(parallel=dict(type="DataParallel")),
+        dict(optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=2)),
+    ],
+    ids=["plain", "a precision, in chunks", "replicas", "accumulation"],
+)
+def test_a_number_that_a_hook_assigns_holds_from_the_next_step_on_without_a_new_trace(tmp_path, stage, changes):
+    hook = PrintedHook(stage=stage)
+    runner = run(tmp_path, [hook], **changes)
+    assert hook.dense == [0.0] * START + [4.5] * (10 - START)  # 9 * lambda
+    assert runner.programs.update.traces == 1
+    assert get_model(runner.model).loss_lambda == 0.5
+
+
+class OwnStep(DenseCL):
+    """Model with a step of its own."""
+
+    def train_step(self, state, batch, ctx):
+        def loss(params):
+            return self.loss(params, {}, batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
+
+        return ctx.update(state, loss)
+
+
+class TwoPhases(DenseCL):
+    """Model for two optimizers."""
+
+    def init(self, rng, batch):
+        return {"a": {"w": jnp.zeros(())}, "b": {"w": jnp.zeros(())}}, {}
+
+    def phase_loss(self, phase, params, *args, **kwargs):
+        return self.loss(params[phase], *args, **kwargs)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 5])
+@pytest.mark.parametrize("kind", [OwnStep, TwoPhases])
+def test_assigned_numbers_are_inputs_of_other_steps(tmp_path, kind, steps_per_call):
+    sgd = dict(optimizer=dict(type="SGD", lr=0.1))
+    hook = PrintedHook()
+    changes = dict(optim_wrapper=dict(a=sgd, b=sgd)) if kind is TwoPhases else dict(optim_wrapper=sgd)
+    train_cfg = dict(max_epochs=2, steps_per_call=steps_per_call)
+    runner = run(tmp_path, [hook], kind(), train_cfg=train_cfg, **changes)
+    assert hook.dense == [0.0] * START + [4.5] * (10 - START)
+    assert runner.programs.update.traces == 1
+
+
+def test_the_built_in_hook_controls_the_attribute_that_the_loss_reads(tmp_path):
+    recorder = PrintedHook("unused", first=None, start=99)
+    runner = run(tmp_path, [dict(type="DenseCLHook", start_iters=START), recorder])
+    assert recorder.dense == [0.0] * START + [4.5] * (10 - START)
+    assert runner.programs.update.traces == 1
+    assert runner.model.loss_lambda == 0.5
+
+
+def test_a_number_that_is_first_assigned_in_the_middle_compiles_the_step_once_more(tmp_path, caplog):
+    hook = PrintedHook(first=None, value=0.25)
+    runner = run(tmp_path, [hook], train_cfg=dict(max_epochs=2, on_recompile="warn"))
+    assert hook.dense == [4.5] * START + [2.25] * (10 - START)
+    assert runner.programs.update.traces == 2
+    assert "loss_lambda" in caplog.text  # the warning about the new trace names what has changed
+
+
+def test_a_number_that_the_step_does_not_read_is_no_input(tmp_path):
+    model = DenseCL()
+    model.seen = 0
+    runner = run(tmp_path, [PrintedHook("seen", value=3, first=None)], model)
+    assert (model.seen, runner.programs.update.traces, dict(runner.hyperparams)) == (3, 1, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "value", "message"),
+    [
+        ("is_dense", True, False, r"`DenseCL.is_dense` must not change .* read, True; got False. Set a number"),
+        # the optimizer's momentum must not become that of the model
+        ("momentum", 0.0, 0.5, r"`DenseCL.momentum` must not change .* under a name that no hyperparameter of the opt"),
+    ],
+)
+def test_an_attribute_that_cannot_be_an_input_stops_the_run_at_the_next_log_line(tmp_path, name, first, value, message):
+    with pytest.raises(RuntimeError, match=message):
+        run(tmp_path, [PrintedHook(name, value, first)])
+
+
+class Loss(abc.ABC):
+    """Base class with a metaclass of Python."""
+
+    @abc.abstractmethod
+    def __call__(self, params, batch):
+        """Return the losses."""
+
+
+class Weighted(Loss):
+    """Loss object with an attribute."""
+
+    weight = 1.0
+
+    def __call__(self, params, batch):
+        return {"loss_dense": self.weight * (9 + 0 * params["w"])}
+
+
+class Inner:
+    """Loss object that holds another one."""
+
+    def __init__(self, losses):
+        self.losses = losses
+
+    def compute(self, params, batch):
+        return self.losses[0](params, batch)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_attribute_of_a_loss_object_that_changes_stops_the_run(tmp_path, nested):
+    weighted = Weighted()
+
+    class Change(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            weighted.weight = 1.0 if runner.iter < START else 2.0
+
+    model = FunctionalModel(lambda: {"w": jnp.zeros(())}, Inner([weighted]).compute if nested else weighted)
+    with pytest.raises(RuntimeError, match=r"`Weighted.weight` must not change .* read, 1.0; got 2.0"):
+        run(tmp_path, [Change()], model)
+
+
+def test_a_python_branch_on_an_assigned_number_says_that_it_is_an_array(tmp_path):
+    class Branch(DenseCL):
+        def loss(self, *args, **kwargs):
+            losses, state = super().loss(*args, **kwargs)
+            return (losses if self.loss_lambda > 0 else {"loss_dense": losses["loss_dense"]}), state
+
+    with pytest.raises(Exception, match="bool") as error:
+        run(tmp_path, [PrintedHook()], Branch())
+    assert "hooks assign the attributes ['loss_lambda'] of the model during training" in error.value.__notes__[0]
+
+
+def test_after_a_resume_without_the_hook_the_attribute_has_the_value_of_the_model(tmp_path):
+    default_hooks = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)
+    run(tmp_path, [PrintedHook(start=99)], train_cfg=dict(max_epochs=1), default_hooks=default_hooks)
+    recorder = PrintedHook("unused", first=None, start=99)
+    run(tmp_path, [recorder], default_hooks=default_hooks, resume=True)
+    assert recorder.dense == [4.5] * 5
+
+
+def test_a_hyperparameter_that_nothing_reads_is_reported_once(tmp_path, caplog):
+    class Publish(Hook):
+        def before_train(self, runner):
+            runner.hyperparams.update(unread=1.0, read=1.0, traced=1.0)
+
+        def traced_grads(self, ctx):
+            return ctx.replace(metrics={**ctx.metrics, "traced": ctx.hyperparams["traced"]})
+
+    def loss(params, batch, hyperparams):
+        return {"loss_dense": hyperparams.get("read") * params["w"]}
+
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path, [Publish()], FunctionalModel(lambda: {"w": jnp.zeros(())}, loss))
+    reports = [record.message for record in caplog.records if "has no effect" in record.message]
+    assert reports == [
+        "'unread', which a hook sets in runner.hyperparams or as an attribute of the model, has no effect in the step, "
+        "which does not read it: read hyperparams['unread'] in the loss, or `self.unread` in a method of the model"
+    ]
+
+
+def test_validations_and_predictions_use_the_current_attributes(tmp_path):
+    means = []
+
+    class Mean(Hook):
+        def after_val_epoch(self, runner, metrics=None):
+            means.append(metrics["loss"])
+
+    def mean(predictions, batch):
+        return predictions
+
+    loader = dict(batch_size=8, dataset=ArrayDataset(dict(x=np.zeros((8, 1), np.float32))))
+    evaluation = dict(val_dataloader=loader, val_cfg=dict(), val_evaluator=dict(type="MeanLoss", loss=mean))
+    runner = run(tmp_path, [PrintedHook(), Mean()], **evaluation)
+    assert means == [0.0, 0.5]
+    assert runner.predict(dict(x=np.zeros((2, 1), np.float32))).tolist() == [0.5, 0.5]
+    runner.model.loss_lambda = 0.75
+    assert runner.predict(dict(x=np.zeros((2, 1), np.float32))).tolist() == [0.75, 0.75]

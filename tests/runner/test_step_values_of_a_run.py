@@ -1,0 +1,251 @@
+"""Test batch sizes, accumulation and lengths that change with the iteration: exact under a resume, compiled once each."""
+
+import contextlib
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.cli.schedule import preview_schedules
+from jengine.data import ArrayDataset, TransformedDataset, build_dataloader
+from jengine.errors import ConfigError
+from jengine.hooks import Hook
+from jengine.model import FunctionalModel
+from jengine.optim.schedules import chain_of
+from jengine.runner import Runner
+from jengine.step_values import StepValues
+
+
+def steps(values, milestones):
+    return dict(type="StepValues", values=values, milestones=milestones)
+
+
+class Recorder(Hook):
+    """Record the examples of each iteration, count the traces, and stop like a kill."""
+
+    def __init__(self, stop=None):
+        self.ids, self.shapes, self.stop, self.traces = [], [], stop, 0
+
+    def traced_update(self, ctx):
+        self.traces += 1
+        return ctx
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == self.stop:
+            raise KeyboardInterrupt
+        self.ids.append(np.asarray(data_batch["id"]).tolist())
+        self.shapes.append(np.shape(data_batch["x"]))
+
+
+def model():
+    return FunctionalModel(
+        init=lambda: {"w": jnp.zeros(())},
+        loss=lambda params, batch: jnp.square(
+            params["w"] - batch["id"].astype(jnp.float32).reshape(len(batch["id"]), -1)[:, 0]
+        ),
+    )
+
+
+def data(size=48):
+    return ArrayDataset(dict(id=np.arange(size, dtype=np.int32), x=np.ones((size, 8), np.float32)))
+
+
+def train(work_dir, batch_size, stop=None, resume=False, max_iters=12, every=2, **changes):
+    hook = Recorder(stop)
+    loader = dict(batch_size=batch_size, dataset=changes.pop("dataset", data()), **changes.pop("loader", {}))
+    runner = Runner(
+        **{
+            **dict(
+                model=model(), work_dir=work_dir, train_dataloader=loader, resume=resume, custom_hooks=[hook],
+                train_cfg=dict(by_epoch=False, max_iters=max_iters, on_recompile="raise"),
+                optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)),
+                default_hooks=dict(logger=None, checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=every)),
+            ),
+            **changes,
+        }
+    )  # fmt: skip
+    with contextlib.suppress(KeyboardInterrupt):
+        runner.train()
+    return hook, runner
+
+
+RAMP = steps([2, 4, 8], [3, 7])
+
+
+def test_the_batch_size_follows_the_iteration_and_each_example_comes_once_in_a_pass(tmp_path):
+    hook, runner = train(tmp_path, RAMP)
+    assert [len(ids) for ids in hook.ids] == [2] * 3 + [4] * 4 + [8] * 5
+    seen = list(itertools.chain(*hook.ids))
+    assert len(set(seen[:46])) == 46  # 48 examples in a pass, of which the last 2 do not fill a batch of 8
+    assert hook.traces == 3  # each size compiles once, without a warning
+    logged, _ = runner.message_hub.get_scalar("train/batch_size").data
+    assert logged.tolist() == [2] * 3 + [4] * 4 + [8] * 5
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+@pytest.mark.parametrize("train_cfg", [dict(by_epoch=False, max_iters=12), dict(max_epochs=3, epoch_length=4)])
+def test_a_resume_lands_on_the_same_example(tmp_path, every, train_cfg):
+    whole, runner = train(tmp_path / "whole", RAMP, train_cfg=train_cfg)
+    for stop in (every, 8):
+        train(tmp_path / f"parts{stop}", RAMP, stop=stop, every=every, train_cfg=train_cfg)
+        rest, again = train(tmp_path / f"parts{stop}", RAMP, resume=True, every=every, train_cfg=train_cfg)
+        assert rest.ids == whole.ids[12 - len(rest.ids) :]
+        np.testing.assert_array_equal(again.state.params["w"], runner.state.params["w"])
+
+
+def test_chunks_of_steps_end_where_the_batch_size_changes(tmp_path):
+    _, runner = train(tmp_path / "whole", RAMP)
+    _, chunks = train(
+        tmp_path / "chunks", RAMP, train_cfg=dict(by_epoch=False, max_iters=12, steps_per_call=2), custom_hooks=[]
+    )
+    np.testing.assert_allclose(chunks.state.params["w"], runner.state.params["w"], rtol=1e-6)
+
+
+def crop(sample, ctx):
+    return {**sample, "x": sample["x"][: ctx.length]}
+
+
+def test_transforms_read_the_length_that_follows_the_iteration(tmp_path):
+    dataset = TransformedDataset(data(), [crop])
+    lengths = dict(loader=dict(example_length=steps([2, 4, 8], [3, 5])))
+    whole, _ = train(tmp_path / "whole", 4, dataset=dataset, **lengths, max_iters=8)
+    assert whole.shapes == [(4, 2)] * 3 + [(4, 4)] * 2 + [(4, 8)] * 3
+    assert whole.traces == 3
+    train(tmp_path / "parts", 4, stop=5, dataset=TransformedDataset(data(), [crop]), **lengths, max_iters=8)
+    rest, _ = train(
+        tmp_path / "parts", 4, resume=True, dataset=TransformedDataset(data(), [crop]), **lengths, max_iters=8
+    )
+    assert (rest.ids, rest.shapes) == (whole.ids[4:], whole.shapes[4:])
+
+
+def resize(sample, ctx):
+    step = sample["img"].shape[0] // ctx.length
+    return {**sample, "img": sample["img"][::step, ::step]}
+
+
+def test_a_convolution_trains_on_small_images_first(tmp_path):
+    def loss(params, batch):
+        features = jax.lax.conv(batch["img"].transpose(0, 3, 1, 2), params["kernel"], (1, 1), "SAME")
+        return jnp.square(features.mean((1, 2, 3)) - batch["y"])
+
+    images = np.random.default_rng(0).standard_normal((32, 16, 16, 1)).astype(np.float32)
+    dataset = TransformedDataset(ArrayDataset(dict(img=images, y=images.mean((1, 2, 3)))), [resize])
+    sides = []
+
+    class Sides(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            sides.append(data_batch["img"].shape[1])
+
+    _, runner = train(
+        tmp_path, 8, dataset=dataset, loader=dict(example_length=steps([4, 8, 16], [2, 5])), max_iters=8,
+        model=FunctionalModel(lambda: {"kernel": jnp.ones((1, 1, 3, 3))}, loss), custom_hooks=[Sides()],
+    )  # fmt: skip
+    assert sides == [4] * 2 + [8] * 3 + [16] * 3
+    assert np.isfinite(runner.message_hub.get_scalar("train/loss").data[0]).all()
+
+
+def rows_of():
+    return ({"id": np.full(8, i, np.int32), "x": np.ones(8, np.float32)} for i in range(40))
+
+
+@pytest.mark.parametrize("stop", [2, 3, 6, 9])
+def test_a_stream_follows_the_iteration_and_its_rows_are_divided(tmp_path, stop):
+    arguments = dict(dataset=rows_of, every=1, loader=dict(example_length=steps([2, 8], [5])), max_iters=10)
+    sizes = steps([2, 4], [3])
+    whole, _ = train(tmp_path / "whole", sizes, **arguments)
+    assert whole.shapes == [(8, 2)] * 3 + [(16, 2)] * 2 + [(4, 8)] * 5
+    rows = [row[0] for ids in whole.ids[5:] for row in ids]
+    assert rows == list(range(14, 34))  # 3 * 2 + 2 * 4 rows before
+    train(tmp_path / "parts", sizes, stop=stop, **arguments)
+    rest, _ = train(tmp_path / "parts", sizes, resume=True, **arguments)
+    assert (rest.ids, rest.shapes) == (whole.ids[stop:], whole.shapes[stop:])
+
+
+def accumulate(counts):
+    return dict(optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01), accumulative_counts=counts))
+
+
+@pytest.mark.parametrize("stop", [1, 4, 6, 9])
+def test_the_accumulation_follows_the_iteration(tmp_path, stop):
+    counts = steps([1, 2, 4], [2, 7])  # windows 0 | 1 | 2 3 | 4 5 | 6 | 7 8 9 10 | 11
+    updates = []
+
+    class Updates(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            updates.append(runner.optim_wrapper.should_sync())
+
+    arguments = dict(every=1, **accumulate(counts))
+    hooks = [Updates()]
+    _, runner = train(tmp_path / "whole", 4, custom_hooks=hooks, **arguments)
+    ends = [index for index, is_update in enumerate(updates) if is_update]
+    assert ends == [0, 1, 3, 5, 6, 10, 11]
+    assert runner.optim_wrapper.count_updates(12) == 7
+    logged, _ = runner.message_hub.get_scalar("train/accumulative_counts").data
+    assert logged.tolist() == [1] * 2 + [2] * 5 + [4] * 5
+    train(tmp_path / "parts", 4, stop=stop, **arguments)
+    _, again = train(tmp_path / "parts", 4, resume=True, **arguments)
+    np.testing.assert_array_equal(again.state.params["w"], runner.state.params["w"])
+
+
+def test_a_window_that_a_change_cuts_short_has_the_mean_of_its_iterations(tmp_path):
+    # iterations 0 to 2 are one window of 4 that ends at the change; then each iteration updates
+    _, short = train(tmp_path / "short", 4, max_iters=3, **accumulate(steps([4, 1], [3])))
+    _, three = train(tmp_path / "three", 4, max_iters=3, **accumulate(3))
+    np.testing.assert_array_equal(short.state.params["w"], three.state.params["w"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(batch_size=steps([2, 4], [3, 7])), "`milestones` must be one fewer than `values`, got 2 and 2"),
+        (dict(batch_size=steps([2, 4, 8], [7, 3])), r"`milestones` must be in ascending order, got \[7, 3\]"),
+        (dict(batch_size=steps([2, 0], [3])), "values"),
+        (dict(batch_size=4, **accumulate(dict(type="StepValue", values=[1]))), "must be dict.type='StepValues'"),
+        (dict(batch_size=4, **accumulate(0)), "accumulative_counts"),
+        (dict(batch_size=4, loader=dict(example_length=steps([2, 4], [3]))), "must have a transform with the argument"),
+        (dict(batch_size=RAMP, train_cfg=dict(max_epochs=2)), "`train_cfg.epoch_length` must be given"),
+        (dict(batch_size=steps([2, 64], [3])), "`batch_size` must be at most the 48 samples of the dataset, got 64"),
+        (dict(batch_size=2, dataset=rows_of, loader=dict(example_length=3)), r"must divide the rows .* 3 for \(2, 8\)"),
+    ],
+)
+def test_illegal_values_are_refused(tmp_path, changes, message):
+    with pytest.raises((ConfigError, ValueError, TypeError), match=message):
+        train(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(("rule", "factors"), [("linear", [1, 2, 4]), ("sqrt", [1, 2**0.5, 2])])
+@pytest.mark.parametrize("schedule", [None, dict(type="ExponentialLR", gamma=0.9, by_epoch=False), lambda step: 0.02])
+def test_rates_scale_with_the_batch_by_the_rule(tmp_path, schedule, rule, factors):
+    scale = dict(auto_scale_lr=dict(enable=True, base_batch_size=2, rule=rule), param_scheduler=schedule)
+    _, runner = train(tmp_path / "whole", RAMP, **scale)
+    base = 0.02 if callable(schedule) else 0.01
+    decay = 0.9 if isinstance(schedule, dict) else 1.0
+    expected = [base * decay**step * factors[(step >= 3) + (step >= 7)] for step in range(12)]
+    logged, _ = runner.message_hub.get_scalar("train/lr").data
+    np.testing.assert_allclose(logged, expected, rtol=1e-6)
+    np.testing.assert_allclose(chain_of(runner.optim_wrapper).at(range(12))[0]["lr"], expected, rtol=1e-9)
+    for stop in (2, 5, 8):
+        train(tmp_path / f"parts{stop}", RAMP, stop=stop, every=1, **scale)
+        _, again = train(tmp_path / f"parts{stop}", RAMP, resume=True, every=1, **scale)
+        rest, _ = again.message_hub.get_scalar("train/lr").data
+        assert rest.tolist() == logged.tolist()
+
+
+def test_the_preview_has_the_numbers_of_each_iteration():
+    cfg = dict(
+        train_dataloader=dict(batch_size=RAMP, dataset=data()), train_cfg=dict(by_epoch=False, max_iters=9),
+        **accumulate(steps([1, 2], [4])),
+    )  # fmt: skip
+    curves = preview_schedules(cfg)
+    assert curves["batch_size"] == [2] * 3 + [4] * 4 + [8] * 2
+    assert curves["accumulative_counts"] == [1] * 4 + [2] * 5
+
+
+def test_a_global_batch_size_is_divided_among_the_processes():
+    cfg = dict(global_batch_size=StepValues([4, 8], [10]), dataset=data())
+    loader = build_dataloader(cfg, train=True, process_index=1, process_count=2)
+    assert loader.batch_size == 2
+    assert loader.set_step(10)
+    assert (loader.batch_size, len(loader)) == (4, 6)
