@@ -67,7 +67,7 @@ class Processes:
     @property
     def agree_on_signals(self) -> bool:
         """Whether JAX's preemption service runs, without which a signal ends this process alone, and at once."""
-        return bool(jax.config.read("jax_enable_preemption_service"))
+        return bool(jax.config.values["jax_enable_preemption_service"])
 
     @property
     def failing(self) -> bool:
