@@ -13,12 +13,12 @@ from jengine.cli.plan_report import format_plan, format_search
 from jengine.cli.program_costs import Plan, compile_plan
 from jengine.cli.topologies import Topology, check_compiler, parse_topology
 from jengine.config import load_config, resolve
+from jengine.data.step_values import StepValues, is_step_values, parse_step_values
 from jengine.errors import ConfigError
 from jengine.evaluation.sections import split_dataloaders
 from jengine.json_codec import encode
 from jengine.sharding import build_mesh
 from jengine.sharding.mesh import MeshSizes, find_data_shard
-from jengine.step_values import StepValues, is_step_values, parse_step_values
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:

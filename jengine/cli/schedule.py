@@ -8,11 +8,11 @@ import numpy as np
 
 from jengine.cli.commands import load, save_figure
 from jengine.data import build_dataloader
+from jengine.data.step_values import is_step_values, parse_step_values
 from jengine.errors import ConfigError, config_path
 from jengine.optim import check_optim_wrapper
 from jengine.optim.schedules import build_param_schedulers, chain_of
 from jengine.runner.config_checks import is_epoch_based, train_loop_config
-from jengine.step_values import is_step_values, parse_step_values
 from jengine.train.phases import batches_per_iteration
 
 _WIDTH, _HEIGHT = 72, 10

@@ -17,8 +17,8 @@ from jengine.data.find_source import as_source, set_epoch
 from jengine.data.host_entries import Batch, Sample, select_arrays
 from jengine.data.masking import with_mask
 from jengine.data.sources import Pass
+from jengine.data.step_values import StepValues
 from jengine.errors import ConfigError
-from jengine.step_values import StepValues
 
 State = dict[str, Any]
 _END = object()

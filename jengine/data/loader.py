@@ -16,9 +16,9 @@ from jengine.data.host_entries import Batch, Sample
 from jengine.data.pipeline import set_length
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.data.sources import Resume
+from jengine.data.step_values import StepValues
 from jengine.errors import ConfigError
 from jengine.registry import DATA_SAMPLERS, DATASETS
-from jengine.step_values import StepValues
 
 
 @checked

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from optax import OptState, Params, Updates
 
+from jengine.data.step_values import StepCount, parse_step_values
 from jengine.optim.gradients import value_and_trainable_grad
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
@@ -27,7 +28,6 @@ from jengine.optim.transforms.accumulate import AccumulateState, init_accumulati
 from jengine.optim.transforms.clip import ClipByNorm, clipping_parts, parse_clip_grad
 from jengine.optim.transforms.loss_scale import LossScaleState
 from jengine.registry import OPTIM_WRAPPERS
-from jengine.step_values import StepCount, parse_step_values
 
 _get_lr = operator.itemgetter("lr")
 Method = TypeVar("Method", bound=Callable[..., Any])

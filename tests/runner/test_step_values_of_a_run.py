@@ -10,12 +10,12 @@ import pytest
 
 from jengine.cli.schedule import preview_schedules
 from jengine.data import ArrayDataset, TransformedDataset, build_dataloader
+from jengine.data.step_values import StepValues
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.optim.schedules import chain_of
 from jengine.runner import Runner
-from jengine.step_values import StepValues
 
 
 def steps(values, milestones):
