@@ -126,7 +126,7 @@ class Evaluator:
             if positions is None:
                 metric.process(batch, predictions)
             else:
-                metric.process_placed(batch, predictions, positions)
+                metric.process_placed(batch, predictions, positions.tolist())
 
     def gather(self, gather: Gather) -> None:
         """Give each host metric the entries of all processes; `evaluate` on one of them then returns the results."""
