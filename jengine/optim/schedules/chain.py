@@ -273,17 +273,16 @@ class ScheduleChain:
     def _trace(self, name: str, index: int, rows: _Rows) -> _Curve:
         """Return the values of a group after each row and each event, which follows the rows of its time."""
         members = [m for m in self.members if m.param_name == name and index in m.scheduled]
-        events = [event for m in members for event in m.events(index)]
+        events = [(self._time(*at), act) for m in members for *at, act in m.events(index)]
+        if new := self.overrides.get((name, index)):
+            events.append((self._time(new.iters, new.epochs), lambda value, scale: (new.value, new.scale)))
+        times, acts = [*zip(*sorted(events, key=lambda event: event[0]), strict=True)] or ((), ())
+        stops = np.searchsorted(rows.times, times, "right").tolist()
         table = [[m.targets[index], m.base_values[index] or 0, m.min_value, m.settings.is_scale] for m in self.members]
         targets, initials, floors, is_scale = np.array(table, np.float64)[rows.members].T
-        if new := self.overrides.get((name, index)):
-            events.append((new.iters, new.epochs, lambda value, scale: (new.value, new.scale)))
-        timed = sorted(((self._time(*event[:2]), event[2]) for event in events), key=lambda event: event[0])
-        times = [time for time, _ in timed]
-        stops = np.searchsorted(rows.times, times, "right").tolist()
         value, scale = float(self._base[index][name]), 1.0
         parts: list[np.ndarray] = []
-        for first, stop, (_, act) in zip([0, *stops], [*stops, len(rows.times)], [*timed, (0, None)], strict=True):
+        for first, stop, act in zip([0, *stops], [*stops, len(rows.times)], [*acts, None], strict=True):
             part = slice(first, stop)
             a = rows.a[part]
             scales = scale * np.multiply.accumulate(np.where(is_scale[part], a, 1.0))
@@ -304,7 +303,7 @@ class ScheduleChain:
         new, muted = self.overrides.get((name, index)), False
         for m in self._muting[name]:
             now = m.global_step if counts is None else counts[m.by_epoch]
-            first, since = math.ceil(m.begin), -1 if new is None else new[m.by_epoch]
+            first, since = math.ceil(m.begin), -1 if new is None else new[m.by_epoch]  # its iters or epochs
             muted |= (first <= now) & (now < first + m.muted_steps) & ((since < first) | (now < since))
         return muted
 
