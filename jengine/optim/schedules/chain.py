@@ -125,11 +125,14 @@ class ScheduleChain:
         groups = self.optimizer.param_groups
         return groups if self._separate is None else [*groups, self._separate]
 
-    def count(self, by_epoch: bool, name: str | None = None) -> int:
-        """Return the completed epochs or iterations, as the schedules count them; those of one value if it has any."""
-        counts = [m.global_step for m in self.members if m.by_epoch is by_epoch and m.param_name == name]
-        counts = counts or [m.global_step for m in self.members if m.by_epoch is by_epoch]
-        return max(counts, default=0)
+    def counts(self, name: str | None = None) -> tuple[int, int]:
+        """Return the completed iterations and epochs, as the schedules of one value count them, or else all."""
+        found = []
+        for by_epoch in (False, True):
+            members = [m for m in self.members if m.by_epoch is by_epoch]
+            own = [m for m in members if m.param_name == name]
+            found.append(max((m.global_step for m in own or members), default=0))
+        return found[0], found[1]
 
     # --- Building ---
 
@@ -233,8 +236,7 @@ class ScheduleChain:
         """Compute the current values from the members' counters, and write them into the groups."""
         self._bind()
         for name in self._values:
-            counts = self.count(by_epoch=False, name=name), self.count(by_epoch=True, name=name)
-            for index, _, curve in self._curves(name, *counts, only_last=True):
+            for index, _, curve in self._curves(name, *self.counts(name), only_last=True):
                 value: Any = self._values[name][index]
                 value.current, value.scale = float(curve.values[-1]), curve.scale
                 self._write(name, index, value)
@@ -353,7 +355,7 @@ class ScheduleChain:
     def end_epoch(self, epochs: int) -> None:
         """Record at which iteration an epoch has ended, if epochs have no known length."""
         if self._find_epoch_length() is None and len(self.epoch_ends) == epochs - 1:
-            self.epoch_ends.append(self.count(by_epoch=False))
+            self.epoch_ends.append(self.counts()[0])
 
     def apply_event(self, member: Any) -> None:
         """Apply the newest event of a member, such as a reduction on a plateau."""
@@ -384,8 +386,7 @@ class ScheduleChain:
                 value.scale *= float(now) / value.current
             value.current = float(now)
             # In this iteration the schedules of other values may have stepped already
-            iters, epochs = self.count(by_epoch=False, name=name), self.count(by_epoch=True, name=name)
-            self.overrides[name, index] = Override(iters, epochs, name, index, value.current, value.scale)
+            self.overrides[name, index] = Override(*self.counts(name), name, index, value.current, value.scale)
             self._write(name, index, value)
 
     def _write(self, name: str, index: int, value: Value) -> None:

@@ -118,7 +118,7 @@ class PlateauScheduler(ParamScheduler):
         self.last_step += 1
         self.state, reduce = observe(self.settings, self.state, float(metrics[self.settings.monitor]))
         if reduce:
-            self.reductions.append([self.chain.count(by_epoch=False), self.chain.count(by_epoch=True)])
+            self.reductions.append([*self.chain.counts()])
             self.chain.apply_event(self)
         if self.verbose:
             self._log_values()
