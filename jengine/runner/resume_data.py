@@ -81,11 +81,7 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
         devices = shard.count * runner.strategy.batch_multiple
         before = saved.get("devices", devices)  # none in checkpoints of earlier versions
         if devices != before and batches[1]:
-            runner.logger.info(
-                f"The run continues at the same example with the same global batch of {batches[1]}: "
-                f"{batches[1] // devices} examples on each of {devices} devices, instead of {batches[1] // before} on "
-                f"{before}."
-            )
+            _report_places(runner, batches[1], f"{devices} devices", devices, before)
         return
     first = positions[0]
     is_divisible = len(positions) == shard.count or loader.has_random_access
@@ -108,10 +104,7 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
         loop.epoch_start = loop.iter - saved["inner_iter"]
     is_same = batches[0] == batches[1] > 0 and saved["dataset_size"] == loader.dataset_size
     if is_same and not repeated and loop.epoch_length == saved["epoch_length"]:  # only on other processes
-        runner.logger.info(
-            f"The run continues at the same example with the same global batch of {batches[1]}: {loader.batch_size} "
-            f"examples on each of {shard.count} data shards, instead of {saved['batch_size']} on {len(positions)}."
-        )
+        _report_places(runner, batches[1], f"{shard.count} data shards", shard.count, len(positions))
         return
     _report_changes(runner, saved, changes, first["epoch"] + 1, repeated)
 
@@ -131,6 +124,13 @@ def start_at(runner: RunnerInternals, step: int) -> None:
     if length == loader.length:  # else `_repeat_data` finds the place from `iter`
         loader.set_epoch(epoch, inner)
         loop.position = loader.state_dict()
+
+
+def _report_places(runner: RunnerInternals, batch: int, places: str, count: int, before: int) -> None:
+    runner.logger.info(
+        f"The run continues at the same example with the same global batch of {batch}: {batch // count} examples on "
+        f"each of {places}, instead of {batch // before} on {before}."
+    )
 
 
 def _report_inexact(runner: RunnerInternals, examples: int) -> None:

@@ -1,8 +1,8 @@
 """Chain of the schedules of one optimizer: the value of each hyperparameter as a function of the step.
 
-MMEngine's schedules change the current value, each what the one before has left. The chain keeps that recursion apart
-from the parameter groups: it knows the values before any schedule, and computes those at a step from them alone. The
-groups only receive the result.
+MMEngine's schedules are a recursion: each step of a schedule changes the current value `v` to
+`a * v + b * target + c * initial` (see `rules`). The chain evaluates it from the values before any schedule, in the
+order in which a training run does, so that the digits are the same. The parameter groups only receive the result.
 
 Two things besides the step change a value, and are kept as events: reductions on a plateau, and values that are set
 by hand (`runner.set_lr`, `param_groups[i]['lr'] = ...`), of which the newest counts. A value that is set replaces the
@@ -11,7 +11,6 @@ current one, and the schedule goes on from it: what multiplies the value multipl
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -20,12 +19,9 @@ import numpy as np
 
 from jengine.annotations import is_host_number
 from jengine.errors import ConfigError
-from jengine.optim.schedules.rules import Changes
 
 Group: TypeAlias = MutableMapping[str, Any]  # a parameter group: host numbers by name
 _MAX = 3.4028235e38  # of float32, the dtype of hyperparameters on the device
-_CHUNK = 2**18  # values computed at once
-_VECTOR = 8  # more groups are computed as arrays, fewer as Python floats
 _ROUNDING = 1e-12  # a product of ratios may end just below 0
 _RANGES = {"lr": (-_ROUNDING, _MAX), "weight_decay": (-_ROUNDING, _MAX), "momentum": (-_ROUNDING, 1 + _ROUNDING)}
 
@@ -46,56 +42,46 @@ class Override(NamedTuple):
     name: str
     group: int
     value: float
-    scale: float = 1.0  # see `Value`
-    is_muted: bool = False  # set while a warm-up from 0 muted the value
+    scale: float  # as in `Value`
 
 
 class Value:
     """The value of one hyperparameter in one group.
 
     Attributes:
-      current: what the schedules compute with; hidden while a warm-up from 0 mutes it.
-      scale: new over old value, of the values that were set by hand.
-      shown: a value that was set by hand while the value was muted.
-      written: what the group received.
+      current: what the schedules compute with.
+      scale: multiplies what schedules set: new over old value, of those that were set by hand.
+      written: what the group received: `current`, or 0 while a warm-up from 0 mutes it.
     """
 
-    __slots__ = ("current", "scale", "shown", "written")
+    __slots__ = ("current", "scale", "written")
 
     def __init__(self, current: float) -> None:
         self.current = self.written = current
         self.scale = 1.0
-        self.shown: float | None = None
-
-    def set(self, value: float, is_muted: bool) -> None:
-        """Set the value by hand."""
-        if is_muted:  # there is no ratio to 0, so that this lasts until the schedule leaves it
-            self.shown = value
-            return
-        if self.current != 0.0:
-            self.scale *= value / self.current
-        self.current = value
 
 
-Event: TypeAlias = Callable[[Value], None]  # changes a value at one time
+# completed iterations and epochs, and the map from value and scale to new ones
+Event: TypeAlias = tuple[int, int, Callable[[float, float], tuple[float, float]]]
 
 
 class _Rows(NamedTuple):
-    """What changes one hyperparameter in one group, in the order of training."""
+    """Steps of some members, in the order of training."""
 
     times: np.ndarray  # float64[n]; an epoch ends half an iteration after its last one
-    members: np.ndarray  # int64[n], positions in the chain; for an event below 0
+    members: np.ndarray  # int64[n], positions in the chain
     steps: np.ndarray  # int64[n], of the member
-    changes: Changes
+    a: np.ndarray  # float64[n], see `Changes`
+    b: np.ndarray
+    c: np.ndarray
 
 
 class _Curve(NamedTuple):
-    """Values of a hyperparameter in some groups over the run."""
+    """The values of a hyperparameter in one group."""
 
-    rows: _Rows
-    groups: list[int]
-    finals: list[Value]  # by group, once `parts` are read
-    parts: Iterator[tuple[int, np.ndarray]]  # the first of some rows, and the values after each of them, float64[n, G]
+    times: np.ndarray  # float64[n]
+    values: np.ndarray  # float64[1 + n], before any and after each time
+    scale: float  # the last one
 
 
 class ScheduleChain:
@@ -115,7 +101,7 @@ class ScheduleChain:
     Attributes:
       members: the schedulers.
       epoch_length: iterations per epoch; None if unknown, then `epoch_ends` has the iteration at which each has ended.
-      overrides: the values that were set by hand.
+      overrides: the values that were set by hand, by name and group.
     """
 
     def __init__(self, optimizer: Groups) -> None:
@@ -123,13 +109,12 @@ class ScheduleChain:
         self.members: list[Any] = []  # `ParamScheduler`s, whose module imports this one
         self.epoch_length: int | None = None
         self.epoch_ends: list[int] = []
-        self.overrides: list[Override] = []
+        self.overrides: dict[tuple[str, int], Override] = {}
         default = default_group(optimizer)
         # with several groups, the optimizer's own settings are one more group, so that multipliers keep a reference
         self._separate = None if any(group is default for group in optimizer.param_groups) else default
         self._base: list[dict[str, Any]] = []  # the groups before any schedule
         self._values: dict[str, list[Value | None]] = {}  # by name and group, of scheduled hyperparameters
-        self._ranges: dict[str, tuple[float, float]] = {}
         self._muting: dict[str, list[Any]] = {}
         self._mirrored = False
         self.rebase()
@@ -140,11 +125,14 @@ class ScheduleChain:
         groups = self.optimizer.param_groups
         return groups if self._separate is None else [*groups, self._separate]
 
-    def count(self, by_epoch: bool, name: str | None = None) -> int:
-        """Return the completed epochs or iterations, as the schedules count them; those of one value if it has any."""
-        counts = [m.global_step for m in self.members if m.by_epoch is by_epoch and m.param_name == name]
-        counts = counts or [m.global_step for m in self.members if m.by_epoch is by_epoch]
-        return max(counts, default=0)
+    def counts(self, name: str | None = None) -> tuple[int, int]:
+        """Return the completed iterations and epochs, as the schedules of one value count them, or else all."""
+        found = []
+        for by_epoch in (False, True):
+            members = [m for m in self.members if m.by_epoch is by_epoch]
+            own = [m for m in members if m.param_name == name]
+            found.append(max((m.global_step for m in own or members), default=0))
+        return found[0], found[1]
 
     # --- Building ---
 
@@ -165,18 +153,11 @@ class ScheduleChain:
         """Remove all schedules, and return their values to those before; a value set by hand since stays."""
         for name, values in self._values.items():
             for index, value in enumerate(values):
-                if value is not None:
-                    if (now := self._read(name, index)) == value.written:
-                        now = self._base[index][name]
-                    self._store(name, index, now)
-                    self.groups[index].pop(f"initial_{name}", None)
-        self.members, self.overrides, self.epoch_ends, self._values = [], [], [], {}
+                if value is not None and self._read(name, index) == value.written:
+                    self._store(name, index, self._base[index][name])
+                self.groups[index].pop(f"initial_{name}", None)
+        self.members, self.overrides, self.epoch_ends, self._values = [], {}, [], {}
         self.rebase()
-
-    def arrange(self, members: Sequence[Any]) -> None:
-        """Set the members in the order in which they act, and compute the current values."""
-        self.members = list(members)
-        self.refresh()
 
     def add(self, member: Any) -> None:
         """Append a member, whose first step then acts on the current values."""
@@ -189,13 +170,13 @@ class ScheduleChain:
 
     def _bind(self) -> None:
         """Bind each member to the values from which it starts, and to its groups."""
-        initials: dict[str, list[float | None]] = {}
+        groups, initials = self.groups, dict[str, list[float | None]]()
         for member in self.members:
             name = member.param_name
             if name not in initials:
                 if member.mirrors_betas:
                     # MMEngine schedules `momentum`, which Adam does not have: the first beta follows it
-                    for base, group in zip(self._base, self.groups, strict=True):
+                    for base, group in zip(self._base, groups, strict=True):
                         if "betas" in base:
                             base["momentum"] = float(base["betas"][0])
                             group.setdefault("momentum", base["momentum"])
@@ -203,18 +184,16 @@ class ScheduleChain:
                 if name not in self._values:
                     self._values[name] = [None if value is None else Value(value) for value in initials[name]]
             # Some rules start elsewhere (one-cycle), and so do later members then.
-            initials[name] = list(member.bind(initials[name], self.groups))
-        groups = self.groups
+            initials[name] = list(member.bind(initials[name], groups))
         for name, values in initials.items():
             for group, value in zip(groups, values, strict=True):
                 if value is not None:
                     group[f"initial_{name}"] = value
-        # For `advance`, in which each look-up counts
-        self._ranges = {name: value_range(name) for name in initials}
+        # for `advance`, in which each look-up counts
         self._muting = {name: [m for m in self.members if m.param_name == name and m.muted_steps] for name in initials}
         self._mirrored = any(member.mirrors_betas for member in self.members)
         for m in self.members:
-            cells = self._values[m.param_name]
+            cells, m.value_range = self._values[m.param_name], value_range(m.param_name)
             m.cells = [(i, groups[i], cells[i], m.targets[i], m.base_values[i]) for i in sorted(m.scheduled)]
 
     # --- Values at any step ---
@@ -232,177 +211,117 @@ class ScheduleChain:
           there are several.
         """
         steps = np.atleast_1d(np.asarray(step if isinstance(step, int | np.ndarray) else list(step), np.int64))
-        epochs = np.broadcast_to(self._epochs_at(steps) if epoch is None else np.asarray(epoch), steps.shape)
+        length = self._find_epoch_length()
+        ended = steps // length if length else np.searchsorted(self.epoch_ends, steps, "right")
+        epochs = np.broadcast_to(ended if epoch is None else np.asarray(epoch), steps.shape)
         times = np.maximum(steps, self._epoch_times(epochs))
         found: dict[int, dict[str, Any]] = {index: {} for index in range(len(self.groups))}
-        last = int(steps.max(initial=0)), int(epochs.max(initial=0))
         for name in self._values:
-            muted = self._is_muted(name, steps, epochs)
-            for curve in self._curves(name, *last):
-                at = np.searchsorted(curve.rows.times, times, "right")  # rows that have acted
-                results = np.empty((len(times), len(curve.groups)))
-                results[at == 0] = self._start(name, curve.groups)
-                for first, values in curve.parts:
-                    inside = (at > first) & (at <= first + len(values))
-                    results[inside] = values[at[inside] - first - 1]
-                results[muted] = 0.0
-                for column, index in enumerate(curve.groups):
-                    for override in self._overrides_of(name, index):
-                        if override.is_muted:
-                            results[muted & (times >= self._time(override)), column] = override.value
-                    result = results[:, column]
-                    found[index][name] = float(result[0]) if np.ndim(step) == 0 else result  # type: ignore[arg-type]
+            for index, _, curve in self._curves(name, int(steps.max(initial=0)), int(epochs.max(initial=0))):
+                result = curve.values[np.searchsorted(curve.times, times, "right")]
+                result[self._is_muted(name, index, (steps, epochs))] = 0.0
+                found[index][name] = float(result[0]) if np.ndim(step) == 0 else result  # type: ignore[arg-type]
         return found
 
     def check(self, iters: int, epochs: int) -> None:
         """Raise ConfigError if a value up to this step is outside the range of its hyperparameter."""
         for name in self._values:
             lowest, highest = value_range(name)
-            for curve in self._curves(name, iters, epochs):
-                for first, values in curve.parts:
-                    illegal = np.argwhere(~((values >= lowest) & (values <= highest)))
-                    if len(illegal):
-                        row, column = illegal[0]
-                        member = self.members[curve.rows.members[first + row]]
-                        raise member.value_error(float(values[row, column]), int(curve.rows.steps[first + row]))
+            for _, rows, curve in self._curves(name, iters, epochs):
+                values = curve.values[1:]  # no events before training, so that there is one for each row
+                for i in np.flatnonzero(~((values >= lowest) & (values <= highest)))[:1]:
+                    raise self.members[rows.members[i]].value_error(float(values[i]), int(rows.steps[i]))
 
     def refresh(self) -> None:
         """Compute the current values from the members' counters, and write them into the groups."""
         self._bind()
         for name in self._values:
-            for curve in self._curves(name):
-                latest = self._start(name, curve.groups)
-                for _, values in curve.parts:
-                    latest = values[-1] if len(values) else latest
-                for index, current, final in zip(curve.groups, latest.tolist(), curve.finals, strict=True):
-                    value: Any = self._values[name][index]
-                    value.current, value.scale, value.shown = current, final.scale, final.shown
-                    self._write(name, index, value)
+            for index, _, curve in self._curves(name, *self.counts(name), only_last=True):
+                value: Any = self._values[name][index]
+                value.current, value.scale = float(curve.values[-1]), curve.scale
+                self._write(name, index, value)
 
-    def _start(self, name: str, groups: Sequence[int]) -> np.ndarray:
-        return np.array([float(self._base[index][name]) for index in groups])
+    def _curves(
+        self, name: str, iters: int, epochs: int, *, only_last: bool = False
+    ) -> Iterator[tuple[int, _Rows, _Curve]]:
+        """Yield each group, what the members do to it up to a step, and its values.
 
-    def _curves(self, name: str, iters: int | None = None, epochs: int | None = None) -> Iterator[_Curve]:
-        """Yield the values of all groups that have a hyperparameter, up to a step; see `_rows`.
-
-        Groups with the same members and no events are computed together.
+        With `only_last`, only the last value counts.
         """
-        together: dict[tuple[int, ...], list[int]] = {}
+        find_rows = functools.cache(self._rows)  # most groups have the same members
         for index, value in enumerate(self._values[name]):
-            if value is None:
-                continue
-            positions = tuple(i for i, m in enumerate(self.members) if m.param_name == name and index in m.scheduled)
-            times, events = self._events(name, index, positions, iters)
-            if not events:
-                together.setdefault(positions, []).append(index)
-                continue
-            yield self._curve(name, [index], self._rows(positions, times, iters, epochs), events)
-        for positions, groups in together.items():
-            yield self._curve(name, groups, self._rows(positions, [], iters, epochs), [])
+            if value is not None:
+                positions = (i for i, m in enumerate(self.members) if m.param_name == name and index in m.scheduled)
+                rows = find_rows(tuple(positions), iters, epochs, only_last)
+                yield index, rows, self._trace(name, index, rows)
 
-    def _curve(self, name: str, groups: list[int], rows: _Rows, events: Sequence[Event]) -> _Curve:
-        finals = [Value(start) for start in self._start(name, groups).tolist()]
-        return _Curve(rows, groups, finals, self._trace(groups, rows, finals, events))
-
-    def _trace(
-        self, groups: list[int], rows: _Rows, finals: list[Value], events: Sequence[Event]
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the first of some consecutive rows, and the value of each group after each of them, float64[n, G]."""
-
-        def table(get: Callable[[Any, int], float | None]) -> np.ndarray:
-            return np.array([[get(m, i) or 0.0 if i in m.scheduled else 0.0 for i in groups] for m in self.members])
-
-        targets, initials = table(lambda m, i: m.targets[i]), table(lambda m, i: m.base_values[i])
-        floors = np.array([m.min_value for m in self.members])
-        latest = np.array([final.current for final in finals])
-        size = max(_CHUNK // len(groups), 1)  # bounds the memory
-        splits = np.flatnonzero(rows.members < 0).tolist()  # the events
-        edges = *range(size, len(rows.times), size), *splits, *(split + 1 for split in splits)
-        stops = sorted({*edges, len(rows.times)} - {0})
-        for start, stop in itertools.pairwise([0, *stops]):
-            members = rows.members[start:stop]
-            if stop - start == 1 and members[0] < 0:  # of a single group, see `_curves`
-                (final,) = finals
-                final.current = float(latest[0])
-                events[-1 - members[0]](final)
-                values = np.array([[final.current]])
-            else:
-                a, b, c = (column[start:stop, None] for column in rows.changes)
-                b, c = b * targets[members], c * initials[members]
-                if finals[0].scale != 1.0:  # what sets the value, sets it times what the hand has made of it
-                    b, c = b * np.where(a == 0.0, finals[0].scale, 1.0), c * np.where(a == 0.0, finals[0].scale, 1.0)
-                values = _apply(latest, a, b, c, floors[members])
-            latest = values[-1] if len(values) else latest
-            yield start, values
-
-    def _rows(self, positions: Sequence[int], events: Sequence[float], iters: int | None, epochs: int | None) -> _Rows:
-        """Return what the members at `positions` do up to a step, and the events at the given times.
-
-        Without a step they end at the members' own counters. Then only the last value counts, and of a member that sets
-        the value the last row.
-        """
-        parts = []
+    def _rows(self, positions: Sequence[int], iters: int, epochs: int, only_last: bool) -> _Rows:
+        """Return what the members at `positions` do up to a step."""
+        parts = [(np.zeros(0), *[np.zeros(0, np.int64)] * 2, *[np.zeros(0)] * 3)]
         for i in positions:
             member = self.members[i]
-            count = member.global_step if iters is None or epochs is None else (epochs if member.by_epoch else iters)
-            steps = member.active_steps(count)
-            steps = steps[-1:] if member.sets_value and iters is None and not events else steps
-            changes = member.changes(steps)
-            is_change = (changes[0] != 1.0) | (changes[1] != 0.0) | (changes[2] != 0.0)
-            steps, columns = steps[is_change], [column[is_change] for column in changes]
+            steps = member.active_steps(epochs if member.by_epoch else iters)
+            if only_last and member.settings.sets_value:
+                steps = steps[-1:]  # which hides those before
+            a, b, c = member.changes(steps)
+            used = (a != 1.0) | (b != 0.0) | (c != 0.0)
+            steps = steps[used]
             times = self._epoch_times(steps) if member.by_epoch else steps.astype(np.float64)
-            parts.append((times, np.full(len(steps), i), steps, *columns))
-        count, zeros = len(events), np.zeros(len(events))
-        parts.append((np.array(events), -1 - np.arange(count), np.zeros(count, np.int64), zeros + 1.0, zeros, zeros))
-        joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        if len(parts) > 2 or count:
-            # In one iteration the members act in list order, then the events
-            order = np.argsort(joined[0], kind="stable")
-            joined = [column[order] for column in joined]
-        at, member, step, *changed = joined
-        return _Rows(at, member, step, (changed[0], changed[1], changed[2]))
+            parts.append((times, np.full(len(steps), i), steps, a[used], b[used], c[used]))
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        order = np.argsort(columns[0], kind="stable")  # in one iteration the members act in list order
+        return _Rows(*(column[order] for column in columns))
 
-    def _events(
-        self, name: str, index: int, positions: Sequence[int], last: int | None
-    ) -> tuple[list[float], list[Event]]:
-        """Return the times of what has changed a value besides the steps, and functions that do it again."""
-        events: list[tuple[float, Event]] = []
-        for i in positions:  # first, as they are part of a step
-            for iters, epochs, act in self.members[i].events(index, last):
-                events.append((max(iters, float(self._epoch_times(epochs))), act))
-        for override in self._overrides_of(name, index):
-            events.append((self._time(override), functools.partial(_set, override)))
-        events.sort(key=lambda event: event[0])
-        return [time for time, _ in events], [event for _, event in events]
+    def _trace(self, name: str, index: int, rows: _Rows) -> _Curve:
+        """Return the values of a group after each row and each event, which follows the rows of its time."""
+        members = [m for m in self.members if m.param_name == name and index in m.scheduled]
+        events = [(self._time(*at), act) for m in members for *at, act in m.events(index)]
+        if new := self.overrides.get((name, index)):
+            events.append((self._time(new.iters, new.epochs), lambda value, scale: (new.value, new.scale)))
+        times, acts = [*zip(*sorted(events, key=lambda event: event[0]), strict=True)] or ((), ())
+        stops = np.searchsorted(rows.times, times, "right").tolist()
+        table = [[m.targets[index], m.base_values[index] or 0, m.min_value, m.settings.is_scale] for m in self.members]
+        targets, initials, floors, is_scale = np.array(table, np.float64)[rows.members].T
+        value, scale = float(self._base[index][name]), 1.0
+        parts: list[np.ndarray] = []
+        for first, stop, act in zip([0, *stops], [*stops, len(rows.times)], [*acts, None], strict=True):
+            part = slice(first, stop)
+            a = rows.a[part]
+            scales = scale * np.multiply.accumulate(np.where(is_scale[part], a, 1.0))
+            factors = np.where(a == 0.0, scales, 1.0)  # of what sets the value
+            changes = a, rows.b[part] * targets[part] * factors, rows.c[part] * initials[part] * factors
+            parts.append(_apply(value, *changes, floors[part]))
+            value, scale = float(parts[-1][-1]), float(scales[-1]) if len(a) else scale
+            if act is not None:
+                value, scale = act(value, scale)
+        return _Curve(np.insert(rows.times, stops, times), np.concatenate(parts), scale)
 
-    def _overrides_of(self, name: str, index: int) -> list[Override]:
-        return [override for override in self.overrides if (override.name, override.group) == (name, index)]
+    def _is_muted(self, name: str, index: int, counts: tuple[Any, Any] | None = None) -> Any:
+        """Return whether a warm-up from 0 mutes a value, which a value that is set by hand ends.
 
-    def _is_muted(self, name: str, iters: Any, epochs: Any) -> Any:
-        """Return whether a warm-up from 0 mutes the value, bool or bool[n]."""
-        muted: Any = np.zeros(np.shape(iters), bool)
-        for member in self._muting[name]:
-            now = (epochs if member.by_epoch else iters) - math.ceil(member.begin)
-            muted = muted | ((now >= 0) & (now < member.muted_steps))
+        Args:
+          counts: completed iterations and epochs, numbers or int64[n]; None for the members' own.
+        """
+        new, muted = self.overrides.get((name, index)), False
+        for m in self._muting[name]:
+            now = m.global_step if counts is None else counts[m.by_epoch]
+            first, since = math.ceil(m.begin), -1 if new is None else new[m.by_epoch]  # its iters or epochs
+            muted |= (first <= now) & (now < first + m.muted_steps) & ((since < first) | (now < since))
         return muted
 
-    def _time(self, override: Override) -> float:
-        return max(override.iters, float(self._epoch_times(override.epochs)))
+    def _find_epoch_length(self) -> int | None:
+        """Return the iterations per epoch; if no member counts iterations, an epoch is one."""
+        return self.epoch_length or (1 if all(member.by_epoch for member in self.members) else None)
 
-    def _epoch_times(self, epochs: Any) -> Any:
-        """Return the times at which epochs have ended, 0 for none."""
-        if self.epoch_length is not None:
-            return np.where(np.asarray(epochs) > 0, np.asarray(epochs) * self.epoch_length + 0.5, 0.0)
-        known = np.array([0.0, *(end + 0.5 for end in self.epoch_ends)])
-        later = 1e15 + np.asarray(epochs)  # after all iterations
-        return np.where(np.asarray(epochs) < len(known), known[np.minimum(epochs, len(known) - 1)], later)
+    def _epoch_times(self, epochs: np.ndarray) -> np.ndarray:
+        """Return the times at which epochs have ended, 0 for none; unknown ends are after all iterations."""
+        if length := self._find_epoch_length():
+            return np.where(epochs > 0, epochs * length + 0.5, 0.0)
+        known = [0.0, *(end + 0.5 for end in self.epoch_ends)]
+        return np.array([known[epoch] if epoch < len(known) else 1e15 + epoch for epoch in epochs.tolist()])
 
-    def _epochs_at(self, steps: np.ndarray) -> np.ndarray:
-        if self.epoch_length is not None:
-            return steps // self.epoch_length
-        if all(member.by_epoch for member in self.members):
-            return steps
-        return np.searchsorted(self.epoch_ends, steps, "right")
+    def _time(self, iters: int, epochs: int) -> float:
+        return max(float(iters), float(self._epoch_times(np.array([epochs]))[0]))
 
     # --- Training ---
 
@@ -414,8 +333,8 @@ class ScheduleChain:
         muting = self._muting[name]
         if a == 1.0 and b == 0.0 and c == 0.0 and not muting:
             return False
-        lowest, highest = self._ranges[name]
-        least, is_plain = member.min_value, not (muting or self._mirrored)
+        lowest, highest = member.value_range
+        least, is_plain, is_scale = member.min_value, not (muting or self._mirrored), member.settings.is_scale
         for index, group, value, target, initial in member.cells:
             if a == 0.0:
                 new = b * target * value.scale + c * initial * value.scale
@@ -425,6 +344,8 @@ class ScheduleChain:
             if not lowest <= new <= highest:  # also NaN
                 raise member.value_error(new, member.global_step)
             value.current = new
+            if is_scale:
+                value.scale *= a
             if is_plain:
                 group[name] = value.written = new
             else:
@@ -433,16 +354,14 @@ class ScheduleChain:
 
     def end_epoch(self, epochs: int) -> None:
         """Record at which iteration an epoch has ended, if epochs have no known length."""
-        is_unknown = self.epoch_length is None and len(self.epoch_ends) == epochs - 1
-        if is_unknown and any(not member.by_epoch for member in self.members):
-            self.epoch_ends.append(self.count(by_epoch=False))
+        if self._find_epoch_length() is None and len(self.epoch_ends) == epochs - 1:
+            self.epoch_ends.append(self.counts()[0])
 
     def apply_event(self, member: Any) -> None:
         """Apply the newest event of a member, such as a reduction on a plateau."""
-        for index in member.scheduled:
+        for index, _, value, _, _ in member.cells:
             *_, (_, _, act) = member.events(index)
-            value: Any = self._values[member.param_name][index]
-            act(value)
+            value.current, value.scale = act(value.current, value.scale)
             self._write(member.param_name, index, value)
 
     def set_value(self, name: str, value: float) -> None:
@@ -463,26 +382,15 @@ class ScheduleChain:
             lowest, highest = value_range(name)
             if not is_host_number(now) or not lowest <= now <= highest:
                 raise ConfigError(f"`{name}` of a parameter group must be {legal_values(name)}, got {now!r}")
-            muted = self._is_muted_now(name)
-            value.set(float(now), muted)
+            if value.current != 0.0:
+                value.scale *= float(now) / value.current
+            value.current = float(now)
             # In this iteration the schedules of other values may have stepped already
-            iters, epochs = self.count(by_epoch=False, name=name), self.count(by_epoch=True, name=name)
-            new = Override(iters, epochs, name, index, float(now), value.scale, muted)
-            # It is all that later values depend on; before a warm-up from 0, which hides it, an older one is too
-            self.overrides = [old for old in self.overrides if old[2:4] != new[2:4] or (muted and not old.is_muted)] + [
-                new
-            ]
+            self.overrides[name, index] = Override(*self.counts(name), name, index, value.current, value.scale)
             self._write(name, index, value)
 
-    def _is_muted_now(self, name: str) -> bool:
-        return any(0 <= member.last_step < member.muted_steps for member in self._muting[name])
-
     def _write(self, name: str, index: int, value: Value) -> None:
-        if not self._is_muted_now(name):
-            value.shown = None
-            value.written = value.current
-        else:
-            value.written = 0.0 if value.shown is None else value.shown
+        value.written = 0.0 if self._is_muted(name, index) else value.current
         self._store(name, index, value.written)
 
     def _store(self, name: str, index: int, value: float) -> None:
@@ -506,17 +414,17 @@ class ScheduleChain:
         Where epochs have no known length, an entry without a name has the iterations at which they have ended.
         """
         self.sync(name)
-        events = [override._asdict() for override in self.overrides if override.name == name]
+        events = [override._asdict() for override in self.overrides.values() if override.name == name]
         return [*events, {"epoch_ends": list(self.epoch_ends)}] if self.epoch_ends else events
 
-    def load_state_dict(self, events: Sequence[Mapping[str, Any]], name: str | None = None) -> None:
+    def load_state_dict(self, events: Iterable[Mapping[str, Any]], name: str | None = None) -> None:
         """Load the results of `state_dict` for all hyperparameters, or for one; `refresh` then computes the values."""
-        self.overrides = [] if name is None else [event for event in self.overrides if event.name != name]
+        self.overrides = {key: old for key, old in self.overrides.items() if name not in (None, old.name)}
         for event in events:
             if "epoch_ends" in event:
                 self.epoch_ends = list(event["epoch_ends"])
-            elif (override := Override(**event)) not in self.overrides:
-                self.overrides.append(override)
+            else:
+                self.overrides[event["name"], event["group"]] = Override(**event)
 
     def unscheduled(self) -> list[dict[str, Any]]:
         """Return the values that were set by hand and have no schedule, JSON-serializable."""
@@ -535,48 +443,20 @@ class ScheduleChain:
                 self.groups[group][name] = tuple(value) if isinstance(value, list) else value
 
 
-def _set(override: Override, value: Value) -> None:
-    if override.is_muted:
-        value.shown = override.value
-    else:
-        value.current, value.scale = override.value, override.scale
-
-
-def _apply(latest: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, floors: np.ndarray) -> np.ndarray:
-    """Return `a * value + b + c` after each step, at least the floor, float64[n, G].
+def _apply(value: float, a: np.ndarray, b: np.ndarray, c: np.ndarray, floors: np.ndarray) -> np.ndarray:
+    """Return the value and that after each step `a * value + b + c`, at least the floor, float64[1 + n].
 
     The order of the operations is that of a training run, so that the digits are the same.
-
-    Args:
-      latest: the values before, float64[G].
-      a, b, c: what each step does, float64[n, 1] and float64[n, G].
-      floors: the least value after each step, float64[n].
     """
-    with np.errstate(all="ignore"):  # an illegal value is reported by its name
-        has_floor, has_c = bool(np.isfinite(floors).any()), bool(c.any())
-        if not b.any() and not has_c and not has_floor:
-            return np.multiply.accumulate(np.concatenate([latest[None], np.broadcast_to(a, b.shape)]))[1:]
-        values: list[Any] = []
-        if len(latest) > _VECTOR:
-            for x, y, z, least in zip(a, b, c, floors, strict=True):
-                latest = latest * x + y
-                latest = latest + z if has_c else latest
-                values.append(np.maximum(latest, least) if has_floor else latest)
-            return np.array(values)
-        columns = []
-        for value, x, ys, zs in zip(latest.tolist(), [a[:, 0].tolist()] * len(latest), b.T, c.T, strict=True):
-            values = []
-            if not has_c and not has_floor:
-                for factor, y in zip(x, ys.tolist(), strict=True):
-                    value = factor * value + y
-                    values.append(value)
-            else:
-                for factor, y, z, least in zip(x, ys.tolist(), zs.tolist(), floors.tolist(), strict=True):
-                    value = factor * value + y + z
-                    value = least if value < least else value
-                    values.append(value)
-            columns.append(values)
-        return np.array(columns).T
+    if not b.any() and not c.any() and np.isneginf(floors).all():
+        with np.errstate(all="ignore"):  # an illegal value is reported by its name
+            return np.multiply.accumulate(np.append(value, a))
+    values = [value]
+    for factor, y, z, least in zip(a.tolist(), b.tolist(), c.tolist(), floors.tolist(), strict=True):
+        value = factor * value + y + z
+        value = least if value < least else value
+        values.append(value)
+    return np.array(values)
 
 
 def _is_value(now: Any) -> bool:

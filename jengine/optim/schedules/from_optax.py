@@ -17,7 +17,7 @@ import optax
 
 from jengine.annotations import is_mapping
 from jengine.errors import ConfigError, UnknownNameError, closest, config_path, current_config_path
-from jengine.optim.schedules.rules import Changes, Rule, StepFunction, Steps
+from jengine.optim.schedules.rules import Changes, Rule, StepFunction, Steps, map_floats
 from jengine.registry import check_arguments
 
 Schedule = Callable[[Any], Any]  # step -> value, as `optax.Schedule`
@@ -48,16 +48,15 @@ class OptaxRule(Rule):
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the scheduled value, step by step if JAX cannot trace the schedule."""
-        schedule = make_schedule(self.schedule)
-        if _trace(schedule, _has_function(self.schedule)) is not None:
+        if self._evaluate is not None:
             return super().bind(num_steps)
+        schedule = make_schedule(self.schedule)
         return lambda t: (0.0, float(schedule(t)), 0.0)  # it branches on the step in Python
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the scheduled values, computed in blocks."""
         if self._evaluate is None:
-            change = self.bind(num_steps)
-            values = np.array([(change(t) or (0.0, 0.0, 0.0))[1] for t in steps.tolist()], np.float64)
+            values = map_floats(make_schedule(self.schedule), steps.tolist())
         else:
             values = self._evaluate(steps)
         return np.zeros(len(steps)), values, np.zeros(len(steps))
@@ -75,8 +74,7 @@ class OptaxRule(Rule):
 
     def max_checked(self) -> int:
         """Return a small number if JAX cannot trace the schedule: each value calls a user's function."""
-        traced = _trace(make_schedule(self.schedule), _has_function(self.schedule))
-        return 100 if traced is None else super().max_checked()
+        return 100 if self._evaluate is None else super().max_checked()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
         """Return the rule in a `state_dict`; this rule if the state describes a function."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from jengine.annotations import Decay, Index, NonNegative
 from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
-from jengine.optim.schedules.chain import Event, Value, default_group
+from jengine.optim.schedules.chain import Event, default_group
 from jengine.optim.schedules.rules import ScheduleSettings
 from jengine.optim.schedules.scheduler import ParamScheduler
 from jengine.scores import is_better
@@ -118,19 +118,18 @@ class PlateauScheduler(ParamScheduler):
         self.last_step += 1
         self.state, reduce = observe(self.settings, self.state, float(metrics[self.settings.monitor]))
         if reduce:
-            self.reductions.append([self.chain.count(by_epoch=False), self.chain.count(by_epoch=True)])
+            self.reductions.append([*self.chain.counts()])
             self.chain.apply_event(self)
         if self.verbose:
             self._log_values()
 
-    def events(self, index: int, iters: int | None = None) -> Sequence[tuple[int, int, Event]]:
+    def events(self, index: int) -> Sequence[Event]:
         """Return the reductions of a group's value."""
-        minimum = self.targets[index]
 
-        def reduce(value: Value) -> None:
-            reduced = max(value.current * self.settings.factor, minimum)
+        def reduce(value: float, scale: float) -> tuple[float, float]:
+            reduced = max(value * self.settings.factor, self.targets[index])
             # As in PyTorch: a reduction too small to matter is not applied.
-            value.current = reduced if value.current - reduced > self.settings.eps else value.current
+            return (reduced if value - reduced > self.settings.eps else value), scale
 
         return [(iters, epochs, reduce) for iters, epochs in self.reductions]
 
@@ -138,9 +137,10 @@ class PlateauScheduler(ParamScheduler):
         """Return the scheduler state, the metric history, and the reductions."""
         return {**super().state_dict(), "plateau": self.state._asdict(), "reductions": list(self.reductions)}
 
-    def load_position(self, state: dict[str, Any]) -> None:
-        """Set the counters and the metric history to those in `state`, a result of `state_dict`."""
-        self.global_step, self.last_step = state["global_step"], state["last_step"]
+    def restore(self, state: dict[str, Any], *, with_settings: bool) -> None:
+        """Set the counters and the metric history, and the settings if wanted."""
+        super().restore(state, with_settings=with_settings)
+        self.last_step = state["last_step"]
         if "plateau" in state:
             self.state = PlateauState(**state["plateau"])
             # Earlier versions have stored the epoch alone

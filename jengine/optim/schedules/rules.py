@@ -59,6 +59,8 @@ class ScheduleSettings:
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ()
+    sets_value: ClassVar[bool] = False  # `a` is 0 at each step, so that earlier values have no effect
+    is_scale: ClassVar[bool] = False  # the factors hold for what other schedules set, too
 
     def state_dict(self) -> dict[str, Any]:
         """Return the settings by name, as JSON-serializable values."""
@@ -84,8 +86,6 @@ class Rule(ScheduleSettings):
     >>> [change(step) for step in range(3)]
     [(1.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.5, 0.0, 0.0)]
     """
-
-    sets_value: ClassVar[bool] = False  # `a` is 0 at each step, so that earlier values have no effect
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the function from the step, counted from `begin`, to the change of the value.

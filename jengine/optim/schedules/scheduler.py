@@ -13,7 +13,7 @@ import numpy as np
 from jengine.annotations import is_host_number
 from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.optim.schedules.chain import Event, Group, Groups, ScheduleChain, chain_of, default_group, legal_values
-from jengine.optim.schedules.rules import INF, Changes, Rule, ScheduleSettings, StepFunction, keep
+from jengine.optim.schedules.rules import INF, Changes, ScheduleSettings, StepFunction, keep
 
 _LOGGER = logging.getLogger("jengine")
 
@@ -90,6 +90,7 @@ class ParamScheduler:
         self.scheduled: frozenset[int] = frozenset()
         self.muted_steps = 0
         self.min_value = -math.inf
+        self.value_range = (-math.inf, math.inf)
         self.cells: Sequence[Any] = ()
         self.change: StepFunction = lambda t: None
         self._check_groups(is_resumed=last_step > -1)
@@ -189,56 +190,36 @@ class ParamScheduler:
         A schedule that ends with the run, here and in `state`, keeps this run's end. One that is converted from epochs
         of another length keeps its place in the epoch, and its settings.
         """
-        self.load_position(state)
-        if "settings" in state:
-            self.load_settings(state)
-            self.chain.load_state_dict(state.get("events", ()), self.param_name)
+        self.restore(state, with_settings="settings" in state)
+        self.chain.load_state_dict(state.get("events", ()), self.param_name)
         self.chain.refresh()
 
-    def load_position(self, state: dict[str, Any]) -> None:
-        """Set the counters to those in `state`, a result of `state_dict`."""
-        self.seek(state["global_step"])
-        if self._has_other_epochs(state):
-            self.seek(round(state["global_step"] * (self.epoch_length or 1) / state["epoch_length"]))
+    def restore(self, state: dict[str, Any], *, with_settings: bool) -> None:
+        """Set the counters, and the settings if wanted; `ScheduleChain.refresh` then sets the values.
 
-    def load_settings(self, state: dict[str, Any]) -> None:
-        """Use the settings in `state`, a result of `state_dict`."""
-        if self._has_other_epochs(state):
+        Raises:
+          ConfigError: the settings are those of another scheduler type.
+        """
+        lengths = self.epoch_length, state.get("epoch_length")
+        has_other_epochs = None not in lengths and lengths[0] != lengths[1]
+        self.seek(round(state["global_step"] * lengths[0] / lengths[1]) if has_other_epochs else state["global_step"])
+        if not with_settings or has_other_epochs:
             return
-        self.check_type(state)
-        saved = state["settings"]
-        self.settings = self.settings.load_state_dict(saved)
-        if not (self.ends_with_run and state["ends_with_run"] and saved["by_epoch"] == self.by_epoch):
-            self.end, self.ends_with_run = saved["end"], state["ends_with_run"]
-        self.begin, self.by_epoch = saved["begin"], saved["by_epoch"]
-
-    def continues(self, state: dict[str, Any]) -> bool:
-        """Return whether this scheduler counts what that in `state` has counted."""
-        return state["settings"]["by_epoch"] == self.by_epoch and ("plateau" in state) == self.need_val_args
-
-    def check_type(self, state: dict[str, Any]) -> None:
-        """Raise ConfigError unless the settings in `state`, a result of `state_dict`, are for this scheduler type."""
         saved = state["settings"]
         if saved["type"] != type(self).__name__ or saved["param_name"] != self.param_name:
             raise ConfigError(
                 f"the scheduler of the checkpoint must be {type(self).__name__} of {self.param_name!r} as in the "
                 f"config, got {saved['type']} of {saved['param_name']!r}"
             )
-
-    def _has_other_epochs(self, state: dict[str, Any]) -> bool:
-        """Return whether the schedule is converted from another epoch length than in `state`."""
-        saved = state.get("epoch_length")
-        return saved is not None and self.epoch_length is not None and self.epoch_length != saved
+        self.settings = self.settings.load_state_dict(saved)
+        if not (self.ends_with_run and state["ends_with_run"] and saved["by_epoch"] == self.by_epoch):
+            self.end, self.ends_with_run = saved["end"], state["ends_with_run"]
+        self.begin, self.by_epoch = saved["begin"], saved["by_epoch"]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.settings}, begin={self.begin}, end={self.end}, by_epoch={self.by_epoch})"
 
     # --- Called by the chain ---
-
-    @property
-    def sets_value(self) -> bool:
-        """Whether each step sets the value, whatever it was."""
-        return isinstance(self.settings, Rule) and self.settings.sets_value
 
     def bind(self, initials: Sequence[float | None], groups: Sequence[Group]) -> Sequence[float | None]:
         """Bind the rule to the initial value and the settings of each group; return the initial values after it."""
@@ -276,11 +257,8 @@ class ParamScheduler:
             return keep(steps)
         return self.settings.changes(steps - math.ceil(self.begin), int(self.end - self.begin))
 
-    def events(self, index: int, iters: int | None = None) -> Sequence[tuple[int, int, Event]]:
-        """Return what changes a group's value besides the steps: completed iterations and epochs, and the change.
-
-        They are those so far, or those up to the iteration `iters` where they are known.
-        """
+    def events(self, index: int) -> Sequence[Event]:
+        """Return what has changed a group's value besides the steps."""
         return ()
 
     def value_error(self, value: float, step: int) -> ConfigError:

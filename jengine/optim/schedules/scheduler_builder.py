@@ -135,7 +135,8 @@ def _build_list(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedul
                 built += _build_one(item, wrapper, run)
         _check_overlaps(built, run)
     chain.epoch_length = run.epoch_length
-    chain.arrange(built)
+    chain.members = list(built)  # in the order of the config
+    chain.refresh()
     return built
 
 

@@ -4,6 +4,8 @@
 """
 
 import functools
+import itertools
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 from jengine.annotations import checked
@@ -41,27 +43,16 @@ def load_schedulers_state_dict(
     Raises:
       ConfigError: an unknown choice; with 'checkpoint', other schedulers than in `state`.
     """
-    saved_chains = dict(state) if isinstance(state, dict) else {"": state}
     chains = dict(schedulers) if isinstance(schedulers, dict) else {"": schedulers}
-    if settings == "checkpoint":
-        _check_types(chains, saved_chains)
-    for name, chain in chains.items():
-        states = saved_chains.get(name, [])
-        counts = {False: iters, True: epochs}
-        for saved in states:
-            counts[saved["settings"]["by_epoch"]] = saved["global_step"]
-        for index, scheduler in enumerate(chain):
-            with config_path(*_path(name), index):
-                if index < len(states) and scheduler.continues(states[index]):
-                    scheduler.load_position(states[index])
-                    if settings == "checkpoint":
-                        scheduler.load_settings(states[index])
-                else:
-                    scheduler.seek(counts[scheduler.by_epoch])
-        for scheduler in chain:
-            scheduler.chain.load_state_dict([event for saved in states for event in saved.get("events", ())])
-            scheduler.chain.refresh()
-            break  # one chain for all
+    saved_chains = dict(state) if isinstance(state, dict) else {"": state}
+    for name in sorted(chains.keys() | saved_chains.keys()):
+        chain, states = chains.get(name, []), saved_chains.get(name, [])
+        with config_path("param_scheduler", *([name] if name else [])):
+            if settings == "checkpoint" and len(chain) != len(states):
+                raise ConfigError(
+                    f"`param_scheduler` must have the {len(states)} schedulers of the checkpoint, got {len(chain)}"
+                )
+            _load_chain(chain, states, settings == "checkpoint", {False: iters, True: epochs})
 
 
 def seek_schedulers(schedulers: Schedulers | None, iters: int, epochs: int) -> None:
@@ -72,28 +63,18 @@ def seek_schedulers(schedulers: Schedulers | None, iters: int, epochs: int) -> N
         chain.refresh()
 
 
-def _check_types(chains: dict[str, list[ParamScheduler]], saved_chains: dict[str, list[dict[str, Any]]]) -> None:
-    """Raise ConfigError unless the checkpoint has the same number and types of schedulers."""
-    if chains.keys() != saved_chains.keys():
-        with config_path("param_scheduler"):
-            raise ConfigError(
-                f"the schedulers of the checkpoint must be for {_owners(chains)} as in the config, got schedulers for "
-                f"{_owners(saved_chains)}"
-            )
-    for name, chain in chains.items():
-        if len(chain) != len(saved_chains[name]):
-            raise ConfigError(
-                f"`{'.'.join(_path(name))}` must have the {len(saved_chains[name])} schedulers of the checkpoint, got "
-                f"{len(chain)}"
-            )
-        for index, (scheduler, saved) in enumerate(zip(chain, saved_chains[name], strict=True)):
-            with config_path(*_path(name), index):
-                scheduler.check_type(saved)
-
-
-def _path(name: str) -> tuple[str, ...]:
-    return ("param_scheduler", name) if name else ("param_scheduler",)
-
-
-def _owners(chains: dict[str, Any]) -> str:
-    return "one optimizer" if list(chains) == [""] else f"the optimizers {sorted(chains)}"
+def _load_chain(
+    chain: Sequence[ParamScheduler], states: Sequence[dict[str, Any]], with_settings: bool, counts: dict[bool, int]
+) -> None:
+    counts |= {saved["settings"]["by_epoch"]: saved["global_step"] for saved in states}
+    for index, (scheduler, saved) in enumerate(itertools.zip_longest(chain, states[: len(chain)])):
+        with config_path(index):
+            # In the config's settings it may be another scheduler, which counts or observes something else.
+            is_same = saved and saved["settings"]["by_epoch"] == scheduler.by_epoch
+            if with_settings or (is_same and ("plateau" in saved) == scheduler.need_val_args):
+                scheduler.restore(saved, with_settings=with_settings)
+            else:
+                scheduler.seek(counts[scheduler.by_epoch])
+    for scheduler in chain[:1]:
+        scheduler.chain.load_state_dict(event for saved in states for event in saved.get("events", ()))
+        scheduler.chain.refresh()
