@@ -14,7 +14,13 @@ from jengine.storage import StorageError
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
 def test_a_pipe_or_a_device_in_a_work_dir_is_no_pointer(tmp_path, name, make, capsys):
     make(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match="neither a checkpoint .* nor a work dir with complete checkpoints"):
+    is_pointer = name == "last_checkpoint"
+    error, message = (
+        (CorruptCheckpointError, "last_checkpoint .*it must be a regular file")
+        if is_pointer
+        else (FileNotFoundError, "neither a checkpoint .* nor a work dir with complete checkpoints")
+    )
+    with pytest.raises(error, match=message):
         find_checkpoint(tmp_path)
     assert main(["ckpt", "ls", str(tmp_path)]) in (0, 2)
 
