@@ -100,12 +100,16 @@ def read_current_run(work_dir: PurePath) -> str | None:
     """Return the identifier of the run that trains in `work_dir`; None if no run has written it, or it is damaged."""
     path = work_dir / CURRENT_RUN
     for _ in range(2):  # one read of other bytes proves no damage
-        run, _, checksum = read_line(path).partition(" ")
+        try:
+            run, _, checksum = read_bytes(path).decode().strip().partition(" ")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError):
+            continue
         # Earlier versions wrote the identifier alone
         if (checksum and checksum == _checksum(run)) or re.fullmatch("[0-9a-f]{32}", run + checksum):
             return run or None
-    if path.exists():
-        _LOGGER.warning("skipped %s: it is damaged", path)
+    _LOGGER.warning("skipped %s: it is damaged", path)
     return None
 
 
