@@ -111,8 +111,9 @@ class Lease:
     def _wait_until_expired(self, holder: dict[str, Any], version: str) -> None:
         """Return when the lease has expired; raise WorkDirLockedError if the owner renews it meanwhile."""
         seconds = holder.get("seconds")
-        is_known = isinstance(seconds, int | float) and 0 < seconds < _MOST_SECONDS
-        duration = float(seconds) if is_known else self._seconds
+        duration = self._seconds
+        if isinstance(seconds, int | float) and 0 < seconds < _MOST_SECONDS:
+            duration = float(seconds)
         deadline = time.monotonic() + duration
         _LOGGER.info(
             "%s is locked by %s: waiting at most %.0f s to see whether that run still trains.",
