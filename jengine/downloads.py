@@ -51,7 +51,8 @@ def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
     info = file_info(url)
     version = {name: str(value) for name, value in sorted(info.items()) if _normalize(name) in _VERSIONS}
     digest = hashlib.sha256("\n".join([url, *version.values()]).encode()).hexdigest()[:16]
-    copy = _cache_dir() / "files" / digest / file_name(url)
+    name = file_name(url)[-60:]  # the end has the suffix; disks have names of at most 255 bytes
+    copy = _cache_dir() / "files" / digest / (name if name.strip(".") else "file")
     if version.keys() <= {"size"} or not copy.exists():
         copy.parent.mkdir(parents=True, exist_ok=True)
         incoming = copy.with_name(f"{uuid.uuid4().hex}.incoming")  # another process may fetch it too

@@ -242,8 +242,8 @@ def _find_failure(path: str | os.PathLike[str], error: Exception) -> StorageErro
     status = getattr(cause, "status", None)
     if isinstance(error, FileNotFoundError) and status in _GONE:
         return None
-    reason = str(cause) or type(cause).__name__
-    if status is not None:
+    reason = type(cause).__name__ if status == 0 else str(cause) or type(cause).__name__
+    if status:  # 0 for too many redirects
         reason = f"HTTP status {status} ({getattr(cause, 'message', '')})"
     return StorageError(f"{os.fspath(path)}: {reason}")
 
@@ -546,6 +546,8 @@ def _make_filesystem(scheme: str, process: int) -> Any:
 
     if scheme in _PACKAGES:
         _prepare(scheme)
+    elif scheme in ("http", "https"):
+        fsspec.config.conf.setdefault(scheme, {}).setdefault("client_kwargs", {"timeout": _make_timeout()})
     try:
         return fsspec.filesystem(scheme)
     except ValueError as error:
@@ -556,17 +558,23 @@ def _make_filesystem(scheme: str, process: int) -> Any:
         raise MissingPackageError(f"{scheme}:// paths require another package: {error}") from error
 
 
+def _make_timeout() -> Any:
+    """Return the limits of a request: by default each one ends after five minutes, whether it hangs or is large."""
+    with require_extra("cloud", "URLs require aiohttp"):
+        import aiohttp
+    return aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+
+
 def _prepare(scheme: str) -> None:
     package = _PACKAGES[scheme]
     with require_extra("cloud", f"{scheme}:// paths require {package}"):
         __import__(package)
-    import aiohttp
     import fsspec
 
     # Both packages keep listings forever by default, also those that `etils.epath` opens for Orbax
     settings: dict[str, Any] = {"use_listings_cache": False}
-    if scheme == "gs":  # by default a request that hangs ends after five minutes, and is not tried again
-        settings["session_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)}
+    if scheme == "gs":
+        settings["session_kwargs"] = {"timeout": _make_timeout()}
     for protocol in {"gs": ("gs", "gcs"), "s3": ("s3", "s3a")}[scheme]:
         for name, value in settings.items():
             fsspec.config.conf.setdefault(protocol, {}).setdefault(name, value)

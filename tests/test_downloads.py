@@ -16,7 +16,7 @@ from jengine.data import BaseDataset, TokenWindows
 from jengine.downloads import apply_backend_args, local_copy
 from jengine.errors import ConfigError
 from jengine.evaluation.dump import write_arrays
-from jengine.storage import StorageError, read_bytes, write_bytes
+from jengine.storage import StorageError, get_filesystem, read_bytes, write_bytes
 
 CONFIG_AT_URL = "def get_config():\n    return dict(work_dir='from the web')\n"
 GET_CONFIG = "import helper\ndef get_config(name='a'):\n    return dict(model=helper.NAME, work_dir=name)\n"
@@ -259,6 +259,27 @@ def test_a_query_is_not_part_of_the_name_of_a_file(server, tmp_path, query):
     assert len(BaseDataset(ann_file=f"{server.url}/train.json{query}")) == 1
     server.body = CONFIG_AT_URL.encode()
     assert load_config(f"{server.url}/{hash(query)}/web.py{query}")["work_dir"] == "from the web"
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".npy", "漢" * 100 + ".npy", "a/..", "..", "%2e%2e"])
+def test_the_copy_of_a_file_with_any_name_is_a_file(server, cache_dir, name):
+    server.headers = {"ETag": "a"}
+    for _ in range(2):
+        copy = local_copy(f"{server.url}/{name}")
+        assert copy.read_bytes() == server.body
+        assert copy.suffix == (".npy" if name.endswith(".npy") else "")
+    assert count_fetches(server) == 1
+
+
+def test_a_large_file_may_take_longer_than_five_minutes(server):
+    limits = get_filesystem(server.url).client_kwargs["timeout"]
+    assert (limits.total, limits.sock_connect, limits.sock_read) == (None, 30, 60)
+
+
+def test_an_endless_redirect_is_named(server):
+    server.status, server.headers = 302, {"Location": "/again"}
+    with pytest.raises(StorageError, match="w.npz: TooManyRedirects"):
+        local_copy(f"{server.url}/w.npz")
 
 
 def test_a_local_pipe_is_refused(tmp_path):

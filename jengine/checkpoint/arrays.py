@@ -221,6 +221,8 @@ def _retry(directory: str | PurePath, read: Callable[[], Any]) -> Any:
     while True:
         try:
             return read()
+        except jax.errors.JaxRuntimeError:  # of a device, such as too little memory
+            raise
         except Exception as error:  # of any type, also about a file that another version wrote
             attempts -= 1
             if attempts == 0:
@@ -260,10 +262,7 @@ def read(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> An
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)]
     # Without a limit, Orbax holds two copies of most arrays. The largest array must fit into the limit.
     with _make_reader(max_bytes_in_flight=max(2 * max(sizes), sum(sizes) // 10)) as reader:
-        if is_url(local):
-            stored = _retry(local, lambda: reader.restore(epath.Path(local), args=args))
-        else:
-            stored = reader.restore(epath.Path(local), args=args)
+        stored = _retry(local, lambda: reader.restore(epath.Path(local), args=args))
 
     def fill(path: Any, node: Any) -> Any:
         if _find_empty(node) is None:

@@ -15,11 +15,12 @@ from jengine.checkpoint.layout import (
     find_manifests,
     read_current_run,
     read_meta,
+    read_pointer,
     write_current_run,
 )
 from jengine.checkpoint.lock import make_lock
 from jengine.checkpoint.lock_holder import LOCK
-from jengine.checkpoint.manifest import has_manifest
+from jengine.checkpoint.manifest import has_manifest, read_manifest
 from jengine.checkpoint.staging import check_processes
 from jengine.errors import ConfigError
 from jengine.storage import StorageError, is_url, list_directory, remove_files, storage_path, write_bytes
@@ -118,7 +119,12 @@ class CheckpointDirectories:
         directories = self._directories
         if is_url(self._work_dir) and read_current_run(self._work_dir) == self._run_id:
             directories = directories[1:]  # done when the run began: the manifests in a bucket are many requests
-        write_current_run(self._work_dir, self._run_id)  # from here on `resume=True` finds only this run
+        else:
+            write_current_run(self._work_dir, self._run_id)  # from here on `resume=True` finds only this run
+            target = read_pointer(self._work_dir)
+            pointed = None if target is None else read_manifest(target)
+            if pointed is None or pointed.run != self._run_id:  # before its checkpoint is moved away
+                remove_files([self._work_dir / POINTER])
         moved = (_move_others(directory, self._run_id) for directory in directories)
         return [str(path) for path in moved if path is not None]
 

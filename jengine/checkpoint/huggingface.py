@@ -89,15 +89,23 @@ def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the config in a directory; {} if there is none.
 
     Raises:
-      ValueError: it is not JSON.
+      ValueError: see `read_settings`.
     """
-    path = Path(directory) / CONFIG
+    return read_settings(Path(directory) / CONFIG)
+
+
+def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the settings in a JSON file; {} if there is no such file.
+
+    Raises:
+      ValueError: it is no JSON object.
+    """
     try:
         return decode_object(read_bytes(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:
-        raise ValueError(f"{path} is not a config of a model: {error}") from error
+        raise ValueError(f"{os.fspath(path)} must have settings in JSON: {error}") from error
 
 
 def require_config(config: Config | str | os.PathLike[str]) -> Config:

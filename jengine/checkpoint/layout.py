@@ -15,8 +15,10 @@ the manifest reveals files that were lost or damaged later. On object storage th
 by which Orbax recognizes complete checkpoints.
 """
 
+import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -72,14 +74,21 @@ ALONE = SingleProcess()
 
 def read_pointer(work_dir: PurePath) -> PurePath | None:
     """Return the path in `last_checkpoint`, whether it exists or not; None if the file is missing or no text."""
+    target, problem = _read_pointer(work_dir)
+    if problem is not None:
+        _LOGGER.warning("skipped %s: %s", work_dir / POINTER, problem)
+    return target
+
+
+def _read_pointer(work_dir: PurePath) -> tuple[PurePath | None, str | None]:
+    """Return the path in `last_checkpoint`, None if there is none, and what is wrong with the file."""
     try:
         text = read_bytes(work_dir / POINTER).decode().strip("\r\n")
-        return resolve_pointer(work_dir, text) if text else None
+        return (resolve_pointer(work_dir, text), None) if text else (None, "it is empty")
     except (FileNotFoundError, NotADirectoryError):  # the normal case before the first save
-        return None
+        return None, None
     except (OSError, ValueError) as error:
-        _LOGGER.warning("skipped %s, which is no text: %s", work_dir / POINTER, error)
-        return None
+        return None, f"it is no text: {error}"
 
 
 def write_pointer(work_dir: PurePath, path: PurePath) -> None:
@@ -88,13 +97,29 @@ def write_pointer(work_dir: PurePath, path: PurePath) -> None:
 
 
 def read_current_run(work_dir: PurePath) -> str | None:
-    """Return the identifier of the run that trains in `work_dir`; None if no run has written it."""
-    return read_line(work_dir / CURRENT_RUN) or None
+    """Return the identifier of the run that trains in `work_dir`; None if no run has written it, or it is damaged."""
+    path = work_dir / CURRENT_RUN
+    for _ in range(2):  # one read of other bytes proves no damage
+        try:
+            run, _, checksum = read_bytes(path).decode().strip().partition(" ")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError):
+            continue
+        # Earlier versions wrote the identifier alone
+        if (checksum and checksum == _checksum(run)) or re.fullmatch("[0-9a-f]{32}", run + checksum):
+            return run or None
+    _LOGGER.warning("skipped %s: it is damaged", path)
+    return None
 
 
 def write_current_run(work_dir: PurePath, run: str) -> None:
     """Set the run that trains in `work_dir`, atomically: from now on, others are not resumed from."""
-    _write_text(work_dir / CURRENT_RUN, run)
+    _write_text(work_dir / CURRENT_RUN, f"{run} {_checksum(run)}")
+
+
+def _checksum(run: str) -> str:
+    return hashlib.sha256(run.encode()).hexdigest()[:8]
 
 
 def read_line(path: PurePath) -> str:
@@ -157,7 +182,7 @@ def _iter_candidates(root: PurePath) -> Iterator[tuple[PurePath, str | None]]:
     They are judged by the manifests alone.
     """
     run = read_current_run(root)
-    target = read_pointer(root)
+    target, pointer_problem = _read_pointer(root)
     pointed = None if target is None else read_manifest(target)
     is_own = pointed is not None and pointed.is_complete and run in (None, pointed.run)
     if target is not None and is_own:
@@ -173,11 +198,12 @@ def _iter_candidates(root: PurePath) -> Iterator[tuple[PurePath, str | None]]:
         elif manifest.iteration is not None and run in (None, manifest.run) and not (is_own and path == target):
             age = 0 if is_url(path) else os.stat(path).st_mtime_ns
             candidates.append((manifest.is_latest, manifest.iteration, age, path))
+    # A run has saved here: without its checkpoints it does not start from scratch in silence.
+    if pointer_problem is not None:
+        yield root / POINTER, pointer_problem
     if target is not None and pointed is None and target not in listed:
-        if not is_url(target) and not exists(target.parent):
-            yield target, f"{target.parent} does not exist; is it mounted?"
-        else:  # removed by hand; in a bucket, what has no manifest is no checkpoint
-            _LOGGER.warning("skipped checkpoint %s: %s", target, find_incomplete(target))
+        is_missing = not is_url(target) and not exists(target.parent)
+        yield target, f"{target.parent} does not exist; is it mounted?" if is_missing else find_incomplete(target)
     # Regular ones first, then by iteration
     yield from ((path, None) for *_, path in sorted(candidates, reverse=True))
 

@@ -28,6 +28,7 @@ from jengine.storage import get_filesystem
 _LOGGER = logging.getLogger("jengine")
 _VARIABLE = "JENGINE_LEASE_SECONDS"
 _RENEWALS = 3  # per duration, so that one or two that fail lose nothing
+_MOST_SECONDS = 86_400  # of the duration that a lease names
 _STOPS = "this run was paused or cut off for so long that it lost its lock, and stops"
 
 
@@ -110,7 +111,9 @@ class Lease:
     def _wait_until_expired(self, holder: dict[str, Any], version: str) -> None:
         """Return when the lease has expired; raise WorkDirLockedError if the owner renews it meanwhile."""
         seconds = holder.get("seconds")
-        duration = float(seconds) if isinstance(seconds, int | float) else self._seconds
+        duration = self._seconds
+        if isinstance(seconds, int | float) and 0 < seconds < _MOST_SECONDS:
+            duration = float(seconds)
         deadline = time.monotonic() + duration
         _LOGGER.info(
             "%s is locked by %s: waiting at most %.0f s to see whether that run still trains.",

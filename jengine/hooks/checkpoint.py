@@ -26,6 +26,7 @@ from jengine.scores import check_rule, infer_rule, keep_best, pick_metric
 from jengine.storage import plain_name, storage_path
 from jengine.train import TrainState
 
+_LONGEST = 180  # bytes of a template; with a number, a metric and an ending a disk has names of at most 255
 # Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
 _CHECKPOINT_KEYS = (
     *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
@@ -511,6 +512,8 @@ def _check_destination(out_dir: str | None, filename_tmpl: str | None) -> None:
             "CheckpointHook: filename_tmpl must be a file name without characters of patterns (* ? [ ]), and with "
             f"one {{}} for the number, like 'epoch_{{}}', got {filename_tmpl!r}"
         )
+    if len(filename_tmpl.encode()) > _LONGEST:
+        raise ConfigError(f"CheckpointHook: filename_tmpl must have at most {_LONGEST} bytes, got {filename_tmpl!r}")
 
 
 def _as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:

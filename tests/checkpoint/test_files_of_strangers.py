@@ -1,20 +1,39 @@
 """Test work dirs and checkpoints with files that another program, or a stranger, has put there."""
 
+import contextlib
 import os
 
+import jax.numpy as jnp
 import pytest
 
-from jengine.checkpoint import CorruptCheckpointError, find_checkpoint, find_latest, read_meta
+from jengine.checkpoint import (
+    Checkpointer,
+    CorruptCheckpointError,
+    find_checkpoint,
+    find_latest,
+    load,
+    load_params,
+    read_meta,
+    restore,
+)
 from jengine.checkpoint.manifest import seal
 from jengine.cli import main
 from jengine.storage import StorageError
+
+from .conftest import make_state
 
 
 @pytest.mark.parametrize("name", ["last_checkpoint", "current_run"])
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
 def test_a_pipe_or_a_device_in_a_work_dir_is_no_pointer(tmp_path, name, make, capsys):
     make(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match="neither a checkpoint .* nor a work dir with complete checkpoints"):
+    is_pointer = name == "last_checkpoint"
+    error, message = (
+        (CorruptCheckpointError, "last_checkpoint .*it must be a regular file")
+        if is_pointer
+        else (FileNotFoundError, "neither a checkpoint .* nor a work dir with complete checkpoints")
+    )
+    with pytest.raises(error, match=message):
         find_checkpoint(tmp_path)
     assert main(["ckpt", "ls", str(tmp_path)]) in (0, 2)
 
@@ -61,3 +80,19 @@ def test_a_checkpoint_with_metadata_that_are_nested_too_deeply_is_skipped(tmp_pa
     with pytest.raises(StorageError, match="Orbax cannot read the arrays of .*iter_2"):  # it has none
         find_latest(tmp_path, checksums=True)
     assert "iter_3: meta.json is unreadable (ValueError('JSON must be nested at most 100 levels deep'))" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the other reads of Orbax
+def test_data_that_are_cut_below_a_new_seal_are_one_clear_error(tmp_path):
+    state = make_state()
+    state["params"]["table"] = jnp.arange(2.0**16)
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        checkpointer.save(tmp_path / "iter_3", state, {"meta": {"iter": 3}})
+    directory = tmp_path / "iter_3"
+    table = max(directory.glob("state/**/d/*"), key=os.path.getsize)
+    os.truncate(table, table.stat().st_size // 2)
+    os.unlink(directory / "manifest.json")
+    seal(directory, run="a", is_latest=True, iteration=3)
+    for read in (load, lambda path: restore(path, state), lambda path: load_params(path, state["params"])):
+        with pytest.raises(StorageError, match="Orbax cannot read the arrays of .*iter_3/state: "):
+            read(directory)

@@ -14,9 +14,9 @@ from jengine.checkpoint import (
     list_checkpoints,
     load,
 )
-from jengine.checkpoint.layout import write_current_run
+from jengine.checkpoint.layout import write_current_run, write_pointer
 from jengine.checkpoint.manifest import claim
-from jengine.storage import StorageError
+from jengine.storage import StorageError, storage_path
 
 from .conftest import make_meta, make_state
 
@@ -119,6 +119,41 @@ def test_a_file_that_cannot_be_read_is_read_again_and_then_an_error(run, fail_re
     with pytest.raises(StorageError, match=rf"{name} cannot be read: Input/output error"):
         find_latest(run, checksums=True)
     assert sorted(os.listdir(run)) == ["current_run", "epoch_1", "epoch_2", "last_checkpoint"]
+
+
+def cut(content):
+    return content[: len(content) // 2]
+
+
+def flip(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize("damage", [cut, flip, lambda content: b"", lambda content: b"\xff"])
+def test_a_damaged_name_of_the_run_hides_none_of_its_checkpoints(run, caplog, damage):
+    write_current_run(run, "0123456789abcdef0123456789abcdef")
+    assert find_latest(run) is None  # they are of another run
+    path = run / "current_run"
+    path.write_bytes(damage(path.read_bytes()))
+    assert find_latest(run) == str(run / "epoch_2")
+    assert f"skipped {path}: it is damaged" in caplog.text
+
+
+def test_the_name_of_a_run_that_an_earlier_version_wrote_is_read(run):
+    (run / "current_run").write_text("0123456789abcdef0123456789abcdef")
+    assert find_latest(run) is None
+
+
+@pytest.mark.parametrize("text", ["", "..", "../elsewhere/epoch_2", "\0", "https://host/run/epoch_2"])
+def test_a_work_dir_whose_checkpoints_are_elsewhere_and_lost_is_an_error(run, tmp_path, text):
+    work_dir = tmp_path / "work_dir"
+    work_dir.mkdir()
+    write_pointer(storage_path("work_dir", work_dir), storage_path("path", run / "epoch_2"))
+    assert find_latest(work_dir) == str(run / "epoch_2")
+    (work_dir / "last_checkpoint").write_text(text)
+    with pytest.raises(CorruptCheckpointError, match="has checkpoints, but none can be read"):
+        find_latest(work_dir)
 
 
 def test_a_directory_that_cannot_be_listed_is_an_error(run, monkeypatch):

@@ -256,7 +256,7 @@ def test_null_in_a_config_stands_for_the_default(name):
         (lambda path: path.symlink_to("/dev/zero"), "config.json: it must be a regular file, not a pipe or a device"),
         (lambda path: path.write_text("[" * 200_000), "JSON must be nested at most 100 levels deep"),
         (lambda path: path.write_text("[1]"), "it must be a JSON object, got a list"),
-        (lambda path: path.write_bytes(b"\xff\xfe"), "config.json is not a config of a model"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "config.json must have settings in JSON: "),
     ],
     ids=["pipe", "device", "deep", "list", "binary"],
 )

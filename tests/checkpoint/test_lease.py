@@ -116,6 +116,14 @@ def test_a_lease_is_watched_for_its_duration_whatever_the_time_in_it(url, leases
     assert SECONDS <= time.monotonic() - start < 10 * SECONDS
 
 
+@pytest.mark.parametrize("seconds", ["1e308", '{"$float": "Infinity"}', "NaN", "-5", '"a"', "1e9"])
+def test_a_lease_that_names_no_possible_duration_is_watched_for_that_of_the_new_run(url, leases, seconds):
+    get_filesystem(url).pipe_file(f"{url}/{LOCK}", f'{{"seconds": {seconds}}}'.encode())
+    started = time.monotonic()
+    leases(0.5).acquire()
+    assert 0.5 <= time.monotonic() - started < 5
+
+
 def test_a_clock_that_is_fast_takes_no_lease_from_a_run_that_renews_it(url, leases, monkeypatch):
     first = leases()
     first.acquire()

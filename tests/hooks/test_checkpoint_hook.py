@@ -379,6 +379,7 @@ def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(train):
         ({"keep_best": 2}, ValueError, "keep_best needs save_best"),
         ({"filename_tmpl": "epoch"}, ValueError, "one {} for the number, like 'epoch_{}', got 'epoch'"),
         ({"filename_tmpl": "a/{}"}, ValueError, "file name"),
+        ({"filename_tmpl": "é" * 90 + "{}"}, ValueError, "filename_tmpl must have at most 180 bytes"),
         ({"filename_tmpl": "{}.incoming"}, ValueError, "filename_tmpl must not end in '.incoming' or '.outgoing'"),
         ({"save_best": ["acc", "acc"]}, AssertionError, "must have different metrics"),
         ({"save_best": ["auto", "acc"]}, AssertionError, "must have 'auto' alone or metrics"),

@@ -1,6 +1,7 @@
 """Test what a run reports about a work dir that it cannot write, and what it still does then."""
 
 import errno
+import os
 import pathlib
 import shutil
 import sys
@@ -126,14 +127,14 @@ def test_a_run_whose_checkpoints_are_all_damaged_stops_and_moves_nothing(make_ru
 
 def test_a_disk_that_cannot_be_read_stops_a_resume_and_moves_nothing(make_runner, tmp_path, monkeypatch):
     make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=2)).train()
-    read_bytes = pathlib.Path.read_bytes
+    open_file = os.open
 
-    def fail(path):
-        if path.name == "manifest.json":
+    def fail(path, *args, **kwargs):
+        if os.path.basename(path) == "manifest.json":
             raise OSError(errno.EIO, "Input/output error", str(path))
-        return read_bytes(path)
+        return open_file(path, *args, **kwargs)
 
-    monkeypatch.setattr(pathlib.Path, "read_bytes", fail)
+    monkeypatch.setattr(os, "open", fail)
     with pytest.raises(StorageError, match=r"manifest\.json cannot be read: Input/output error"):
         make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=3), resume=True)
     monkeypatch.undo()

@@ -58,7 +58,7 @@ def pack(
       repeat: False for one pass over the documents, for an evaluation.
 
     Raises:
-      ConfigError: no documents.
+      ConfigError: no documents, or only empty ones.
     """
     import grain
     from grain import experimental
@@ -66,6 +66,9 @@ def pack(
     data = documents if isinstance(documents, grain.MapDataset) else grain.MapDataset.source(documents)
     if not len(data):
         raise ConfigError("pack: `documents` must have at least one, got none")
+    to_pairs = functools.partial(_to_pairs, tokenizer, style or TextFormat())
+    if all(to_pairs(data[i]) is None for i in range(len(data))):  # grain would look for one forever
+        raise ConfigError("pack: `documents` must have at least one that is not empty, got none")
     data = data.seed(seed)
     if shuffle:
         data = data.shuffle()
@@ -74,7 +77,7 @@ def pack(
         data = data.repeat()
     # Grain looks at each element of its buffer for each document: the default of 500 takes longer than the tokenizer.
     read = grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)
-    pairs = data.map(functools.partial(_to_pairs, tokenizer, style or TextFormat())).to_iter_dataset(read)
+    pairs = data.map(to_pairs).to_iter_dataset(read)
     lengths = {"tokens": length, "targets": length}
     if packing == "concat":
         rows = experimental.ConcatThenSplitIterDataset(pairs, length_struct=lengths)

@@ -13,6 +13,7 @@ import datetime
 import functools
 import json
 import resource
+import secrets
 import signal
 import sys
 from collections.abc import Mapping
@@ -23,8 +24,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# Unicode has no characters of these numbers, so no text has them.
-_BEGIN, _END = "\ufdd0", "\ufdd1"
+# Drawn, so that no text has them: messages come from strangers too.
+_BEGIN, _END = (f"\ufdd0{secrets.token_hex(8)}\ufdd1" for _ in range(2))
 
 
 class _Generation(Extension):

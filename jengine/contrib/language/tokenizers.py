@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from jengine.annotations import Count
+from jengine.checkpoint.huggingface import read_settings
 from jengine.contrib.language.chat import ChatTemplate
 from jengine.downloads import local_copy
 from jengine.errors import require_extra
@@ -110,8 +111,8 @@ class FileTokenizer:
         ends = [end_token] if isinstance(end_token, str) else list(end_token or [])
         file, end_ids, tokens = local_copy(path), [], {}
         if file.is_dir():
-            settings = _read(file / _SETTINGS)
-            tokens = _find_special_tokens({**_read(file / "special_tokens_map.json"), **settings})
+            settings = read_settings(file / _SETTINGS)
+            tokens = _find_special_tokens({**read_settings(file / "special_tokens_map.json"), **settings})
             if (template := _read_template(file, settings)) is not None:
                 self.chat_template = ChatTemplate.from_tokens(template, tokens)
             end_ids = _read_end_tokens(file)
@@ -213,22 +214,23 @@ class FileTokenizer:
         return sizes
 
 
-def _read(file: Path) -> Any:
-    return decode(read_text(file)) if file.is_file() else {}
-
-
 def _find_special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of special tokens by name, such as `eos_token`; older files store them along with settings."""
     found = {name: settings.get(name) for name in _SPECIAL}
-    texts = {name: token["content"] if isinstance(token, Mapping) else token for name, token in found.items()}
-    return {name: str(text) for name, text in texts.items() if text}
+    texts = {name: token.get("content") if isinstance(token, Mapping) else token for name, token in found.items()}
+    if wrong := [name for name, text in texts.items() if not isinstance(text, str | None)]:
+        raise ValueError(f"`{wrong[0]}` of a tokenizer must be a text, got {texts[wrong[0]]!r:.80}")
+    return {name: text for name, text in texts.items() if text}
 
 
 def _read_end_tokens(directory: Path) -> list[int]:
     """Return `eos_token_id`, which may be one or several, of the settings for generation, or else of the model."""
     for name in ("generation_config.json", "config.json"):
-        if (ids := _read(directory / name).get("eos_token_id")) is not None:
-            return list(ids) if isinstance(ids, list) else [ids]
+        if (ids := read_settings(directory / name).get("eos_token_id")) is not None:
+            found = ids if isinstance(ids, list) else [ids]
+            if not all(type(number) is int and number >= 0 for number in found):
+                raise ValueError(f"`eos_token_id` of {directory / name} must be one or more numbers, got {ids!r:.80}")
+            return found
     return []
 
 
@@ -237,7 +239,10 @@ def _read_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     if file.is_file():
         text = read_text(file)
     elif isinstance(text, list):  # several by name
-        text = next((each["template"] for each in text if each["name"] == "default"), None)
+        named = {each.get("name"): each.get("template") for each in text if isinstance(each, Mapping)}
+        text = named.get("default")
+    if not isinstance(text, str | None):
+        raise ValueError(f"`chat_template` of {directory / _SETTINGS} must be a text, got {text!r:.80}")
     return text
 
 

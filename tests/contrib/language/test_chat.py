@@ -84,6 +84,17 @@ def test_a_tag_that_the_request_opens_is_not_learned_if_the_answer_continues_it(
     assert [x for x, is_learned in ChatTemplate(opened).split(messages) if is_learned] == ["<b>|", "<b>|"]
 
 
+@pytest.mark.parametrize("character", ["\ufdd0", "\ufdd1", "\uffff", "\x00"])
+def test_no_character_of_a_message_changes_which_part_is_learned(character):
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    question, answer = f"{character}a{character}", f"b{character}"
+    messages = [dict(role="user", content=question), dict(role="assistant", content=answer)]
+    assert template.split(messages) == [(question, False), (answer, True)]
+
+
 def test_switches_and_other_special_tokens_are_given_by_name():
     template = read_template("qwen3")
     thoughtless = ChatTemplate(template.text, variables=dict(enable_thinking=False))

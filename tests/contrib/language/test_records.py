@@ -124,6 +124,33 @@ def test_a_directory_names_its_special_and_end_tokens(tmp_path):
     assert FileTokenizer(tmp_path, end_token="<s>").end_tokens == (1, 3, 2)
 
 
+@pytest.mark.parametrize("text", [b"[1]", b"null", b"", b"\xff\xfe", b"[" * 200_000])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json"])
+def test_settings_that_are_no_json_object_are_named(tmp_path, name, text):
+    make_tokenizer("words").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(ValueError, match=rf"{name} must have settings in JSON: "):
+        FileTokenizer(tmp_path, end_token="</s>")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("tokenizer_config.json", dict(eos_token=5), "`eos_token` of a tokenizer must be a text, got 5"),
+        ("tokenizer_config.json", dict(unk_token=dict(content=[1])), r"`unk_token` .* must be a text, got \[1\]"),
+        ("tokenizer_config.json", dict(chat_template=5), "`chat_template` of .* must be a text, got 5"),
+        ("tokenizer_config.json", dict(chat_template=[dict(name="default", template=5)]), "must be a text, got 5"),
+        ("generation_config.json", dict(eos_token_id="2"), "`eos_token_id` of .* must be one or more numbers, got '2'"),
+        ("generation_config.json", dict(eos_token_id=[2, -1]), r"must be one or more numbers, got \[2, -1\]"),
+    ],
+)
+def test_settings_of_another_type_are_refused(tmp_path, name, settings, message):
+    make_tokenizer("words").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / name).write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=message):
+        FileTokenizer(tmp_path, end_token="</s>")
+
+
 def test_truncation_and_padding_in_a_file_are_left_out(tmp_path):
     model = make_tokenizer("byte_level")
     model.enable_truncation(16)

@@ -96,6 +96,8 @@ def test_empty_texts_are_left_out_and_what_is_cut_off_is_said_once(caplog):
     assert [m for m in caplog.messages if "more than 5 tokens are cut off there; packing='concat'" in m] != []
     with pytest.raises(ConfigError, match="`documents` must have at least one, got none"):
         pack([], 4)
+    with pytest.raises(ConfigError, match="`documents` must have at least one that is not empty, got none"):
+        pack(["", ""], 4, tokenizer=ByteTokenizer())
     with pytest.raises(ValueError, match="`texts` must be one or more texts, got 'abc'"):
         encode_all("abc", ByteTokenizer())
 
