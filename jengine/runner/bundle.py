@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import optax
 
+from jengine.annotations import is_host_number
 from jengine.checkpoint import Checkpointer, list_arrays, load_pretrained, open_weights, read_meta
 from jengine.checkpoint.fingerprint import name_model_settings
 from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
@@ -106,7 +107,7 @@ def collect_checkpoint(
         accumulated=_ACCUMULATED,
         fingerprint=collect_fingerprint(runner),
         validations=[
-            [epoch, iteration, {name: float(value) for name, value in metrics.items() if np.ndim(value) == 0}]
+            [epoch, iteration, {name: float(value) for name, value in metrics.items() if is_host_number(value)}]
             for epoch, iteration, metrics in runner.validations
         ],
     )
