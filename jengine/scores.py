@@ -18,19 +18,23 @@ GREATER_WORDS = (
     "accuracy", "acc", "aacc", "macc", "precision", "recall", "f1", "fscore", "iou", "miou", "dice", "mdice",
     "jaccard", "auc", "auroc", "aucroc", "aucpr", "auprc", "map", "ap", "ar@", "mrr", "ndcg", "r2", "kappa", "mcc",
     "mprecision", "mrecall", "mfscore", "hmean", "pck", "bleu", "rouge", "meteor", "cider", "psnr", "ssim",
-    "exact_match", "log_likelihood",
+    "exact_match", "log_likelihood", "hits", "hit_rate", "tpr", "true_positive_rate", "specificity", "f_score",
+    "f_measure", "chrf", "rougel",
 )  # fmt: skip
 LESS_WORDS = (
     "loss", "losses", "error", "errors", "err", "mse", "rmse", "mae", "mape", "smape", "msle", "rmsle", "perplexity",
     "ppl", "bits_per_byte", "bits_per_character", "bits_per_dim", "bpb", "bpc", "bpd", "cross_entropy", "nll", "ece",
-    "mce", "brier", "wer", "cer", "eer", "fid", "kid", "lpips", "epe", "mpjpe", "crps",
+    "mce", "brier", "wer", "cer", "eer", "fid", "kid", "lpips", "epe", "mpjpe", "crps", "crossentropy", "logloss",
+    "fpr", "fnr", "false_positive_rate", "miss_rate", "edit_distance", "latency",
 )  # fmt: skip
 _QUALIFIER = re.compile(r"top\d*")  # of accuracies and of errors; alone it is an accuracy
 # Such a word may turn the direction around, or makes something else of the metric: 'neg_loss', 'accuracy_gap'
 _TURNING_WORDS = frozenset((
     "neg", "negative", "minus", "inv", "inverse", "gap", "drop", "gain", "improvement", "reduction", "delta", "diff",
-    "difference", "std", "var", "variance",
+    "difference", "std", "var", "variance", "stderr", "sem", "ci", "skill", "non", "forgetting", "time", "seconds",
+    "epochs", "steps", "threshold", "scale", "weight", "lambda", "rank", "count", "size",
 ))  # fmt: skip
+_COMPLEMENT = re.compile(r"1(00)?\s*-\s*[^\W\d]")  # '1-ssim', '100 - accuracy'
 
 
 def is_better(rule: str, value: float, best: float | None, threshold: float = 0.0) -> bool:
@@ -107,7 +111,7 @@ def infer_rule(key: str, greater_keys: Sequence[str] = (), less_keys: Sequence[s
     words = split_words(key)
     if found := _find_rules(words, greater_keys, less_keys):
         return found[0]  # the order in which MMEngine searches its lists
-    if not _TURNING_WORDS.intersection(words):
+    if not _TURNING_WORDS.intersection(words) and not _COMPLEMENT.match(key.rpartition("/")[2]):
         found = _find_rules(words, GREATER_WORDS, LESS_WORDS)
         # 'accuracy/top1' and 'top1', but not 'error/top1'
         if not found and any(map(_QUALIFIER.fullmatch, words)):

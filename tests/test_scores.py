@@ -29,6 +29,16 @@ from jengine.scores import infer_rule, is_better, keep_best, pick_metric
         ("accumulated_error", "less"),
         ("top5_error", "less"),  # the qualifier of an error
         ("error_top1", "less"),
+        ("hits@10", "greater"),
+        ("bleu-4", "greater"),
+        ("rougeL", "greater"),
+        ("eval_exact_match", "greater"),
+        ("acc_norm,none", "greater"),
+        ("fpr95", "less"),
+        ("false_positive_rate", "less"),
+        ("hamming_loss", "less"),
+        ("categorical_crossentropy", "less"),
+        ("val/latency_ms", "less"),
     ],
 )
 def test_the_rule_is_inferred_from_whole_words(key, rule):
@@ -56,6 +66,13 @@ def test_the_name_of_the_evaluation_does_not_matter(evaluation):
         "neg_mean_squared_error",  # as scikit-learn calls it: greater is better
         "accuracy_gap",
         "confusion_matrix",
+        "1-ssim",
+        "100 - accuracy",
+        "acc_stderr,none",
+        "accuracy_time",
+        "best_f1_threshold",
+        "brier_skill_score",
+        "loss_scale",
     ],
 )
 def test_any_other_name_asks_for_the_rule(key):

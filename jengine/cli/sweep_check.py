@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import os
 import pathlib
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from jengine.sweeps.space import SEED, Setting, ValueRange, format_override, lis
 T = TypeVar("T")
 
 _NOT_CHECKED = ("parallel", "resume", "load_from")  # depend on devices and files of the run
+_NODE_END = re.compile(r"\.|\[|$")  # after each part of a path
 
 
 def make_plan(request: Request) -> Plan:
@@ -70,7 +72,9 @@ def complete_path(name: str, paths: Iterable[str]) -> str:
     tops = {path.partition(".")[0].partition("[")[0] for path in paths} | {"randomness"}
     if name.partition(".")[0].partition("[")[0] in tops:
         return name
-    found = [path for path in paths if path.endswith(f".{name}")]
+    # A whole dict or list may be replaced too
+    nodes = {path[: match.start()]: None for path in paths for match in _NODE_END.finditer(path)}
+    found = [path for path in nodes if path.endswith(f".{name}")]
     if len(found) == 1:
         return found[0]
     if found:

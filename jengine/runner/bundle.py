@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import optax
 
+from jengine.annotations import is_host_number
 from jengine.checkpoint import Checkpointer, list_arrays, load_pretrained, open_weights, read_meta
 from jengine.checkpoint.fingerprint import name_model_settings
 from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
@@ -108,7 +109,7 @@ def collect_checkpoint(
         accumulated=_ACCUMULATED,
         fingerprint=collect_fingerprint(runner),
         validations=[
-            [epoch, iteration, {name: float(value) for name, value in metrics.items() if np.ndim(value) == 0}]
+            [epoch, iteration, {name: float(value) for name, value in metrics.items() if is_host_number(value)}]
             for epoch, iteration, metrics in runner.validations
         ],
     )
@@ -160,8 +161,15 @@ def resume(runner: RunnerInternals, path: str) -> None:
     runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
     # A number that is an attribute of the model is the attribute's now, until a hook sets it again
     model = get_model(runner.model)
-    saved = bundle["hyperparams"].items()
-    runner.hyperparams.update({name: x for name, x in saved if not is_number(getattr(model, name, None))})
+    for name, saved in bundle["hyperparams"].items():
+        current = getattr(model, name, None)
+        if not is_number(current):
+            runner.hyperparams[name] = saved
+        elif np.float32(current) != np.float32(saved):
+            runner.logger.info(
+                f"`{type(model).__name__}.{name}`, which was {saved:g} when {path} was written, is {current:g} until a "
+                "hook assigns it again"
+            )
     restore_position(runner, bundle["data"])
     restore_schedules(runner, bundle)  # after the position, which may move the epoch
     for name, hook in hook_names(runner.hooks).items():

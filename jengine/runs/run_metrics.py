@@ -77,7 +77,7 @@ def find_best(curves: Mapping[tuple[str, str], Points], config: Mapping[str, Any
         rule = find_rule(name, config)
         best: dict[str, float] | None = None
         for position, value in zip(x, y, strict=True) if rule else ():
-            if math.isfinite(value) and is_better(rule, value, best["value"] if best else None):
+            if is_better(rule, value, best["value"] if best else None):
                 best = {"value": value, "iter": position}
         last = y[-1] if math.isfinite(y[-1]) else None
         found.append({"metric": name, "rule": rule, "best": best, "last": last, "count": len(y)})

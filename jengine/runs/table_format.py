@@ -44,7 +44,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def sort_cells(headings: Sequence[str], rows: list[list[Cell]], name: str, reverse: bool = False) -> None:
-    """Sort rows by a column; empty cells come last.
+    """Sort rows by a column; empty cells and NaN come last.
 
     Raises:
       ConfigError: there is no such column.
@@ -52,10 +52,11 @@ def sort_cells(headings: Sequence[str], rows: list[list[Cell]], name: str, rever
     if name not in headings:
         raise ConfigError(f"`--sort` must be one of {', '.join(headings)}, got {name!r}{closest(name, headings)}")
     column = headings.index(name)
-    empty = [row for row in rows if row[column] is None]
-    filled = [row for row in rows if row[column] is not None]
-    filled.sort(key=lambda row: _sort_key(row[column]), reverse=reverse)
-    rows[:] = [*filled, *empty]
+    keys = [_sort_key(row[column]) for row in rows]
+    empty = [row for row, key in zip(rows, keys, strict=True) if key is None]
+    filled = [(key, row) for row, key in zip(rows, keys, strict=True) if key is not None]
+    filled.sort(key=lambda pair: pair[0], reverse=reverse)
+    rows[:] = [*(row for _, row in filled), *empty]
 
 
 def format_cells(headings: Sequence[str], rows: Sequence[Sequence[Cell]], style: str = "text") -> str:
@@ -113,8 +114,9 @@ def _format_cell(cell: Cell) -> str:
     return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
 
 
-def _sort_key(cell: Cell) -> tuple[bool, float, str]:
+def _sort_key(cell: Cell) -> tuple[bool, float, str] | None:
+    """Return a key by which numbers come before texts; None for what has no place in an order."""
     number = cell.mean if isinstance(cell, Spread) else cell
     if isinstance(number, int | float):
-        return (False, math.inf if math.isnan(number) else number, "")
-    return (True, 0.0, str(cell))
+        return None if math.isnan(number) else (False, number, "")
+    return None if cell is None else (True, 0.0, str(cell))

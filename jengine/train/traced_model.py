@@ -43,6 +43,7 @@ class TracedModel:
     def __init__(self, model: Model, optim_wrapper: AnyWrapper | None = None) -> None:
         self._model, self._optim_wrapper = model, optim_wrapper
         self._reads: dict[int, tuple[Any, dict[str, Any]]] = {}  # by the ID of the object
+        self._inputs: set[tuple[int, str]] = set()  # attributes that traces have replaced
         self.hyperparams_read: set[str] = set()
 
     def wrap(self, loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,24 +71,24 @@ class TracedModel:
         """Let the model read the hyperparameters inside; yield them for its argument of that name."""
         recorded = RecordedScalars(hyperparams, self.hyperparams_read)
         names = hyperparams.keys() - optimizer_names(self._optim_wrapper) if hyperparams else set()
-        used: set[str] = set()
         with _LOCK, contextlib.ExitStack() as stack:
-            for owner in _list_owners(self._model):
+            owners = _list_owners(self._model)
+            used = _list_all_inputs(owners, names)
+            if not used <= self._inputs:  # all programs are traced anew, and maybe read less, as behind a property
+                self._reads.clear()
+                self._inputs |= used
+            for owner in owners:
                 _, reads = self._reads.setdefault(id(owner), (owner, {}))
-                own = _list_inputs(owner, names)
-                for name in own:
-                    reads.pop(name, None)
-                used |= own
                 stack.enter_context(_unfollowed(owner))
-                stack.enter_context(record_reads(owner, reads, _Inputs(recorded, own)))
+                stack.enter_context(record_reads(owner, reads, _Inputs(recorded, _list_inputs(owner, names))))
             try:
                 yield recorded
             except jax.errors.JAXTypeError as error:
                 if used:
                     error.add_note(
-                        f"hooks assign the attributes {sorted(used)} of the model during training, so that they are "
-                        "arrays in the step, for which Python's `if` and `range` have no value: use jnp.where or "
-                        "jax.lax.cond"
+                        f"hooks assign the attributes {sorted(name for _, name in used)} of the model during training, "
+                        "so that they are arrays in the step, for which Python's `if` and `range` have no value: use "
+                        "jnp.where or jax.lax.cond"
                     )
                 raise
 
@@ -102,9 +103,10 @@ class TracedModel:
     def check_unchanged(self, hyperparams: Mapping[str, Any]) -> None:
         """Check that no attribute that a trace has read has changed since, but for those that are hyperparameters."""
         names = hyperparams.keys() - optimizer_names(self._optim_wrapper)
+        if not _list_all_inputs([owner for owner, _ in self._reads.values()], names) <= self._inputs:
+            return  # the next call traces anew
         for owner, reads in self._reads.values():
-            inputs = _list_inputs(owner, names)  # which the next call traces as such, if they are new
-            check_reads(owner, {name: value for name, value in reads.items() if name not in inputs}, _INSTEAD)
+            check_reads(owner, reads, _INSTEAD)
 
 
 class _Inputs(dict[str, Any]):
@@ -136,6 +138,11 @@ def optimizer_names(optim_wrapper: AnyWrapper | None) -> set[str]:
 def _list_inputs(owner: Any, names: Iterable[str]) -> set[str]:
     """Return the hyperparameters that are attributes of a model."""
     return {name for name in names if is_number(getattr(owner, name, None))} if _is_model(owner) else set()
+
+
+def _list_all_inputs(owners: Iterable[Any], names: Iterable[str]) -> set[tuple[int, str]]:
+    """Return the inputs of several objects, with the ID of the object."""
+    return {(id(owner), name) for owner in owners for name in _list_inputs(owner, names)}
 
 
 def _is_model(owner: Any) -> bool:

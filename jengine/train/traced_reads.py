@@ -1,6 +1,9 @@
 """What hooks and models read while they are traced, and attributes that have changed since."""
 
+import argparse
 import contextlib
+import dataclasses
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +12,8 @@ import numpy as np
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _MAX_SIZE = 1000  # elements of a NumPy array that is copied to be compared
+_MAX_ITEMS = 100  # of a list or dict, which is compared in each iteration; a longer one is data
+_UNKNOWN = object()  # the copy of what is not compared, such as a function
 
 
 class RecordedScalars(dict[str, Any]):
@@ -52,9 +57,10 @@ jax.tree_util.register_pytree_node(
 
 @contextlib.contextmanager
 def record_reads(owner: Any, reads: dict[str, Any], inputs: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Record the numbers, strings, arrays and tuples of them that are read from `owner` inside, which is being traced.
+    """Record the plain attributes that are read from `owner` inside, which is being traced.
 
-    Meanwhile its class is a subclass that records. Attributes that are also set inside are left out. An object whose
+    These are numbers, strings, arrays, and lists, dicts, dataclasses and namespaces with them. Meanwhile the class of
+    `owner` is a subclass that records. Attributes that are also set or changed inside are left out. An object whose
     class cannot change, such as one of a built-in type, is not recorded. `reads` receives the first values by name.
     `inputs`, by attribute name, are returned in the place of the attributes, and not recorded.
 
@@ -76,9 +82,8 @@ def record_reads(owner: Any, reads: dict[str, Any], inputs: Mapping[str, Any] | 
         if name in inputs:
             return inputs[name]
         value = cls.__getattribute__(self, name)
-        if not name.startswith("__") and _is_plain(value):
-            # A copy, because the owner may write into its array
-            reads.setdefault(name, np.array(value) if isinstance(value, np.ndarray) else value)
+        if not name.startswith("__") and (copied := _copy(value)) is not _UNKNOWN:
+            reads.setdefault(name, copied)
         return value
 
     def write(self: Any, name: str, value: Any) -> None:
@@ -98,7 +103,8 @@ def record_reads(owner: Any, reads: dict[str, Any], inputs: Mapping[str, Any] | 
     finally:
         object.__setattr__(owner, "__class__", cls)
         del recorder.__getattribute__, recorder.__setattr__  # the class may have registered its subclasses
-        for name in written:
+        # Lists may grow in a trace, as counters of traces do
+        for name in written.union(list_changed(owner, reads)):
             reads.pop(name, None)
 
 
@@ -120,19 +126,47 @@ def list_changed(owner: Any, reads: Mapping[str, Any]) -> list[str]:
     return [name for name, traced in reads.items() if not _is_same(traced, getattr(owner, name, None))]
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
+def _copy(value: Any) -> Any:
+    """Return a copy to compare with, because the owner may write into its lists and arrays; or `_UNKNOWN`."""
+    if isinstance(value, _SCALARS) or (isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)):
+        return value
     if isinstance(value, np.ndarray):
-        return value.size <= _MAX_SIZE
-    return isinstance(value, _SCALARS) or (isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer))
+        return np.array(value) if value.size <= _MAX_SIZE else _UNKNOWN
+    if (items := _list_items(value)) is None or len(items) > _MAX_ITEMS:
+        return _UNKNOWN
+    copied = {key: copy for key, item in items.items() if (copy := _copy(item)) is not _UNKNOWN}
+    return _Items(copied, repr(value)) if copied else _UNKNOWN
+
+
+class _Items(dict[Any, Any]):
+    """Copies of the plain items of a list, dict, dataclass or namespace, which is printed as `text`."""
+
+    def __init__(self, items: Mapping[Any, Any], text: str) -> None:
+        super().__init__(items)
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _list_items(value: Any) -> Mapping[Any, Any] | None:
+    """Return the items of a container by index, key or field; None for any other object."""
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if isinstance(value, dict):
+        return value
+    is_settings = dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace | argparse.Namespace)
+    # A layer or a loss is an owner of its own, or one of a library's, which nobody changes
+    return getattr(value, "__dict__", None) if is_settings and not callable(value) else None
 
 
 def _is_same(traced: Any, current: Any) -> bool:
     if traced is current:
         return True
-    if isinstance(traced, tuple) and isinstance(current, tuple):
-        return len(traced) == len(current) and all(map(_is_same, traced, current))
+    if isinstance(traced, _Items):
+        # An item that is added later, as in a cache, was not read
+        items = _list_items(current)
+        return items is not None and all(key in items and _is_same(item, items[key]) for key, item in traced.items())
     if isinstance(traced, np.ndarray) or isinstance(current, np.ndarray):
         return np.array_equal(traced, current, equal_nan=np.issubdtype(np.result_type(traced), np.inexact))
     if isinstance(traced, jax.Array) or isinstance(current, jax.Array):

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -6,6 +7,7 @@ from jengine.cli import main
 from jengine.runs.run_files import read_run
 from jengine.runs.run_metrics import find_best
 from jengine.runs.run_table import read_table
+from jengine.runs.table_format import sort_cells
 
 from .report_runs import train_row, write_run
 
@@ -193,6 +195,23 @@ def test_the_first_of_equal_validations_is_the_best(tmp_path):
     rows = [{"acc": acc, "iter": i, "mode": "val"} for i, acc in ((10, 0.5), (20, 0.7), (30, 0.7))]
     run = read_run(write_run(tmp_path / "a", rows))
     assert find_best(run.curves[0], run.config)[0]["best"] == {"value": 0.7, "iter": 20}
+
+
+def test_an_infinite_value_is_a_number_and_may_be_the_best(tmp_path):
+    rows = [
+        {"psnr": psnr, "mse": mse, "iter": i, "mode": "val"}
+        for i, psnr, mse in ((1, 30.0, "Infinity"), (2, "Infinity", 0.0))
+    ]
+    run = read_run(write_run(tmp_path / "a", rows))
+    best = {found["metric"]: found["best"] for found in find_best(run.curves[0], run.config)}
+    assert best == {"psnr": {"value": math.inf, "iter": 2}, "mse": {"value": 0.0, "iter": 2}}
+
+
+def test_nan_comes_last_in_both_directions():
+    rows = [[0.5], [math.nan], [None], [0.7]]
+    for reverse, expected in ((False, [0.5, 0.7]), (True, [0.7, 0.5])):
+        sort_cells(["acc"], rows, "acc", reverse)
+        assert [row[0] for row in rows[:2]] == expected
 
 
 def test_runs_whose_configs_cannot_be_read_are_no_seeds_of_one(tmp_path):

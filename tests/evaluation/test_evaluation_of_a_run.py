@@ -7,8 +7,9 @@ from flax import linen as nn
 from flax import nnx
 from sklearn import metrics as sklearn
 
+from jengine.checkpoint import read_meta
 from jengine.data import ArrayDataset
-from jengine.evaluation import MetricAdapter
+from jengine.evaluation import BaseMetric, MetricAdapter
 from jengine.model import BaseTTAModel, FunctionalModel, LinenModel, Model, NnxModel
 from jengine.runner import Runner
 
@@ -95,6 +96,29 @@ def test_the_validations_of_a_training_compile_one_program(tmp_path):  # a furth
     assert len(results) == 2
     assert results[0] == results[1]
     assert results[0]["class1"] == pytest.approx(DATA["x"][:, 1].astype(np.float64).mean(), rel=1e-6)
+
+
+def test_results_that_are_no_numbers_do_not_stop_the_save_after_a_validation(tmp_path):
+    class Described(BaseMetric):
+        def init(self):
+            return jnp.zeros(())
+
+        def update(self, state, predictions, batch):
+            return state + 1
+
+        def compute(self, state):
+            return {"batches": state, "note": "text", "none": None, "by_class": np.ones(2), "nested": {"a": 1.0}}
+
+    runner = make_runner(
+        tmp_path,
+        Described(),
+        train_dataloader=dict(batch_size=8, dataset=ArrayDataset(DATA)),
+        train_cfg=dict(max_epochs=2),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.0)),
+        default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None),
+    )
+    runner.train()
+    assert read_meta(str(tmp_path / "epoch_2"))["validations"] == [[1, 2, {"batches": 3.0}]]
 
 
 def sampler(predict):

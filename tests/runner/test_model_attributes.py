@@ -1,7 +1,10 @@
 """Attributes of models and losses that hooks change during training."""
 
 import abc
+import copy
+import dataclasses
 import logging
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -158,6 +161,80 @@ def test_an_attribute_that_cannot_be_an_input_stops_the_run_at_the_next_log_line
         run(tmp_path, [PrintedHook(name, value, first)])
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of a loss."""
+
+    weight: float = 1.0
+    activation: object = jnp.tanh  # which is not compared
+
+
+class Container(DenseCL):
+    """Model whose loss reads a value in a container."""
+
+    def __init__(self, value, read):
+        self.value, self.read = value, read
+        self.traces = [1.0]  # changes in each trace
+        self.cache = {}  # gets an entry in each trace
+
+    def loss(self, params, *args, **kwargs):
+        self.traces[0] += 1
+        self.cache[len(self.cache)] = 1.0
+        return {"loss_dense": self.read(self.value) * (9 + 0 * params["w"])}, {}
+
+
+@pytest.mark.parametrize(
+    ("value", "read", "change"),
+    [
+        ([0.5, 1.0], lambda value: value[1], lambda model: model.value.__setitem__(1, 0.0)),
+        ([0.5, 1.0], lambda value: value[1], lambda model: setattr(model, "value", [0.5, 0.0])),
+        ([[1.0]], lambda value: value[0][0], lambda model: model.value[0].__setitem__(0, 0.0)),
+        ({"a": 1.0}, lambda value: value["a"], lambda model: model.value.update(a=0.0)),
+        ({"a": 1.0}, lambda value: value["a"], lambda model: model.value.pop("a")),
+        (types.SimpleNamespace(a=1.0), lambda value: value.a, lambda model: setattr(model.value, "a", 0.0)),
+        (Settings(), lambda value: value.weight, lambda model: setattr(model, "value", Settings(0.0))),
+    ],
+    ids=["item", "list", "nested list", "dict", "removed item", "namespace", "frozen dataclass"],
+)
+def test_a_value_in_a_container_that_changes_stops_the_run(tmp_path, value, read, change):
+    class Change(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            if runner.iter == START:
+                change(runner.model)
+
+    with pytest.raises(RuntimeError, match=r"`Container.value` must not change during training"):
+        run(tmp_path, [Change()], Container(copy.deepcopy(value), read))
+
+
+def test_what_a_trace_changes_itself_and_items_that_are_added_do_not_stop_the_run(tmp_path):
+    class Append(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            runner.model.value.append(2.0)
+            runner.model.cache[f"later {runner.iter}"] = 2.0
+
+    model = Container([1.0], lambda value: value[0])
+    run(tmp_path, [Append()], model)
+    assert model.value == [1.0] + [2.0] * 10
+
+
+def test_a_property_is_assigned_like_the_attribute_behind_it(tmp_path):
+    class Property(DenseCL):
+        _value = 0.5
+
+        @property
+        def loss_lambda(self):
+            return self._value
+
+        @loss_lambda.setter
+        def loss_lambda(self, value):
+            self._value = value
+
+    for first in (0.0, None):
+        hook = PrintedHook(first=first, value=0.25)
+        run(tmp_path / str(first), [hook], Property(), train_cfg=dict(max_epochs=2, on_recompile="warn"))
+        assert hook.dense == [9 * (0.5 if first is None else first)] * START + [2.25] * (10 - START)
+
+
 class Loss(abc.ABC):
     """Base class with a metaclass of Python."""
 
@@ -185,6 +262,20 @@ class Inner:
         return self.losses[0](params, batch)
 
 
+def test_an_assignment_just_before_a_log_line_holds_from_the_next_iteration_on(tmp_path):
+    class Late(PrintedHook):
+        priority = "HIGHEST"
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            super().after_train_iter(runner, batch_idx, data_batch, outputs)
+            if runner.iter == START:
+                runner.model.loss_lambda = 0.25
+
+    hook = Late("unused", first=None, start=99)
+    run(tmp_path, [hook], train_cfg=dict(max_epochs=2, on_recompile="warn"))
+    assert hook.dense == [4.5] * (START + 1) + [2.25] * (9 - START)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_attribute_of_a_loss_object_that_changes_stops_the_run(tmp_path, nested):
     weighted = Weighted()
@@ -209,12 +300,15 @@ def test_a_python_branch_on_an_assigned_number_says_that_it_is_an_array(tmp_path
     assert "hooks assign the attributes ['loss_lambda'] of the model during training" in error.value.__notes__[0]
 
 
-def test_after_a_resume_without_the_hook_the_attribute_has_the_value_of_the_model(tmp_path):
+def test_after_a_resume_without_the_hook_the_attribute_has_the_value_of_the_model(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     default_hooks = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)
     run(tmp_path, [PrintedHook(start=99)], train_cfg=dict(max_epochs=1), default_hooks=default_hooks)
     recorder = PrintedHook("unused", first=None, start=99)
     run(tmp_path, [recorder], default_hooks=default_hooks, resume=True)
     assert recorder.dense == [4.5] * 5
+    assert "`DenseCL.loss_lambda`, which was 0 when " in caplog.text
+    assert "is 0.5 until a hook assigns it again" in caplog.text
 
 
 def test_a_hyperparameter_that_nothing_reads_is_reported_once(tmp_path, caplog):

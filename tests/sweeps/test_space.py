@@ -50,6 +50,8 @@ def test_a_short_name_must_mean_one_path():
     paths = ["optim_wrapper.optimizer.lr", "model.head.width", "model.neck.width"]
     assert complete_path("head.width", paths) == "model.head.width"
     assert complete_path("model.new", paths) == "model.new"  # the Runner knows whether there is such a key
+    assert complete_path("optimizer", paths) == "optim_wrapper.optimizer"  # a whole dict
+    assert complete_path("augments", ["custom_hooks[0].augments[0].prob"]) == "custom_hooks[0].augments"
     assert complete_path("randomness.seed", paths) == "randomness.seed"
     with pytest.raises(ConfigError, match=r"got several: model\.head\.width, model\.neck\.width"):
         complete_path("width", paths)
