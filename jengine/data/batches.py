@@ -41,7 +41,8 @@ class BatchSource:
     length: int  # batches per epoch
     masked: bool  # whether short batches are padded and every batch gets a mask for the real examples
     is_whole: bool = False  # whether short batches stay short
-    shift: tuple[int, int] = (0, 0)  # an epoch, and the number of examples by which it is shifted, maybe negative
+    # An epoch, and the number of examples by which it is shifted, maybe negative; of an endless sampler all are shifted
+    shift: tuple[int, int] = (0, 0)
     _epoch: tuple[int, np.ndarray, int] | None = None
     _collates_samples: bool = False  # one by one, because `__getitems__` returns batches
 
@@ -65,8 +66,13 @@ class BatchSource:
 
     def load_epoch(self, epoch: int) -> tuple[int, np.ndarray, int]:
         """Make `epoch` the current one; return the number, the sample indices, int64[N], and how many are real."""
-        shift = self.shift[1] if self.shift[0] == epoch else 0
+        shift = self.shift[1] if self.shift[0] == epoch or self.order.is_endless else 0
         count = self.length * self.batch_size
+        if self.order.is_endless:
+            sections = [self.order.indices(epoch, count)[shift:]]
+            sections += [self.order.indices(epoch + 1, count)[:shift]] if shift else []
+            self._epoch = (epoch, np.concatenate(sections), count)
+            return self._epoch
         indices = self.order.indices(epoch, count + shift)
         num_real = min(len(indices), self.order.num_real(count + shift)) - shift
         # With a negative shift the first batches have been yielded already: anything may stand in their place.

@@ -139,7 +139,7 @@ class DataLoader:
             raise ValueError(f"start must be a position in the epoch, 0 to {self.length}, got {start}")
         self._order.set_epoch(epoch)
         self._epoch, self._start, self._position = epoch, start, start
-        self._shift = (epoch, 0)
+        self._shift = (epoch, self._shift[1] if self._order.is_endless else 0)
 
     def follow(self, batch_sizes: StepValues | None, example_lengths: StepValues | None) -> None:
         """Let the batch size and the length of examples follow the iteration; `set_step` then says which it is."""
@@ -189,7 +189,7 @@ class DataLoader:
         epoch, position = self._epoch, self._position
         if position >= self.length:
             epoch, position = epoch + 1, 0
-        offset = self._shift[1] if self._shift[0] == epoch else 0
+        offset = self._shift[1] if self._shift[0] == epoch or self._order.is_endless else 0
         examples = position * self._size + offset
         if self._order.is_endless:  # its epochs are sections of one stream, whose boundaries depend on the batch size
             examples += epoch * self.length * self._size
@@ -198,12 +198,13 @@ class DataLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue at the position from `state_dict`; with another batch size, at the same example.
 
-        The rest of the epoch is then divided into batches from that example on. An endless sampler continues with the
-        batch that the example is in.
+        The rest of the epoch, or of an endless sampler's stream, is then divided into batches from that example on.
         """
         epoch, examples = int(state["epoch"]), int(state["examples"])
         if self._order.is_endless:
-            self.set_epoch(*divmod(examples // self._size, self.length))
+            batches, offset = divmod(examples, self._size)
+            self.set_epoch(*divmod(batches, self.length))
+            self._shift = (self._epoch, offset)
             return
         remaining = self._count_whole(self._order.samples_per_epoch(self.drop_last) - examples)  # batches
         start, offset = divmod(examples, self._size)

@@ -7,7 +7,10 @@ the config that is given now. What differs is printed once; `resume='exact'` ref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from jengine.checkpoint import read_meta
+from jengine.checkpoint.arrays import is_key
 from jengine.checkpoint.fingerprint import compare_settings
 from jengine.errors import ConfigError
 from jengine.optim.schedules import chain_of, flatten_schedulers, load_schedulers_state_dict
@@ -133,7 +136,13 @@ def match_optimizer_state(
 
 
 def _shapes(opt_state: PyTree) -> dict[str, tuple[int, ...]]:
-    return {f"opt_state.{path}": leaf.shape for path, leaf in flatten(opt_state).items()}
+    """Return the shapes of the arrays as a checkpoint stores them: typed keys as their data."""
+
+    def as_stored(leaf: Any) -> Any:
+        return jax.random.key_data(leaf) if is_key(leaf) else leaf
+
+    stored = jax.eval_shape(lambda state: jax.tree.map(as_stored, state), opt_state)
+    return {f"opt_state.{path}": leaf.shape for path, leaf in flatten(stored).items()}
 
 
 def _strip_hyperparams(opt_state: PyTree) -> PyTree:

@@ -120,13 +120,17 @@ def test_an_infinite_sampler_continues_at_the_same_example(tmp_path):
     assert "continues at the same example" in log
 
 
-def test_an_infinite_sampler_repeats_the_batch_that_the_example_is_in(tmp_path):
-    sampler = dict(type="InfiniteSampler")
-    train_cfg = dict(by_epoch=False, max_iters=8)
-    data = loader(20, 4, sampler=sampler), loader(20, 3, sampler=sampler)
-    before, after, _, log = resume(tmp_path, *data, 4, train_cfg)
-    assert after[0][0] == flat(before)[15]  # of 16 examples the last batch of three has one
-    assert "1 examples of pass 1 over the data are repeated" in log
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_infinite_sampler_repeats_nothing_with_a_batch_size_that_does_not_divide_the_position(tmp_path, num_workers):
+    settings = dict(sampler=dict(type="InfiniteSampler"), num_workers=num_workers)
+    train_cfg = dict(by_epoch=False, max_iters=20)
+    whole, _ = train(tmp_path / "whole", loader(20, 4, **settings), train_cfg=train_cfg, save=1000)
+    before, after, _, log = resume(
+        tmp_path / "parts", loader(20, 4, **settings), loader(20, 3, **settings), 4, train_cfg
+    )
+    assert flat(before + after) == flat(whole)[: 4 * 4 + 16 * 3]
+    assert "continues at the same example" in log
+    assert "over the data are repeated" not in log
 
 
 @pytest.mark.parametrize("make", [loader, sized_stream])
@@ -191,6 +195,7 @@ class Messages:
         self.texts.append(text)
 
     info = warning
+
 
 def restore(saved, data, index, count, exact=False, devices=1):
     """Restore a position in a run of `count` processes; return its loader, loop and messages."""

@@ -95,6 +95,18 @@ def test_a_resume_lands_on_the_same_example(tmp_path, every, train_cfg):
         np.testing.assert_array_equal(again.state.params["w"], runner.state.params["w"])
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_infinite_sampler_repeats_no_example_where_the_batch_size_changes(tmp_path, num_workers):
+    settings = dict(sampler=dict(type="InfiniteSampler", shuffle=False), num_workers=num_workers)
+    ramp = steps([2, 5, 3], [3, 7])  # 6 and 26 examples before a change, which 5 and 3 do not divide
+    whole, _ = train(tmp_path / "whole", ramp, dataset=data(12), loader=settings)
+    assert list(itertools.chain(*whole.ids)) == [k % 12 for k in range(41)]
+    for stop in (2, 4, 8):
+        train(tmp_path / f"{stop}", ramp, dataset=data(12), loader=settings, stop=stop)
+        rest, _ = train(tmp_path / f"{stop}", ramp, dataset=data(12), loader=settings, resume=True)
+        assert rest.ids == whole.ids[12 - len(rest.ids) :]
+
+
 def test_chunks_of_steps_end_where_the_batch_size_changes(tmp_path):
     _, runner = train(tmp_path / "whole", RAMP)
     _, chunks = train(

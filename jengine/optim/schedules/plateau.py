@@ -4,6 +4,7 @@ They alone are not functions of the counter: what they have seen is saved in eve
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -47,21 +48,22 @@ class PlateauSettings(ScheduleSettings):
     min_value: NonNegative | Sequence[NonNegative] = 0.0
     eps: NonNegative = 1e-8
 
-    def is_better(self, metric: float, best: float) -> bool:
-        """Return whether `metric` improves on `best` by more than the threshold.
+    def is_better(self, metric: float, best: float | None) -> bool:
+        """Return whether `metric` improves on `best` by more than the threshold; any number improves on None.
 
         >>> PlateauSettings(threshold=0.1).is_better(metric=0.95, best=1.0)
         False
         """
         # Relative to the absolute value: a share of a negative best would count a worse metric as an improvement.
-        threshold = abs(best) * self.threshold if self.threshold_rule == "rel" else self.threshold
+        share = abs(best) if best is not None and math.isfinite(best) else 0.0
+        threshold = share * self.threshold if self.threshold_rule == "rel" else self.threshold
         return is_better(self.rule, metric, best, threshold)
 
 
 class PlateauState(NamedTuple):
     """What a plateau schedule remembers of the metric."""
 
-    best: float  # the best metric so far
+    best: float | None = None  # the best metric so far
     bad: int = 0  # validations without improvement
     cooldown: int = 0  # remaining cooldown, in validations
 
@@ -94,8 +96,7 @@ class PlateauScheduler(ParamScheduler):
             )
         self.reductions: list[list[int]] = []  # completed iterations and epochs at each
         super().__init__(*args, **kwargs)
-        # MMEngine's start values; infinities would not be JSON.
-        self.state = PlateauState(best=1e9 if self.settings.rule == "less" else -1e9)
+        self.state = PlateauState()
 
     def step(self, metrics: Mapping[str, float] | None = None) -> None:
         """Count an epoch; or, given validation metrics, check whether to reduce the value."""
