@@ -83,7 +83,8 @@ def read_text_log(text):
             assert max(lines) == int(match[1]), f"the log has no line of iteration {match[1]} before {line}"
         elif match := re.search(r"Iter\(train\) +\[ *(\d+)/", line):
             assert int(match[1]) == max(lines, default=0) + 1, f"the line before is of {max(lines, default=0)}: {line}"
-            lines[int(match[1])] = re.sub(r"^.*? - |eta: \S+|(data_)?time: \S+|memory: \S+|slowest: [^)]*\)", "", line)
+            line = re.sub(r"^.*? - |eta: \S+|(data_)?time: \S+|memory: \S+|slowest: [^)]*\)", "", line)
+            lines[int(match[1])] = " ".join(line.split())  # only a slow iteration has more than the others
     return lines
 
 
