@@ -124,7 +124,7 @@ def test_a_python_that_is_not_supported_is_an_error_of_test_versions():
     command = [sys.executable, ROOT / ".ci" / "test_versions.py", "3.9"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "unknown: 3.9; there are 3.11, 3.12, 3.13, 3.14, oldest\n"
+    assert done.stderr == "unknown: 3.9; there are 3.11, 3.12, 3.13, 3.14, oldest, gpu-image\n"
 
 
 def test_a_python_that_is_not_installed_is_named_and_fails(tmp_path):

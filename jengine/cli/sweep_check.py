@@ -48,6 +48,8 @@ def make_plan(request: Request) -> Plan:
     metric = request.metric or (saved[0] if saved else "")
     rule = find_rule(metric, config) if metric else ""
     if request.search and not rule:
+        if metric:  # a name that no evaluator has is said first; the direction has no part in that
+            _check_configs(apply_overrides(base, add_pruning(metric, "less")), settings)
         raise ConfigError(
             "a search must have a metric with a known direction: give --metric, or save_best and rule of the "
             f"CheckpointHook, got {metric or 'none'}"

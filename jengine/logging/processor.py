@@ -94,7 +94,7 @@ class LogProcessor:
         custom_cfg: Sequence[Mapping[str, Any]] | None = None,
         num_digits: Index = 4,
         log_with_hierarchy: bool = False,
-        mean_pattern: str = r"^(?!.*loss_scale).*(loss|time|data_time|grad_norm).*",
+        mean_pattern: str = r".*(loss|time|data_time|grad_norm).*",
     ) -> None:
         self.window_size = window_size
         self.by_epoch = by_epoch

@@ -117,7 +117,7 @@ def describe_modules(
     """
     stacks: dict[Path, tuple[Shape, Shape]] = {}  # axes and their sizes, where they are known
     for path, (cls, attributes, shapes) in modules.items():
-        layers = _layer_shapes(describe_class(cls).kind, attributes)
+        layers = _layer_shapes(describe_class(cls).kind, attributes) if any(map(_is_layer, cls.__mro__)) else {}
         pairs = [(shape, layers[name]) for name, shape in shapes.items() if name in layers]
         if pairs:
             axes = find_stacked(pairs)

@@ -23,7 +23,7 @@ def test_chips_are_parsed_and_printed(text, shape, size):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("v5:2x2", "--topology must begin with one of v5e, v5p, v6e, h100, a100, b200, got 'v5:2x2'"),
+        ("v5:2x2", "--topology must begin with one of v5e, v5p, v6e, h100, h200, a100, b200, got 'v5:2x2'"),
         ("v5e", "must be of the form v5e:4x4, got 'v5e'"),
         ("v5e:2x2x1", "must be of the form v5e:4x4, got 'v5e:2x2x1'"),
         ("v5e:0x2", "must be of the form v5e:4x4, got 'v5e:0x2'"),
