@@ -185,7 +185,7 @@ class Process:
         runner = SimpleNamespace(
             train_loop=SimpleNamespace(position=loader.state_dict(), by_epoch=False, epoch_start=0, epoch_length=2),
             train_dataloader=loader,
-            strategy=SimpleNamespace(data_shard=self._shard),
+            strategy=SimpleNamespace(data_shard=self._shard, batch_multiple=1),
             processes=self._processes,
         )
         sharding = jax.sharding.NamedSharding(
