@@ -132,3 +132,20 @@ def test_metrics_must_be_a_dict(make_wrapper, build):
 def test_bad_settings_are_rejected(settings, error, message, make_wrapper, build):
     with pytest.raises(error, match=message):
         build(make_wrapper(1.0), {**SETTINGS, **settings})
+
+
+@pytest.mark.parametrize(("rule", "metrics"), [("less", [2e9, 1.9e9, 1.8e9]), ("greater", [-2e9, -1.9e9, -1.8e9])])
+def test_a_metric_of_any_size_improves_on_none(rule, metrics, make_wrapper, build):
+    wrapper = make_wrapper(1.0)
+    (plateau,) = build(wrapper, {**SETTINGS, "rule": rule, "patience": 0})
+    for metric in metrics:
+        plateau.step({"loss": metric})
+    assert wrapper.param_groups[0]["lr"] == 1.0
+
+
+def test_a_finite_metric_improves_on_an_infinite_one(make_wrapper, build):
+    wrapper = make_wrapper(1.0)
+    (plateau,) = build(wrapper, {**SETTINGS, "patience": 0})
+    for metric in [float("inf"), 5.0, 4.0]:
+        plateau.step({"loss": metric})
+    assert wrapper.param_groups[0]["lr"] == 1.0
