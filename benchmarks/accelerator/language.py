@@ -186,7 +186,9 @@ def print_compiled(size, batch, length):
 
     cfg = resolve(load_config(f"configs/lm.py:{size}", make_overrides(batch, length)))
     program = compile_plan(set_devices(cfg, 1), training_only=True)["programs"]["update"]
-    print("result", json.dumps({key: program[key] for key in ("total_memory", "memory")}))
+    print(
+        "result", json.dumps({key: program[key] for key in ("total_memory", "memory", "kernels")})
+    )
 
 
 def make_overrides(batch, length):
@@ -214,6 +216,11 @@ def check_plan(size, batch, length, seconds, peak):
     """Record the program as compiled here and as planned for this chip, beside the real time and memory."""
     if found := run_child("--compiled", "--size", size, "--batch", batch, "--length", length):
         record_memory(f"{batch} x {length} tokens, compiled here", found, peak)
+        kernels = ", ".join(f"{count} x {name}" for name, count in found["kernels"].items())
+        record(
+            f"{batch} x {length} tokens, compiled here: kernels, such as attention's",
+            kernels or "none",
+        )
     kind = jax.devices()[0].device_kind
     chip = next((chip for name, chip in CHIPS.items() if name in kind), None)
     if chip is None:
