@@ -17,7 +17,6 @@ from jengine.model.adapters import (
     train_arguments,
 )
 from jengine.model.autocast import autocast
-from jengine.model.layer_shapes import Shapes, record_shapes, select_stacked
 from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
 from jengine.model.module_types import ModuleType, describe_class, find_stacked
 from jengine.model.padding import exclude_padding
@@ -88,35 +87,21 @@ class LinenModel(Model):
         self._sown_collections: tuple[str, ...] = (_INTERMEDIATES, *self._sown.names)
         self.module_types: dict[str, ModuleType] = {}
         self.logical_axes: dict[str, tuple[str | None, ...]] = {}
-        self.layer_shapes: Shapes = {}
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Initialize the module in inference mode, and record the submodule types and the logical axes."""
-        classes: dict[str, type] = {}
-        layers: dict[str, dict[str, Any]] = {}  # shapes of the modules' own parameters, within `nn.scan` and `nn.vmap`
-
-        def record_type(next_fun: Next, args: Args, kwargs: Kwargs, context: nn.module.InterceptorContext) -> Any:
-            module, path = context.module, ".".join(context.module.path)
-            classes.setdefault(path, type(module))  # in the order of the definition
-            outputs = next_fun(*args, **kwargs)
-            classes[path] = type(module)  # classes of transformations, such as that of `nn.remat`, have other paths
-            own = module.variables.get("params", {})
-            layers.setdefault(path, {}).update(
-                {name: jax.tree.leaves(x)[0].shape for name, x in own.items() if not isinstance(x, Mapping)}
-            )
-            return outputs
-
-        shapes: Shapes = {}
         inputs = select_inputs(batch, self._inputs, "LinenModel")
         # A dict drops duplicates: training and prediction may use the same stream.
         rngs = _keys(dict.fromkeys(("params", *self._rngs, *self._predict_rngs)), rng)
-        with nn.intercept_methods(record_type), record_shapes(shapes):
+
+        def initialize() -> Mapping[str, Any]:
             variables = self._initialize(rngs, inputs, train=False)
             if self._has_more_in_training(variables, rngs, inputs):  # the values of the others stay as they are
                 training = _flatten_nested(self._initialize(rngs, inputs, train=True))
                 variables = traverse_util.unflatten_dict({**training, **_flatten_nested(variables)})
-        params = variables.get("params", {})
-        self.module_types = {path: _describe(path, cls, params, layers.get(path, {})) for path, cls in classes.items()}
+            return variables
+
+        variables, self.module_types = record_types(initialize)
         check_patterns(self._remat, self.module_types)
         # The box of `nn.with_partitioning` is the leaf here: the axis names are in it, not in the array.
         leaves = jax.tree_util.tree_flatten_with_path(
@@ -124,7 +109,6 @@ class LinenModel(Model):
         )[0]
         self.logical_axes = {dotted(path): tuple(x.names) for path, x in leaves if isinstance(x, nn.Partitioned)}
         variables = dict(nn.meta.unbox(variables))  # the axis names are in `logical_axes` now
-        self.layer_shapes = select_stacked(shapes, variables.get("params", {}))
         check_state_names("a collection", variables)
         sown = [name for name in variables if self._is_sown(name, variables, inputs)]
         self._sown_collections = tuple(dict.fromkeys((_INTERMEDIATES, *self._sown.names, *sown)))
@@ -229,6 +213,28 @@ class LinenModel(Model):
         except Exception:  # of any type: the module reads a variable that is missing
             return False
         return True
+
+
+def record_types(initialize: Callable[[], Mapping[str, Any]]) -> tuple[Mapping[str, Any], dict[str, ModuleType]]:
+    """Return the variables that a Linen module's `init` returns, and the submodule types by dotted path."""
+    classes: dict[str, type] = {}
+    layers: dict[str, dict[str, Any]] = {}  # shapes of the modules' own parameters, within `nn.scan` and `nn.vmap`
+
+    def record(next_fun: Next, args: Args, kwargs: Kwargs, context: nn.module.InterceptorContext) -> Any:
+        module, path = context.module, ".".join(context.module.path)
+        classes.setdefault(path, type(module))  # in the order of the definition
+        outputs = next_fun(*args, **kwargs)
+        classes[path] = type(module)  # classes of transformations, such as that of `nn.remat`, have other paths
+        own = module.variables.get("params", {})
+        layers.setdefault(path, {}).update(
+            {name: jax.tree.leaves(x)[0].shape for name, x in own.items() if not isinstance(x, Mapping)}
+        )
+        return outputs
+
+    with nn.intercept_methods(record):
+        variables = initialize()
+    params = variables.get("params", {})
+    return variables, {path: _describe(path, cls, params, layers.get(path, {})) for path, cls in classes.items()}
 
 
 def _describe(path: str, cls: type, params: Any, layers: Mapping[str, Any]) -> ModuleType:

@@ -19,6 +19,7 @@ from jengine import paths
 from jengine.annotations import ConfigOf, Count, Index, Positive
 from jengine.errors import ConfigError, config_path
 from jengine.model.model import FROZEN, Batch, Losses, ModelState, ModelWrapper, Params, PyTree, predict_with_key
+from jengine.model.module_types import layer_shape, stacked_axes
 from jengine.registry import MODELS, check_arguments
 
 _A, _B = ".lora_a", ".lora_b"
@@ -159,7 +160,7 @@ class LoRA(ModelWrapper):
         """Return the number of leading axes along which separate kernels are stacked."""
         if target.stacked is not None:
             return target.stacked
-        shape = self.model.layer_shapes.get(path, leaf.shape)
+        shape = layer_shape(leaf.shape, stacked_axes(self.model.module_types, path) or ())
         stacked = leaf.ndim - len(shape)
         if leaf.shape[stacked:] != shape:
             raise ConfigError(

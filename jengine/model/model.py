@@ -57,15 +57,12 @@ class Model:
         traced; empty for plain functions. Parameter rules use it to identify norms and convolutions.
       logical_axes: dotted parameter path -> axis names (`nn.with_partitioning`), set when `init` is called or traced.
         Sharding rules can refer to these names.
-      layer_shapes: dotted parameter path -> shape of one kernel, for parameters in which `nn.scan`, `nn.vmap` or a
-        mixture of experts stacks several, set when `init` is called or traced. `LoRA` has an update for each.
       adapter_paths: dotted paths of parameters that pretrained weights need not have, such as LoRA matrices, set when
         `init` is called or traced.
     """
 
     module_types: Mapping[str, str] = {}
     logical_axes: Mapping[str, tuple[str | None, ...]] = {}
-    layer_shapes: Mapping[str, tuple[int, ...]] = {}
     adapter_paths: Collection[str] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -212,11 +209,6 @@ class ModelWrapper(Model):
     def logical_axes(self) -> Mapping[str, tuple[str | None, ...]]:  # type: ignore[override]
         """The inner model's logical axes."""
         return self.model.logical_axes
-
-    @property
-    def layer_shapes(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]
-        """The inner model's shapes of single kernels."""
-        return self.model.layer_shapes
 
     @property
     def predicts_with_rng(self) -> bool:

@@ -24,7 +24,7 @@ from jengine.model.adapters import (
     train_arguments,
 )
 from jengine.model.autocast import autocast, current_dtype
-from jengine.model.layer_shapes import Shapes, find_nnx_shapes, select_stacked
+from jengine.model.linen import record_types
 from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
 from jengine.model.module_types import ModuleType
 from jengine.model.nnx_filters import NnxFilter, announce_training, build_filter, is_adapter, select_trained
@@ -118,12 +118,11 @@ class NnxModel(Model):
         self._structure: _Structure | None = None
         self.module_types: dict[str, ModuleType] = {}
         self.logical_axes: dict[str, tuple[Any, ...]] = {}
-        self.layer_shapes: Shapes = {}
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Create and split the module, and record the submodule types and the logical axes."""
         module = self._build(rng)
-        self.module_types = list_module_types(module)
+        self.module_types = self._list_types(module, batch)
         check_patterns(self._remat, self.module_types)
         trained = select_trained(module, self._wrt)
         graphdef, *states = _split(module, trained)  # parameters, random streams, all others
@@ -132,8 +131,6 @@ class NnxModel(Model):
         if self._structure is None and self._wrt is None:
             announce_training(variables.values())
         self.logical_axes = _logical_axes(states[0])
-        shapes = find_nnx_shapes(module, lambda: select_inputs(batch, self._inputs, "NnxModel"))
-        self.layer_shapes = select_stacked(shapes, to_dict(variables))
         accepts_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
         # Without values: they are the run's, and in a trace tracers, which must not outlive it.
         all_params, streams, others = jax.tree.map(
@@ -225,6 +222,21 @@ class NnxModel(Model):
         if self._structure is None:
             raise RuntimeError("NnxModel: `init` must be called or traced before `loss` and `predict`")
         return self._structure
+
+    def _list_types(self, module: "nnx.Module", batch: Batch) -> dict[str, ModuleType]:
+        from flax import nnx
+
+        if not isinstance(module, nnx.bridge.ToNNX):
+            return list_module_types(module)
+        types: dict[str, ModuleType] = {}  # of the Linen module within
+
+        def initialize(inputs: tuple[Any, ...]) -> Mapping[str, Any]:
+            variables, found = record_types(lambda: module.to_nnx__module.init(jax.random.key(0), *inputs))
+            types.update(found)
+            return variables
+
+        jax.eval_shape(initialize, select_inputs(batch, self._inputs, "NnxModel"))
+        return types
 
     def _build(self, rng: jax.Array) -> Any:
         """Return a new module, or a copy of the given one without the values that it sowed in earlier calls."""
