@@ -100,12 +100,12 @@ def test_the_command_plans_for_devices_that_do_not_exist(config, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["planned.py"]
 
 
-def test_data_parallel_accumulation_has_no_collectives_before_the_update(config):
+def test_data_parallel_accumulation_exchanges_only_the_loss_before_the_update(config):
     cfg = resolve(load_config(config, ["--config.optim_wrapper.accumulative_counts=2"]))
     cfg = set_devices({**cfg, "parallel": dict(type="DataParallel", impl="pmap")}, 2)
     text = format_plan(compile_plan(cfg, training_only=True))
-    assert "No collectives (accumulate)." in text
-    update = text[text.index("Collectives (update") :]
+    update, accumulate = text[text.index("Collectives (update") :].split("Program: accumulate")
+    assert re.findall(r"\| all-reduce +\| (\d+) +\| (\d+) +\| (\d+ B) ", accumulate) == [("1", "1", "4 B")]
     size = int(re.search(r"\| all-reduce +\| 1 +\| \d +\| ([\d.]+) KiB", update)[1].split(".")[0])
     assert size == (UP + REST) // 1024  # the gradients once, with the loss
 

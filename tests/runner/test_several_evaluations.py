@@ -88,7 +88,7 @@ def test_best_checkpoints_early_stopping_and_schedules_follow_any_of_them(make, 
     runner = make(**changes)
     runner.train()
     assert runner.epoch == 9  # the first of three validations at epochs 3, 6, 9 is an improvement
-    assert runner.optim_wrapper.get_lr()["lr"][0] == pytest.approx(0.1 * 0.1**3)  # no loss is below the threshold
+    assert runner.optim_wrapper.get_lr()["lr"][0] == pytest.approx(0.1 * 0.1**2)  # the first loss is the best
     best = {key: entries[0]["score"] for key, entries in runner.hooks[-2].state_dict()["best"].items()}
     scores = {key: [m[key] for _, _, m in runner.validations if key in m] for key in best}
     assert best == {key: min(values) for key, values in scores.items()}
