@@ -64,8 +64,6 @@ def pack(
     from grain import experimental
 
     data = documents if isinstance(documents, grain.MapDataset) else grain.MapDataset.source(documents)
-    if not len(data):
-        raise ConfigError("pack: `documents` must have at least one, got none")
     to_pairs = functools.partial(_to_pairs, tokenizer, style or TextFormat())
     if all(to_pairs(data[i]) is None for i in range(len(data))):  # grain would look for one forever
         raise ConfigError("pack: `documents` must have at least one that is not empty, got none")

@@ -94,7 +94,7 @@ def test_empty_texts_are_left_out_and_what_is_cut_off_is_said_once(caplog):
     rows = pack(["abcdef"] * 3, 5, packing="first_fit", tokenizer=ByteTokenizer(), shuffle=False)
     assert next(iter(rows))["targets"].tolist() == [*b"bcdef"]
     assert [m for m in caplog.messages if "more than 5 tokens are cut off there; packing='concat'" in m] != []
-    with pytest.raises(ConfigError, match="`documents` must have at least one, got none"):
+    with pytest.raises(ConfigError, match="`documents` must have at least one that is not empty, got none"):
         pack([], 4)
     with pytest.raises(ConfigError, match="`documents` must have at least one that is not empty, got none"):
         pack(["", ""], 4, tokenizer=ByteTokenizer())
