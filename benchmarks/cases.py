@@ -15,7 +15,7 @@ import optax
 from flax import linen as nn
 
 from jengine.model import CrossEntropy, LinenModel
-from jengine.model.networks import SmallCNN, SmallViT
+from jengine.extras.networks.networks import SmallCNN, SmallViT
 
 SCHEDULE = 1_000_000  # iterations of the cosine schedule: more than any benchmark runs
 

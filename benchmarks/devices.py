@@ -82,7 +82,7 @@ def main():
     from collections import Counter
 
     from jengine.logging import format_table
-    from jengine.sharding import find_collectives, traffic
+    from jengine.extras.plan import find_collectives, traffic
 
     rows = []
     for name, parallel in strategies(args.devices).items():

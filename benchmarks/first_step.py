@@ -74,7 +74,8 @@ def by_runner(every):
 
     from jengine import Runner
     from jengine.hooks import Hook
-    from jengine.model import CrossEntropy, LinenModel, SmallCNN
+    from jengine.model import CrossEntropy, LinenModel
+    from jengine.extras.networks import SmallCNN
 
     class ExitHook(Hook):
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):

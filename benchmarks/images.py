@@ -22,7 +22,7 @@ from benchmarks.report import table, write_ratios
 from benchmarks.timing import compare
 from jengine import Runner
 from jengine.model import CrossEntropy, LinenModel
-from jengine.model.networks import SmallCNN
+from jengine.extras.networks.networks import SmallCNN
 
 BLOCK, TURNS = 60, 3  # batches; several times as many as are built ahead while another loader is measured
 TRAIN_BATCHES = 60

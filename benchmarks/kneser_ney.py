@@ -10,7 +10,7 @@ import argparse
 
 import numpy as np
 
-from jengine.contrib.language.datasets import StandardLibrary
+from jengine.extras.language.datasets import StandardLibrary
 
 
 def bits_per_byte(train, test, num_bytes, order, vocab_size):

@@ -75,9 +75,9 @@ def compile_by_hand(batch: int, length: int) -> dict[str, Any]:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from configs.lm import MLP_RULES, RULES, SIZES
-    from jengine.cli.program_costs import measure_program
-    from jengine.cli.topologies import parse_topology
-    from jengine.model import TransformerLM
+    from jengine.extras.plan.program_costs import measure_program
+    from jengine.extras.plan.topologies import parse_topology
+    from jengine.extras.networks import TransformerLM
 
     module = TransformerLM(**SIZES["1b"])
     devices = parse_topology(TOPOLOGY).devices()
@@ -114,8 +114,8 @@ def compile_by_hand(batch: int, length: int) -> dict[str, Any]:
 
 def compile_by_engine(batch: int, length: int) -> dict[str, Any]:
     """Compile the step of `configs/lm.py:1b` as `jengine plan` does, and return what it costs."""
-    from jengine.cli.plan_process import compile_candidates
-    from jengine.cli.topologies import parse_topology
+    from jengine.extras.plan.plan_process import compile_candidates
+    from jengine.extras.plan.topologies import parse_topology
 
     topology = parse_topology(TOPOLOGY)
     hosts = len({device.process_index for device in topology.devices()})
@@ -159,7 +159,7 @@ def main() -> None:
         rows = {"MaxText": MAXTEXT.get(tokens, {})}
         for who in ("hand", "engine"):
             # The environment of the compilers is set before JAX is imported.
-            from jengine.cli.topologies import parse_topology
+            from jengine.extras.plan.topologies import parse_topology
 
             command = [sys.executable, "-m", "benchmarks.language_model", "--compile", who, "--tokens", tokens]
             environment = {**os.environ, **parse_topology(TOPOLOGY).environment}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jengine import averaging, checkpoint, data, evaluation, hooks, model, optim, sharding, visualization
+from jengine import train as averaging, checkpoint, data, evaluation, hooks, model, optim, parallel as sharding, logging as visualization
 from jengine import logging as log
 from jengine.config import load_config, resolve
 from jengine.data import ArrayDataset
@@ -179,7 +179,7 @@ def load_bases() -> dict[str, Config]:
     """Return the unchanged configs and arguments of calls by name; each trains for a moment."""
     bases = {name: {**arguments} for name, (_, arguments) in api_calls().items()}
     for file in sorted(CONFIGS.glob("*.py")):
-        with unittest.mock.patch("jengine.contrib.imix.from_imix", lambda cfg: cfg):  # `build` converts the mutant
+        with unittest.mock.patch("jengine.extras.imix.from_imix", lambda cfg: cfg):  # `build` converts the mutant
             cfg = resolve(load_config(f"{file}:toy" if file.stem == "lm" else str(file)))
         for path, value in _SMALL.get(file.stem, {}).items():
             set_value(cfg, path.split("."), value)

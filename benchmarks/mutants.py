@@ -90,7 +90,7 @@ def build(base: str, cfg: Config) -> Runner | None:
         api_calls()[base][0](**cfg)
         return None
     if base.startswith("imix"):
-        from jengine.contrib.imix import from_imix
+        from jengine.extras.imix import from_imix
 
         cfg = from_imix(cfg)
     return Runner.from_cfg(cfg)

@@ -30,11 +30,11 @@ from jengine.checkpoint import Checkpointer
 from jengine.checkpoint.identity import agree_on_identity
 from jengine.config import load_config, resolve
 from jengine.data import ArrayDataset
-from jengine.distributed import ProcessMismatchError, all_gather_objects, get_processes
+from jengine.parallel import ProcessMismatchError, all_gather_objects, get_processes
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.resume_data import collect_position
-from jengine.sharding import DataShard
+from jengine.parallel import DataShard
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "digits_cnn.py"
 KINDS = ("requests", "request bytes", "collectives", "collective bytes")

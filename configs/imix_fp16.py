@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jengine.contrib.imix import from_imix
+from jengine.extras.imix import from_imix
 
 
 def get_config() -> dict[str, Any]:

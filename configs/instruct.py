@@ -12,7 +12,7 @@ import os
 
 from ml_collections import ConfigDict
 
-from jengine.checkpoint import transformer_arguments
+from jengine.extras.weights import transformer_arguments
 
 # As `tiny` in configs/lm.py.
 SMALL = dict(width=128, depth=3, heads=4, mlp_width=384, vocab_size=257, remat=False)

@@ -9,7 +9,7 @@ import numpy as np
 from flax import linen as nn
 
 from jengine.data import ArrayDataset, Digits
-from jengine.model.networks import ViTBlock
+from jengine.extras.networks.networks import ViTBlock
 
 CLASSES = ("background", "low digit", "high digit")
 

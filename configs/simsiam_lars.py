@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jengine.contrib.selfsup import random_view
+from jengine.extras.selfsup import random_view
 
 
 class MLP(nn.Module):

@@ -14,7 +14,7 @@ import optax
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.contrib.selfsup import compare_features, random_view
+from jengine.extras.selfsup import compare_features, random_view
 from jengine.data import Digits
 from jengine.model import FunctionalModel
 

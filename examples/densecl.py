@@ -15,14 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.contrib.selfsup import (
-    compare_features,
-    dense_match,
-    densecl_losses,
-    info_nce,
-    push,
-    random_view,
-)
+from jengine.extras.selfsup import (compare_features, dense_match, densecl_losses, info_nce, push, random_view)
 from jengine.data import Digits
 from jengine.model import FunctionalModel
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import jengine
-from jengine.runner import export_model
+from jengine.extras.serving import export_model
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 

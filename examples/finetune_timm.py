@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jengine import Runner, load_config
-from jengine.checkpoint import export_params
+from jengine.extras.weights import export_params
 from jengine.data import ArrayDataset, Digits
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "finetune_vit.py"

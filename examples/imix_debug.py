@@ -10,8 +10,8 @@ import argparse
 import os
 
 from jengine import Runner
-from jengine.contrib.imix import HookBase, from_imix
-from jengine.registry import HOOKS
+from jengine.extras.imix import HookBase, from_imix
+from jengine.config import HOOKS
 
 
 @HOOKS.register_module(force=True)

@@ -18,9 +18,11 @@ import numpy as np
 import optax
 
 from jengine import Runner
-from jengine.model import BaseTTAModel, LinenModel, SmallCNN, SwitchedLoss
-from jengine.registry import MODELS, TRANSFORMS, VISUALIZERS
-from jengine.visualization import Visualizer
+from jengine.extras.serving import BaseTTAModel
+from jengine.model import LinenModel, SwitchedLoss
+from jengine.extras.networks import SmallCNN
+from jengine.config import MODELS, TRANSFORMS, VISUALIZERS
+from jengine.logging import Visualizer
 
 SHIFTS = ((0, 0), (0, 1), (1, 0), (0, -1), (-1, 0))
 

@@ -15,12 +15,7 @@ import optax
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.contrib.selfsup import (
-    compare_features,
-    empty_bank,
-    random_view,
-    update_samples,
-)
+from jengine.extras.selfsup import (compare_features, empty_bank, random_view, update_samples)
 from jengine.data import Digits
 from jengine.model import FunctionalModel
 

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from jengine.data import DataLoader, DefaultSampler, Digits
-from jengine.model import CrossEntropy, LinenModel, SmallCNN
+from jengine.model import CrossEntropy, LinenModel
+from jengine.extras.networks import SmallCNN
 from jengine.optim import build_optim_wrapper
 from jengine.train import build_train_step, create_train_state
 

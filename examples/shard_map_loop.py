@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jengine.averaging import ExponentialMovingAverage
+from jengine.train import ExponentialMovingAverage
 from jengine.data import Digits
 from jengine.optim import AdamW, AmpOptimWrapper
 

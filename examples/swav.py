@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.contrib.selfsup import compare_features, random_view, swav_loss
+from jengine.extras.selfsup import compare_features, random_view, swav_loss
 from jengine.data import Digits
 from jengine.model import FunctionalModel
 

@@ -16,8 +16,8 @@ from jengine.checkpoint import find_checkpoint, load, read_meta
 from jengine.cli import main
 from jengine.config import resolve
 from jengine.config.dump import find_unwritten
-from jengine.description import flatten_description
-from jengine.errors import ConfigError
+from jengine.config.description import flatten_description
+from jengine.config.errors import ConfigError
 
 
 class Again(NamedTuple):

@@ -13,9 +13,9 @@ import ml_collections
 import numpy as np
 import pytest
 
-from jengine.annotations import Ascending, Count, CountOrNever, Decay, NonNegative, Range, check_values, checked
-from jengine.errors import ConfigError, config_path
-from jengine.registry import HOOKS
+from jengine.config.annotations import Ascending, Count, CountOrNever, Decay, NonNegative, Range, check_values, checked
+from jengine.config.errors import ConfigError, config_path
+from jengine.config import HOOKS
 
 
 def check(annotation, value):
@@ -108,9 +108,9 @@ def test_an_annotation_that_cannot_be_resolved_does_not_switch_off_the_others(tm
         """from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
-from jengine.annotations import Count
+from jengine.config.annotations import Count
 from jengine.hooks import Hook
-from jengine.registry import HOOKS
+from jengine.config import HOOKS
 if TYPE_CHECKING:
     from somewhere import Thing
 
@@ -168,5 +168,5 @@ def test_calls_of_a_checked_class_are_checked_and_those_of_its_subclasses():
 
 
 def test_nothing_heavy_is_imported():
-    code = "import sys, jengine.annotations; print(*{'pydantic', 'beartype', 'msgspec', 'numpy', 'jax'} & set(sys.modules))"
+    code = "import sys, jengine.config.annotations; print(*{'pydantic', 'beartype', 'msgspec', 'numpy', 'jax'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == ""

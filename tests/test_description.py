@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jengine.description import describe, flatten_description, hash_array
+from jengine.config.description import describe, flatten_description, hash_array
 
 
 class Refuses(list):

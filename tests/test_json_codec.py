@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jengine.json_codec import decode, decode_object, encode, pack, to_plain, unpack
+from jengine.config.json_codec import decode, decode_object, encode, pack, to_plain, unpack
 
 
 def test_floats_that_json_lacks_come_back_from_a_checkpoint():

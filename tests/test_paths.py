@@ -8,7 +8,7 @@ import optax
 import pytest
 from flax import nnx
 
-from jengine import paths
+from jengine.config import paths
 
 
 def test_paths_are_dotted_and_in_flattening_order():

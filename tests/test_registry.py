@@ -6,10 +6,10 @@ from typing import Annotated
 
 import pytest
 
-import jengine.registry
-from jengine.annotations import Range, check_values, parameters_of
-from jengine.errors import ArgumentError, UnknownNameError, closest, config_path, current_config_path
-from jengine.registry import HOOKS, Registry
+import jengine.config.registry
+from jengine.config.annotations import Range, check_values, parameters_of
+from jengine.config.errors import ArgumentError, UnknownNameError, closest, config_path, current_config_path
+from jengine.config import HOOKS, Registry
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def test_scoped_names_and_import_paths_resolve(tools):
 def test_a_registry_shares_its_entries_with_its_parent(tmp_path, monkeypatch):
     tools = Registry("tool")
     (tmp_path / "more_tools.py").write_text(
-        "from jengine.registry import find_registry_of_the_test as registry\n"
+        "from jengine.config.registry import find_registry_of_the_test as registry\n"
         "@registry.register_module()\nclass Saw:\n    def __init__(self, teeth):\n        self.teeth = teeth\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     saws = Registry("saw", parent=tools, scope="sawmill", locations=["more_tools"])
-    monkeypatch.setattr("jengine.registry.find_registry_of_the_test", saws, raising=False)
+    monkeypatch.setattr("jengine.config.registry.find_registry_of_the_test", saws, raising=False)
     tools.register_module(module=Hammer)
     assert saws.build(dict(type="forge.Hammer", _scope_="forge", weight=2)).weight == 2
     assert tools.build(dict(type="sawmill.Saw", teeth=24)).teeth == 24
@@ -134,13 +134,13 @@ def test_a_new_process_imports_contrib_only_for_a_name_that_is_not_found_and_pre
     code = """
 import sys
 from jengine.hooks import Hook
-from jengine.registry import HOOKS
+from jengine.config import HOOKS
 @HOOKS.register_module()
 class CheckInvalidLossHook(Hook):
     def __init__(self, interval=50): self.interval = interval
 print(type(HOOKS.build(dict(type='CheckInvalidLossHook'))).__module__)
 import jengine.runner
-print([name for name in sys.modules if name.startswith("jengine.contrib")])
+print([name for name in sys.modules if name.startswith("jengine.extras")])
 HOOKS.get('SwAVHok')
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -191,7 +191,7 @@ def test_check_reports_what_build_would_without_building():
 
 
 def test_every_registered_bool_takes_a_bool_only():
-    registries = {value for value in vars(jengine.registry).values() if isinstance(value, Registry)}
+    registries = {value for value in vars(jengine.config.registry).values() if isinstance(value, Registry)}
     entries = {registry.get(name) for registry in registries for name in registry}
     arguments = [(entry, *item) for entry in entries for item in parameters_of(entry).items()]
     bools = [

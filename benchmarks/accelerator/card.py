@@ -23,7 +23,7 @@ from benchmarks.accelerator.rows import record, record_close
 from jengine import Runner
 from jengine.hooks import Hook
 from jengine.model import CrossEntropy, LinenModel
-from jengine.model.networks import SmallCNN
+from jengine.extras.networks.networks import SmallCNN
 
 STEPS = 20
 BATCH = 16

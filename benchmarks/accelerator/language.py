@@ -26,7 +26,7 @@ from benchmarks.timing import compare
 from configs.lm import SIZES
 from jengine import Runner
 from jengine.config import load_config, resolve
-from jengine.model import TransformerLM
+from jengine.extras.networks import TransformerLM
 
 SHAPES = {
     False: [(32, 1024), (4, 8192)],
@@ -181,8 +181,8 @@ def check_memory(size, batch, length):
 
 def print_compiled(size, batch, length):
     """Compile the training step for this device, and print the bytes that it holds, by kind."""
-    from jengine.cli.plan import set_devices
-    from jengine.cli.program_costs import compile_plan
+    from jengine.extras.plan.plan import set_devices
+    from jengine.extras.plan.program_costs import compile_plan
 
     cfg = resolve(load_config(f"configs/lm.py:{size}", make_overrides(batch, length)))
     program = compile_plan(set_devices(cfg, 1), training_only=True)["programs"]["update"]
@@ -238,8 +238,8 @@ def check_plan(size, batch, length, seconds, peak):
 
 def print_plan(chip, size, batch, length):
     """Print the plan of the training step for a chip."""
-    from jengine.cli.plan_process import compile_candidates
-    from jengine.cli.topologies import check_compiler, parse_topology
+    from jengine.extras.plan.plan_process import compile_candidates
+    from jengine.extras.plan.topologies import check_compiler, parse_topology
 
     topology = parse_topology(chip)
     check_compiler(topology)

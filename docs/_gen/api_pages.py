@@ -5,16 +5,16 @@ import inspect
 import types
 from collections.abc import Iterator
 
-from jengine.registry import HOOKS, OPTIM_WRAPPER_CONSTRUCTORS, OPTIMIZERS, PARAM_SCHEDULERS
+from jengine.config import HOOKS, OPTIM_WRAPPER_CONSTRUCTORS, OPTIMIZERS, PARAM_SCHEDULERS
 
 # Their entries are called by configs alone, and are described in the pages of the registries.
 _REGISTRIES = (HOOKS, OPTIMIZERS, OPTIM_WRAPPER_CONSTRUCTORS, PARAM_SCHEDULERS)
 PACKAGES = (
     "jengine.runner", "jengine.hooks", "jengine.model", "jengine.data", "jengine.optim", "jengine.optim.schedules",
-    "jengine.optim.transforms", "jengine.train", "jengine.evaluation", "jengine.averaging", "jengine.checkpoint",
-    "jengine.logging", "jengine.visualization", "jengine.sharding", "jengine.distributed", "jengine.config",
-    "jengine.registry", "jengine.sweeps", "jengine.annotations", "jengine.paths", "jengine.errors",
-    "jengine.contrib.selfsup", "jengine.contrib.segmentation", "jengine.contrib.imix", "jengine.contrib.language",
+    "jengine.optim.transforms", "jengine.train", "jengine.evaluation", "jengine.train", "jengine.checkpoint",
+    "jengine.logging", "jengine.logging", "jengine.parallel", "jengine.parallel", "jengine.config",
+    "jengine.config.registry", "jengine.extras.sweeps", "jengine.config.annotations", "jengine.config.paths", "jengine.config.errors",
+    "jengine.extras.selfsup", "jengine.extras.segmentation", "jengine.extras.imix", "jengine.extras.language",
 )  # fmt: skip
 
 

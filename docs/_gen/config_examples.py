@@ -5,8 +5,8 @@ Names that are not listed have no required argument, and their example is the `t
 
 from collections.abc import Callable
 
-from jengine.annotations import parameters_of
-from jengine.registry import Registry
+from jengine.config.annotations import parameters_of
+from jengine.config import Registry
 
 _CNN = 'module=dict(type="SmallCNN"), loss=dict(type="CrossEntropy")'
 

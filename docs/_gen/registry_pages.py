@@ -9,11 +9,13 @@ from typing import Any
 import griffe
 from config_examples import example_of, in_its_place
 
-from jengine import averaging, registry
-from jengine.annotations import describe, parameters_of
+from jengine import train as averaging
+from jengine.config import registry
+from jengine.config.annotations import describe, parameters_of
 from jengine.hooks import Hook, get_priority
 from jengine.optim.schedules.rules import INF
-from jengine.registry import Registry, is_built_in
+from jengine.config import Registry
+from jengine.config.registry import is_built_in
 
 Entry = Callable[..., Any]
 
@@ -87,9 +89,9 @@ PAGES = {
     ),
 }
 _ORIGINS = {
-    "jengine.contrib.selfsup": "self-supervised learning",
-    "jengine.contrib.segmentation": "segmentation",
-    "jengine.contrib.imix": "iMIX",
+    "jengine.extras.selfsup": "self-supervised learning",
+    "jengine.extras.segmentation": "segmentation",
+    "jengine.extras.imix": "iMIX",
     "optax": "optax",
 }
 # Arguments that the Runner passes, by the name of the registry; Flax adds those of modules.

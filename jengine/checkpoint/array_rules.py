@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jengine.annotations import is_mapping
+from jengine.config.annotations import is_mapping
 from jengine.checkpoint.rules import compile_pattern, list_prefixes, replace_prefix
-from jengine.errors import UnknownNameError, closest, config_path
-from jengine.registry import check_arguments
+from jengine.config.errors import UnknownNameError, closest, config_path
+from jengine.config.registry import check_arguments
 
 Transform = Callable[[np.ndarray], np.ndarray]
 Names = str | Sequence[str]

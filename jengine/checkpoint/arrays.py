@@ -20,12 +20,12 @@ import numpy as np
 from etils import epath
 
 from jengine.checkpoint.progress import wait_for_processes
-from jengine.checkpoint.shared_reads import plan_reads, share
-from jengine.checkpoint.staging import find_local, is_staged, make_plain, remove_copy, upload_after
-from jengine.distributed.processes import put_whole
-from jengine.errors import ConfigError
-from jengine.paths import dotted, flatten, map_with_path, unwrap
-from jengine.storage import StorageError, is_url, read_bytes
+from jengine.extras.cloud.shared_reads import plan_reads, share
+from jengine.extras.cloud.staging import find_local, is_staged, make_plain, remove_copy, upload_after
+from jengine.parallel.processes import put_whole
+from jengine.config.errors import ConfigError
+from jengine.config.paths import dotted, flatten, map_with_path, unwrap
+from jengine.config.storage import StorageError, is_url, read_bytes
 
 _EMPTY = re.compile(r"empty:(\w+):(\d+(?:x\d+)*)")
 _ATTEMPTS = 5  # of a read
@@ -75,7 +75,7 @@ def check_storable(state: Any) -> None:
 
     >>> check_storable({"a": {"b": 1}, "a.b": 2})
     Traceback (most recent call last):
-    jengine.errors.ConfigError: two arrays of the state have the same dotted path; use names without dots
+    jengine.config.errors.ConfigError: two arrays of the state have the same dotted path; use names without dots
     """
     leaves = flatten(state)
     # The store is flat: the second array with a path would overwrite the first.

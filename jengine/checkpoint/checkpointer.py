@@ -12,7 +12,7 @@ from jengine.checkpoint import arrays, commit
 from jengine.checkpoint.layout import encode_meta, find_manifests, pack_states, write_meta, write_pointer
 from jengine.checkpoint.manifest import STATE, read_manifest, seal, seal_part
 from jengine.checkpoint.progress import wait_for_processes
-from jengine.storage import is_url, storage_path
+from jengine.config.storage import is_url, storage_path
 
 
 class CheckpointSaveError(OSError):

@@ -29,7 +29,7 @@ from jengine.checkpoint.manifest import (
     remove,
     validate_checkpoint,
 )
-from jengine.storage import StorageError, copy_file, is_url, list_directory, list_files, remove_files, sync, write_bytes
+from jengine.config.storage import StorageError, copy_file, is_url, list_directory, list_files, remove_files, sync, write_bytes
 
 INCOMING = ".incoming"
 OUTGOING = ".outgoing"

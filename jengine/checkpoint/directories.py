@@ -21,9 +21,9 @@ from jengine.checkpoint.layout import (
 from jengine.checkpoint.lock import make_lock
 from jengine.checkpoint.lock_holder import LOCK
 from jengine.checkpoint.manifest import has_manifest, read_manifest
-from jengine.checkpoint.staging import check_processes
-from jengine.errors import ConfigError
-from jengine.storage import StorageError, is_url, list_directory, remove_files, storage_path, write_bytes
+from jengine.extras.cloud.staging import check_processes
+from jengine.config.errors import ConfigError
+from jengine.config.storage import StorageError, is_url, list_directory, remove_files, storage_path, write_bytes
 
 
 def check_directory(name: str, path: str) -> None:

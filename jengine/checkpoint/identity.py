@@ -10,18 +10,18 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 
-from jengine.annotations import Range, check_values
-from jengine.checkpoint import read_meta
+from jengine.config.annotations import Range, check_values
+from jengine.checkpoint.layout import read_meta
 from jengine.checkpoint.directories import check_directory
-from jengine.checkpoint.fingerprint import read_flags
+from jengine.config.fingerprint import read_flags
 from jengine.checkpoint.start_from import LoadFrom, choose_seed, find_checkpoint_to_resume, parse_load_from
-from jengine.config import check_keys
-from jengine.distributed import assert_equal_across_processes
-from jengine.distributed.processes import ProcessGroup
-from jengine.errors import ConfigError, config_path
-from jengine.logging import escape_name
-from jengine.logging.upload import choose_local_dir
-from jengine.storage import is_url, storage_path
+from jengine.config.containers import check_keys
+from jengine.parallel.processes import assert_equal_across_processes
+from jengine.parallel.processes import ProcessGroup
+from jengine.config.errors import ConfigError, config_path
+from jengine.logging.console import escape_name
+from jengine.extras.cloud.upload import choose_local_dir
+from jengine.config.storage import is_url, storage_path
 
 # Taken from process 0: clocks and drawn seeds differ between hosts. `resume_from` is agreed on before: the same path,
 # or the copy of the same iteration on each host's local disk

@@ -25,9 +25,9 @@ from jengine.checkpoint.manifest import (
     validate_checkpoint,
     validate_objects,
 )
-from jengine.errors import closest, suggest_path
-from jengine.json_codec import decode
-from jengine.storage import FileInfo, is_url, list_files, read_many, remove_files, storage_path
+from jengine.config.errors import closest, suggest_path
+from jengine.config.json_codec import decode
+from jengine.config.storage import FileInfo, is_url, list_files, read_many, remove_files, storage_path
 
 
 @dataclasses.dataclass(frozen=True)

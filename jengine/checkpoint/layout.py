@@ -42,20 +42,10 @@ from jengine.checkpoint.manifest import (
     validate_checkpoint,
 )
 from jengine.checkpoint.progress import wait_for_processes
-from jengine.distributed.processes import ProcessGroup, SingleProcess
-from jengine.errors import did_you_mean
-from jengine.json_codec import decode_object, encode, pack, unpack
-from jengine.storage import (
-    StorageError,
-    exists,
-    is_url,
-    list_directory,
-    make_pointer,
-    read_bytes,
-    resolve_pointer,
-    storage_path,
-    write_bytes,
-)
+from jengine.parallel.processes import ProcessGroup, SingleProcess
+from jengine.config.errors import did_you_mean
+from jengine.config.json_codec import decode_object, encode, pack, unpack
+from jengine.config.storage import (StorageError, exists, is_url, list_directory, make_pointer, read_bytes, resolve_pointer, storage_path, write_bytes)
 
 POINTER = "last_checkpoint"
 CURRENT_RUN = "current_run"

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import jax
 
-from jengine.checkpoint.lease import Lease, is_leased
+from jengine.extras.cloud.lease import Lease, is_leased
 from jengine.checkpoint.lock_holder import LOCK, WorkDirLockedError, describe_holder, parse_holder, this_process
-from jengine.json_codec import encode
-from jengine.storage import is_url
+from jengine.config.json_codec import encode
+from jengine.config.storage import is_url
 
 _LOGGER = logging.getLogger("jengine")
 _HELD: set["WorkDirLock"] = set()  # by this process

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.errors import ConfigError
-from jengine.json_codec import decode
+from jengine.config.errors import ConfigError
+from jengine.config.json_codec import decode
 
 LOCK = "run.lock"
 

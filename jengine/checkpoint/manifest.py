@@ -25,19 +25,8 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from jengine.checkpoint.progress import report_progress
-from jengine.json_codec import decode, encode
-from jengine.storage import (
-    FileInfo,
-    StorageError,
-    exists,
-    is_url,
-    list_files,
-    read_bytes,
-    read_many,
-    retry_read,
-    sync,
-    write_bytes,
-)
+from jengine.config.json_codec import decode, encode
+from jengine.config.storage import (FileInfo, StorageError, exists, is_url, list_files, read_bytes, read_many, retry_read, sync, write_bytes)
 
 MANIFEST = "manifest.json"
 META = "meta.json"

@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
-from jengine.errors import read_seconds
-from jengine.storage import is_url, list_files
+from jengine.config.errors import read_seconds
+from jengine.config.storage import is_url, list_files
 
 _VARIABLE = "JENGINE_STALL_TIMEOUT"
 _LIMIT = read_seconds(_VARIABLE, 600, least=1)

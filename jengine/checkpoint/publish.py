@@ -11,9 +11,9 @@ from jengine.checkpoint import arrays, commit
 from jengine.checkpoint.layout import STATE, encode_meta, find_checkpoint, pack_states, write_meta
 from jengine.checkpoint.manifest import read_manifest, seal
 from jengine.checkpoint.restore import load
-from jengine.errors import UnknownNameError, closest
-from jengine.paths import flatten
-from jengine.storage import storage_path
+from jengine.config.errors import UnknownNameError, closest
+from jengine.config.paths import flatten
+from jengine.config.storage import storage_path
 
 
 def publish(path: str | os.PathLike[str], keys: Iterable[str], name: str | None = None) -> tuple[str, list[str]]:

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jengine.checkpoint.array_rules import NO_OPTIONS, apply_rules, parse_rules
-from jengine.errors import did_you_mean
-from jengine.logging import format_table
+from jengine.config.errors import did_you_mean
+from jengine.logging.tables import format_table
 
 _MAX_ROWS = 20
 _MAX_NAMES = 2  # in a row of the summary

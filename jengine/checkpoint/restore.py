@@ -8,14 +8,14 @@ from typing import Any
 
 import jax
 
-from jengine.annotations import checked
+from jengine.config.annotations import checked
 from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import STATE, CorruptCheckpointError, find_checkpoint, locate_checkpoint, read_meta
 from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compare
 from jengine.checkpoint.rules import list_prefixes
-from jengine.errors import UnknownNameError, closest
-from jengine.paths import flatten
-from jengine.storage import list_files, storage_path
+from jengine.config.errors import UnknownNameError, closest
+from jengine.config.paths import flatten
+from jengine.config.storage import list_files, storage_path
 
 _MAX_RATIO = 1000  # bytes of arrays for each byte of their files
 

@@ -4,7 +4,7 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 
-from jengine.errors import did_you_mean
+from jengine.config.errors import did_you_mean
 
 _SYNTAX = re.compile(r"[\\^$*+?{}\[\]|()]")  # characters that make a pattern a regular expression; a dot does not
 

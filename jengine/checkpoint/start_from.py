@@ -9,20 +9,20 @@ from typing import Any, Literal
 import numpy as np
 
 from jengine.checkpoint.array_rules import RuleLike, parse_rules
-from jengine.checkpoint.huggingface import ModelType
+from jengine.extras.weights.huggingface import ModelType
 from jengine.checkpoint.layout import find_checkpoint, find_latest
-from jengine.checkpoint.local_copies import find_newer_copy
+from jengine.extras.cloud.local_copies import find_newer_copy
 from jengine.checkpoint.manifest import read_manifest
-from jengine.checkpoint.sources import FORMATS, is_pytree_of_arrays, locate_weights
-from jengine.distributed.processes import ProcessGroup
-from jengine.errors import ConfigError, config_path
-from jengine.registry import check_arguments
-from jengine.storage import storage_path
+from jengine.extras.weights.sources import FORMATS, is_pytree_of_arrays, locate_weights
+from jengine.parallel.processes import ProcessGroup
+from jengine.config.errors import ConfigError, config_path
+from jengine.config.registry import check_arguments
+from jengine.config.storage import storage_path
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadFrom:
-    """Weights that a run starts from; see `jengine.checkpoint.load_pretrained`.
+    """Weights that a run starts from; see `jengine.extras.weights.load_pretrained`.
 
     Attributes:
       path: where the weights are, or an object in memory: a pytree of arrays, an `nnx.State` or an `nnx.Module`.

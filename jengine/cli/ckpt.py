@@ -5,19 +5,22 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jengine.annotations import is_mapping
-from jengine.checkpoint import export_hub, export_params, find_checkpoint, list_arrays, read_meta
-from jengine.checkpoint.huggingface import read_config
+from jengine.config.annotations import is_mapping
+from jengine.extras.weights.export_hub import export_hub
+from jengine.extras.weights.export import export_params
+from jengine.checkpoint.layout import find_checkpoint, read_meta
+from jengine.checkpoint.restore import list_arrays
+from jengine.extras.weights.huggingface import read_config
 from jengine.checkpoint.inventory import CheckpointEntry, list_checkpoint_entries, remove_checkpoints
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.report import describe
 from jengine.cli.commands import format_bytes
-from jengine.config import parse_config
-from jengine.errors import ConfigError
-from jengine.logging import format_table
-from jengine.runs.remote import TIMESTAMP, fetch_runs
-from jengine.runs.run_files import read_run
-from jengine.storage import storage_path
+from jengine.config.dump import parse_config
+from jengine.config.errors import ConfigError
+from jengine.logging.tables import format_table
+from jengine.extras.report.remote import TIMESTAMP, fetch_runs
+from jengine.extras.report.run_files import read_run
+from jengine.config.storage import storage_path
 
 
 def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -106,7 +109,7 @@ def export(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     if (args.file is None) == (args.jax_export is None):
         raise ConfigError("`jengine ckpt export` must have either FILE or --jax-export FILE")
     if args.jax_export is not None:
-        from jengine.cli import jax_export
+        from jengine.extras.serving import export_command as jax_export
 
         jax_export.run(args)
         return

@@ -13,13 +13,17 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jengine.config import apply_overrides, diff_configs, dump_config, load_config, parse_config, resolve
+from jengine.config.overrides import apply_overrides
+from jengine.config.diff import diff_configs
+from jengine.config.dump import dump_config, parse_config
+from jengine.config.load import load_config
+from jengine.config.containers import resolve
 from jengine.config.diff import ABSENT
-from jengine.errors import ConfigError, require_extra
-from jengine.storage import read_text, storage_path
+from jengine.config.errors import ConfigError, require_extra
+from jengine.config.storage import read_text, storage_path
 
 if TYPE_CHECKING:
-    from jengine.runner import Runner  # imported when a command needs one, since it takes a second
+    from jengine.runner.runner import Runner  # imported when a command needs one, since it takes a second
 
 
 def load(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -48,7 +52,7 @@ _ARGUMENTS = {"load_from": "CHECKPOINT", "resume": "--resume"}  # of the command
 
 def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
     """Build the Runner for a config, with arguments that override it unless they are None."""
-    from jengine.runner import Runner
+    from jengine.runner.runner import Runner
 
     cfg = load(args, overrides)
     cfg.update({name: value for name, value in settings.items() if value is not None})
@@ -69,7 +73,7 @@ def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings:
 @contextlib.contextmanager
 def temporary_runner(cfg: Mapping[str, Any]) -> "Iterator[Runner]":
     """Build a Runner in a temporary directory, so that the command leaves no files behind, and logs only warnings."""
-    from jengine.runner import Runner
+    from jengine.runner.runner import Runner
 
     with tempfile.TemporaryDirectory() as work_dir:
         yield Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING", "resume": False})
@@ -130,7 +134,7 @@ def groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def diff(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Print a table of the values that differ; overrides apply to the second config."""
-    from jengine.logging import format_table
+    from jengine.logging.tables import format_table
 
     differences = diff_configs(_load_any(args.config), _load_any(args.other, overrides))
     if not differences:
@@ -144,7 +148,7 @@ def _load_any(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return the config in a file, or that of the run in a work dir, or in a checkpoint, without running it."""
     if not os.path.isdir(path):
         return resolve(load_config(path, overrides))
-    from jengine.checkpoint import find_checkpoint, read_meta
+    from jengine.checkpoint.layout import find_checkpoint, read_meta
 
     file = pathlib.Path(path, "config.py")
     text = read_text(file) if file.is_file() else read_meta(find_checkpoint(path))["meta"].get("cfg")
@@ -168,9 +172,9 @@ def profile(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def table(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Print runs with the hyperparameters that differ and their metrics."""
-    from jengine.logging import escape_control
-    from jengine.runs.run_table import read_table
-    from jengine.runs.table_format import format_cells, sort_cells
+    from jengine.logging.console import escape_control
+    from jengine.extras.report.run_table import read_table
+    from jengine.extras.report.table_format import format_cells, sort_cells
 
     found = read_table(args.work_dirs)
     headings, rows = found.cells(args.group)

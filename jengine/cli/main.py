@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from jengine.cli.parser import build_parser
-from jengine.errors import ConfigError, closest, did_you_mean
+from jengine.config.errors import ConfigError, closest, did_you_mean
 
 # `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`; not `--resumee=x`, a misspelled option
 _OVERRIDE = re.compile(r"(?:--(?=\w+[.\[]))?(\w+(?:\.\w+|\[\d+\])*=.*)", re.DOTALL)
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_mistake = _is_user_error(error, args.command)
         if not is_mistake and not _says_enough(error):
             from jengine.cli.tracebacks import format_error
-            from jengine.logging import log_error
+            from jengine.logging.console import log_error
 
             print(format_error(error, log_error(error)), end="", file=sys.stderr)
             return 1
@@ -90,7 +90,8 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
     if args.launcher == "none" and all(setting is None for setting in settings.values()):
         yield
         return
-    from jengine.distributed import get_processes, launch
+    from jengine.parallel.processes import get_processes
+    from jengine.parallel.launch import launch
 
     launch(args.launcher, **settings)
     try:
@@ -185,7 +186,7 @@ def _find_settings(args: argparse.Namespace, key: str) -> list[str]:
     if "config" not in args:
         return []
     with contextlib.suppress(Exception):  # of the config, which is not what the message is about
-        from jengine.config import load_config
+        from jengine.config.load import load_config
         from jengine.config.containers import iter_nodes
 
         return [path for path, _ in iter_nodes(load_config(args.config)) if path.rpartition(".")[2] == key]

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from jengine.errors import closest
+from jengine.config.errors import closest
 
 _EPILOG = """Set any value of the config with --config.PATH=VALUE:
   jengine train configs/digits_cnn.py --config.optim_wrapper.optimizer.lr=0.01 --config.custom_hooks[0].interval=5

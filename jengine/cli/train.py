@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from jengine.cli.commands import build_runner, load
-from jengine.cli.debug import describe_overfit, overfit, train_debug
-from jengine.hooks import ProgressHook
-from jengine.sweeps.launchers import end_with_sweep
+from jengine.extras.diagnose.debug import describe_overfit, overfit, train_debug
+from jengine.hooks.progress import ProgressHook
+from jengine.extras.sweeps.launchers import end_with_sweep
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:

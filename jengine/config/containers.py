@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeGuard, TypeVar, overload
 
 from ml_collections import ConfigDict, FieldReference
 
-from jengine.errors import ConfigError, closest, config_path, current_config_path, did_you_mean, list_unknown
+from jengine.config.errors import ConfigError, closest, config_path, current_config_path, did_you_mean, list_unknown
 
 ConfigLike: TypeAlias = dict[Any, Any] | ConfigDict  # one level, with further ones in it
 Key = str | int  # an int in a config that is not for jengine

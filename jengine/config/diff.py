@@ -5,7 +5,7 @@ from typing import Any
 
 from jengine.config.containers import ConfigLike
 from jengine.config.dump import format_config, parse_config
-from jengine.description import flatten_description
+from jengine.config.description import flatten_description
 
 ABSENT = ...  # in place of a value that one of two configs does not have
 

@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from jengine.annotations import parameters_of, takes_functions
-from jengine.closures import find_factory
+from jengine.config.annotations import parameters_of, takes_functions
+from jengine.config.closures import find_factory
 from jengine.config.containers import ConfigLike, iter_nodes, resolve
-from jengine.config.flat import DATA_SUFFIXES
+from jengine.extras.mmengine.flat import DATA_SUFFIXES
 from jengine.config.load import MODULE_PREFIX
 from jengine.config.modules import find_directory, find_script_directory, name_script
-from jengine.config.remote import find_origin
-from jengine.construction import Unwritable, is_small_array
-from jengine.errors import ConfigError
-from jengine.registry import find_registered, is_built_in
-from jengine.storage import is_url
+from jengine.extras.cloud.remote import find_origin
+from jengine.config.construction import Unwritable, is_small_array
+from jengine.config.errors import ConfigError
+from jengine.config.registry import find_registered, is_built_in
+from jengine.config.storage import is_url
 
 _WIDTH = 100
 _MAX_PATHS = 4  # in one message

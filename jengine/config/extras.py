@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jengine.config.containers import iter_nodes
-from jengine.errors import MissingPackageError
-from jengine.registry import find_registered, is_built_in
-from jengine.storage import file_name
+from jengine.config.errors import MissingPackageError
+from jengine.config.registry import find_registered, is_built_in
+from jengine.config.storage import file_name
 
 # Modules of the extras that have another name
 _MODULES = {"draw": "PIL", "examples": "sklearn", "bleu": "sacrebleu", "sweep": "optuna", "comet": "comet_ml"}

@@ -16,12 +16,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jengine.config.containers import is_mapping
-from jengine.config.flat import DATA_SUFFIXES, import_custom, load_flat
+from jengine.extras.mmengine.flat import DATA_SUFFIXES, import_custom, load_flat
 from jengine.config.modules import add_config_module, find_config_module, import_listed, importable, is_free
 from jengine.config.overrides import apply_overrides
-from jengine.config.remote import fetch_config
-from jengine.errors import ConfigError, closest
-from jengine.storage import is_url
+from jengine.extras.cloud.remote import fetch_config
+from jengine.config.errors import ConfigError, closest
+from jengine.config.storage import is_url
 
 logger = logging.getLogger("jengine")
 _PACKAGE = pathlib.Path(__file__).parent.parent

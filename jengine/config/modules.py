@@ -19,10 +19,10 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jengine.config import foreign
-from jengine.config.remote import fetch_modules
-from jengine.errors import ConfigError, UnknownNameError, did_you_mean
-from jengine.storage import is_url
+from jengine.extras.mmengine import foreign
+from jengine.extras.cloud.remote import fetch_modules
+from jengine.config.errors import ConfigError, UnknownNameError, did_you_mean
+from jengine.config.storage import is_url
 
 # The modules imported from each directory with configs, the directory used last at the end: two directories may each
 # have a `base.py`, and a module that registers classes must not run twice.

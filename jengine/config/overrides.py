@@ -13,7 +13,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from jengine.config.containers import ConfigLike, assign, get_value, is_mapping, to_config_dict
 from jengine.config.merge import merge_into, remove_delete_keys, replaces
-from jengine.errors import ConfigError, closest
+from jengine.config.errors import ConfigError, closest
 
 _PART = re.compile(
     r"""(?:^|\.)(?P<name>[^.\[\]]+) | \[(?P<index>-?\d+)\] | \[(?P<quote>['"])(?P<key>.+?)(?P=quote)\]""", re.X

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jengine import paths
+from jengine.config import paths
 from jengine.data.host_entries import HOST_KINDS, Batch, is_array, list_host_entries
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 BatchRules = Sequence[tuple[str, Any]]  # part of an entry's name, and the mesh axes of its axes; see `DataLoader`
 # What batches of one form share: the structure, and shape and dtype of each array; host entries are None

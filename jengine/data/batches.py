@@ -15,8 +15,8 @@ from jengine.data.host_entries import Batch, Sample
 from jengine.data.masking import with_mask
 from jengine.data.pipeline import at_epoch
 from jengine.data.samplers import IteratedSampler, Sampler
-from jengine.errors import ConfigError
-from jengine.registry import is_built_in
+from jengine.config.errors import ConfigError
+from jengine.config.registry import is_built_in
 
 
 class Samples(Protocol):

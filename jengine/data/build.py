@@ -4,15 +4,15 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jengine.annotations import Count, check_values, is_mapping, parameters_of
+from jengine.config.annotations import Count, check_values, is_mapping, parameters_of
 from jengine.data.batches import Samples
 from jengine.data.find_source import is_map_style, is_stream, require_map_style
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.data.step_values import StepValues, is_step_values, parse_step_values
-from jengine.errors import ConfigError, config_path, current_config_path
-from jengine.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, as_config, check_arguments, resolve_functions
+from jengine.config.errors import ConfigError, config_path, current_config_path
+from jengine.config.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, as_config, check_arguments, resolve_functions
 
 # Settings of MMEngine's configs that do not exist here, and why.
 _UNSUPPORTED = {

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine import paths
+from jengine.config import paths
 from jengine.data.host_entries import Batch, Sample
-from jengine.registry import FUNCTIONS
+from jengine.config.registry import FUNCTIONS
 
 _TEXT = (str, bytes, datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jengine.annotations import Count
+from jengine.config.annotations import Count
 from jengine.data.collate import count_examples, is_flat
 from jengine.data.host_entries import Batch
-from jengine.downloads import local_copy
-from jengine.errors import require_extra
-from jengine.registry import DATASETS
+from jengine.extras.cloud.downloads import local_copy
+from jengine.config.errors import require_extra
+from jengine.config.registry import DATASETS
 
 
 @DATASETS.register_module()

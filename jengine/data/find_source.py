@@ -6,7 +6,7 @@ from typing import Any
 
 from jengine.data import library_sources as library
 from jengine.data import sources
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 
 def as_source(data: Any) -> sources.DataSource:

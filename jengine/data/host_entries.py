@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine import paths
+from jengine.config import paths
 
 Batch = Any  # a pytree with arrays, which go to the device, and host entries
 Sample = Any  # likewise, of one example

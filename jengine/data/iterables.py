@@ -18,7 +18,7 @@ from jengine.data.host_entries import Batch, Sample, select_arrays
 from jengine.data.masking import with_mask
 from jengine.data.sources import Pass
 from jengine.data.step_values import StepValues
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 State = dict[str, Any]
 _END = object()

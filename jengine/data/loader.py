@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from jengine.annotations import ConfigOf, Count, Index, checked
+from jengine.config.annotations import ConfigOf, Count, Index, checked
 from jengine.data.batch_check import BatchRules, batch_settings
 from jengine.data.batch_prefetcher import BatchPrefetcher
 from jengine.data.batches import BatchSource
@@ -17,8 +17,8 @@ from jengine.data.pipeline import set_length
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.data.sources import Resume
 from jengine.data.step_values import StepValues
-from jengine.errors import ConfigError
-from jengine.registry import DATA_SAMPLERS, DATASETS
+from jengine.config.errors import ConfigError
+from jengine.config.registry import DATA_SAMPLERS, DATASETS
 
 
 @checked

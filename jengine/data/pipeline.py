@@ -7,11 +7,11 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from jengine.annotations import ConfigOf
+from jengine.config.annotations import ConfigOf
 from jengine.data.host_entries import Sample
 from jengine.data.samplers import random_state
-from jengine.errors import ConfigError, config_path
-from jengine.registry import DATASETS, TRANSFORMS
+from jengine.config.errors import ConfigError, config_path
+from jengine.config.registry import DATASETS, TRANSFORMS
 
 Transform = Callable[..., Any]  # sample -> sample; it may also take `rng` and `ctx`
 

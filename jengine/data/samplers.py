@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jengine.annotations import Count, Index
-from jengine.registry import DATA_SAMPLERS
+from jengine.config.annotations import Count, Index
+from jengine.config.registry import DATA_SAMPLERS
 
 
 def random_state(seed: int, *position: int) -> np.random.RandomState:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from jengine.annotations import Count, is_mapping
-from jengine.errors import ConfigError
-from jengine.registry import check_arguments
+from jengine.config.annotations import Count, is_mapping
+from jengine.config.errors import ConfigError
+from jengine.config.registry import check_arguments
 
 
 @dataclasses.dataclass(frozen=True)

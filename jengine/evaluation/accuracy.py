@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.annotations import Count
+from jengine.config.annotations import Count
 from jengine.data.host_entries import Batch
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.evaluation.metric import PairMetric, Predictions, element_mask
 from jengine.model.labels import explain_axes, require_class_indices
-from jengine.registry import METRICS
-from jengine.selection import Selector, describe_array
+from jengine.config.registry import METRICS
+from jengine.model.selection import Selector, describe_array
 
 
 @METRICS.register_module()

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jengine.annotations import is_mapping
+from jengine.config.annotations import is_mapping
 from jengine.config.modules import import_attribute
 from jengine.data.host_entries import Batch
 from jengine.data.masking import MASK, get_mask
-from jengine.errors import ConfigError, config_path
+from jengine.config.errors import ConfigError, config_path
 from jengine.evaluation.metric import BaseMetric, HostMetric, Predictions, example_mask
-from jengine.registry import METRICS
-from jengine.selection import Selector, describe_tree, select
+from jengine.config.registry import METRICS
+from jengine.model.selection import Selector, describe_tree, select
 
 Arguments = dict[str, Any]  # keyword arguments for the other library's metric
 Inputs = Mapping[str, Selector] | Callable[[Any, Any], Mapping[str, Any]]

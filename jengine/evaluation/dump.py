@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine import paths
+from jengine.config import paths
 from jengine.data.host_entries import Batch
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.evaluation.metric import HostMetric, Predictions
 from jengine.model.model import ArrayTree
-from jengine.registry import METRICS
-from jengine.storage import is_url, storage_path, write_bytes
+from jengine.config.registry import METRICS
+from jengine.config.storage import is_url, storage_path, write_bytes
 
 
 @METRICS.register_module()

@@ -9,18 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.annotations import Count
-from jengine.data import select_arrays
+from jengine.config.annotations import Count
+from jengine.data.host_entries import select_arrays
 from jengine.data.collate import count_examples
 from jengine.data.host_entries import Batch
 from jengine.data.masking import get_mask, without_mask
-from jengine.errors import ConfigError, UnknownNameError, config_path
+from jengine.config.errors import ConfigError, UnknownNameError, config_path
 from jengine.evaluation.adapter import MetricAdapter, find_kind, get_class
 from jengine.evaluation.dump import DumpResults
 from jengine.evaluation.metric import BaseMetric, Gather, HostMetric, Predictions, drop_padding, example_mask
-from jengine.logging import current_logger
+from jengine.logging.console import current_logger
 from jengine.model.labels import find_wrong_labels
-from jengine.registry import EVALUATOR, METRICS, as_config
+from jengine.config.registry import EVALUATOR, METRICS, as_config
 
 
 class EvaluatorState(NamedTuple):
@@ -43,7 +43,7 @@ class Evaluator:
         or classes, are wrapped in a `MetricAdapter`.
 
     Examples:
-      >>> from jengine.evaluation import Accuracy
+      >>> from jengine.evaluation.accuracy import Accuracy
       >>> evaluator = Evaluator(Accuracy())
       >>> batch = {"label": jnp.array([1, 0])}
       >>> state = evaluator.update(evaluator.init(), jnp.array([1, 1]), batch)
@@ -191,7 +191,7 @@ class Evaluator:
           ValueError: labels and predictions differ in number, or there are none.
 
         Examples:
-          >>> from jengine.evaluation import Accuracy
+          >>> from jengine.evaluation.accuracy import Accuracy
           >>> Evaluator(Accuracy()).offline_evaluate(np.array([1, 2, 3]), {"label": np.array([1, 2, 0])}, chunk_size=2)
           {'accuracy/top1': 0.6666666666666666}
         """

@@ -11,7 +11,7 @@ from jengine.data.host_entries import Batch
 from jengine.data.masking import are_whole
 from jengine.evaluation.metric import BaseMetric, Mean, Predictions, example_mask
 from jengine.model.autocast import at_least_float32
-from jengine.registry import METRICS, MODELS
+from jengine.config.registry import METRICS, MODELS
 
 
 @METRICS.register_module()

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.construction import recorded
+from jengine.config.construction import recorded
 from jengine.data.host_entries import Batch
 from jengine.data.masking import are_whole, get_mask
 from jengine.model.model import ArrayTree
-from jengine.selection import Selector, select_array
+from jengine.model.selection import Selector, select_array
 
 # Arrays with a leading batch axis, by name or in order, as the model's `predict` returns them
 Predictions: TypeAlias = "jax.Array | np.ndarray | Mapping[str, Predictions] | Sequence[Predictions]"

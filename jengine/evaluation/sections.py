@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jengine.annotations import Count, is_mapping, parameters_of
-from jengine.data import DataLoader, IterableLoader
+from jengine.config.annotations import Count, is_mapping, parameters_of
+from jengine.data.loader import DataLoader
+from jengine.data.iterables import IterableLoader
 from jengine.data.find_source import is_stream
-from jengine.errors import ConfigError, closest, config_path, did_you_mean
+from jengine.config.errors import ConfigError, closest, config_path, did_you_mean
 from jengine.evaluation.evaluator import Evaluator, build_evaluator
-from jengine.registry import EVALUATOR
-from jengine.scores import UnknownDirectionError
+from jengine.config.registry import EVALUATOR
+from jengine.config.scores import UnknownDirectionError
 
 _LOADER_ARGUMENTS = frozenset({"type", "global_batch_size", *parameters_of(DataLoader)})
 _NAME = re.compile(r"[\w-]+")  # it becomes a part of file names and tags

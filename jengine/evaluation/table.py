@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jengine.logging import format_table
-from jengine.scores import infer_rule, keep_best
+from jengine.logging.tables import format_table
+from jengine.config.scores import infer_rule, keep_best
 
 Validation = tuple[int, int, Mapping[str, Any]]  # epoch, iteration and metrics
 

@@ -10,18 +10,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine.annotations import Count
-from jengine.data import prefetch_to_device, select_arrays
+from jengine.config.annotations import Count
+from jengine.data.batch_stream import prefetch_to_device
+from jengine.data.host_entries import select_arrays
 from jengine.data.batch_check import Batch
 from jengine.data.masking import on_whole_batches
-from jengine.distributed.processes import put_whole
+from jengine.parallel.processes import put_whole
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.model.module_types import is_batch_norm
-from jengine.paths import flatten, map_with_path
-from jengine.registry import HOOKS
-from jengine.sharding.replica_axis import take_first_replica
-from jengine.train import StepContext
+from jengine.config.paths import flatten, map_with_path
+from jengine.config.registry import HOOKS
+from jengine.parallel.replica_axis import take_first_replica
+from jengine.train.traced_hooks import StepContext
 from jengine.train.traced_hooks import TracedHooks
 
 PyTree = Any

@@ -10,21 +10,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.annotations import Count, CountOrNever, Duration, Index
-from jengine.checkpoint import publish
+from jengine.config.annotations import Count, CountOrNever, Duration, Index
+from jengine.checkpoint.publish import publish
 from jengine.checkpoint.commit import INCOMING, OUTGOING
 from jengine.checkpoint.retention import keep_regular
 from jengine.data.batch_check import Batch
-from jengine.downloads import apply_backend_args
-from jengine.errors import ArgumentError, ConfigError, closest, config_path
+from jengine.extras.cloud.downloads import apply_backend_args
+from jengine.config.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.hooks.checks import check_saved_states
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.hooks.save_schedule import KeepPolicy, SaveHistory, SavePolicy, check_policies, make_schedule
-from jengine.registry import HOOKS, is_built_in
-from jengine.scores import check_rule, infer_rule, keep_best, pick_metric
-from jengine.storage import plain_name, storage_path
-from jengine.train import TrainState
+from jengine.config.registry import HOOKS, is_built_in
+from jengine.config.scores import check_rule, infer_rule, keep_best, pick_metric
+from jengine.config.storage import plain_name, storage_path
+from jengine.train.state import TrainState
 
 _LONGEST = 180  # bytes of a template; with a number, a metric and an ending a disk has names of at most 255
 # Entries in a checkpoint; hooks may add others in `before_save_checkpoint`

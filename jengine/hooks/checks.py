@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from jengine.annotations import Count
-from jengine.config.locate import locate_sizes
+from jengine.config.annotations import Count
+from jengine.extras.diagnose.locate import locate_sizes
 from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Loader, RunnerProtocol
-from jengine.json_codec import pack
+from jengine.config.json_codec import pack
 from jengine.model.adapters import describe_module
 from jengine.model.labels import LABEL_SETTINGS, OUTPUT_SETTINGS
-from jengine.registry import HOOKS, is_built_in
+from jengine.config.registry import HOOKS, is_built_in
 from jengine.train.traced_hooks import hook_names
 
 

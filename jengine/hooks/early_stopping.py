@@ -4,16 +4,16 @@ import math
 import pathlib
 from typing import Any, Literal
 
-from jengine.annotations import Finite, Index, NonNegative
-from jengine.errors import ArgumentError, ConfigError, closest, config_path
+from jengine.config.annotations import Finite, Index, NonNegative
+from jengine.config.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.json_codec import decode_object, encode
-from jengine.registry import HOOKS
-from jengine.runs import TRIAL
-from jengine.runs.study import named_errors, open_journal
-from jengine.scores import infer_rule, is_better, pick_metric
-from jengine.storage import read_bytes, write_bytes
+from jengine.config.json_codec import decode_object, encode
+from jengine.config.registry import HOOKS
+from jengine.config.work_dir import TRIAL
+from jengine.extras.sweeps.study import named_errors, open_journal
+from jengine.config.scores import infer_rule, is_better, pick_metric
+from jengine.config.storage import read_bytes, write_bytes
 
 _MIN_DELTA = 0.1  # MMEngine's default, although its documentation gives 0.01
 

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import optax.contrib
 
-from jengine import paths
-from jengine.annotations import Index
-from jengine.averaging import AVERAGES, Average, AverageState
-from jengine.errors import ArgumentError, ConfigError, closest
+from jengine.config import paths
+from jengine.config.annotations import Index
+from jengine.train.average import AVERAGES, Average, AverageState
+from jengine.config.errors import ArgumentError, ConfigError, closest
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.registry import HOOKS
-from jengine.train import StepContext
+from jengine.config.registry import HOOKS
+from jengine.train.traced_hooks import StepContext
 
 PyTree = Any
 
@@ -41,7 +41,7 @@ class EMAHook(Hook):
     `hook_state.EMAHook`. A resumed run restores both, bit for bit; `load_from` starts both from the averages.
 
     Args:
-      ema_type: the average: a name in `jengine.averaging`, or a subclass of `Average`.
+      ema_type: the average: a name in `jengine.train`, or a subclass of `Average`.
       strict_load: True raises when resuming from a checkpoint without an average; otherwise the average starts from
         the weights, with a warning. False also lets `load_from` keep the model's own values where nothing matches.
       begin_iter: the first iteration to average, counted from 1; 0 is the same as 1.

@@ -4,7 +4,7 @@ from typing import Any
 
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.registry import HOOKS
+from jengine.config.registry import HOOKS
 
 
 @HOOKS.register_module()

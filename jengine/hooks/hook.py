@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import optax
 
-from jengine.construction import recorded
+from jengine.config.construction import recorded
 from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks.priority import Priority
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.train import StepContext
+from jengine.train.traced_hooks import StepContext
 from jengine.train.scanned_step import ChunkMetrics
 
 Outputs = Mapping[str, Any] | None  # step metrics by name, device arrays; None if the hook runs ahead of the step

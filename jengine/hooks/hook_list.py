@@ -5,14 +5,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError, config_path, did_you_mean
+from jengine.config.errors import ConfigError, config_path, did_you_mean
 from jengine.hooks.checks import HookStateError, NonFiniteLossError
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import Priority, get_level, get_priority, get_priority_name, to_priority
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.logging import shorten_rows, tables
+from jengine.logging.tables import shorten_rows
+from jengine.logging import tables
 from jengine.logging.notebook import in_notebook
-from jengine.registry import HOOKS, as_config
+from jengine.config.registry import HOOKS, as_config
 from jengine.train.scanned_step import ChunkMetrics
 
 _ITERATION_STAGES = ("before_train_iter", "after_train_iter")

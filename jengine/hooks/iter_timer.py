@@ -12,7 +12,7 @@ from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.run_watch import RunWatch
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.registry import HOOKS
+from jengine.config.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
 
 

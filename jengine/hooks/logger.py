@@ -8,15 +8,15 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from jengine.annotations import Count
+from jengine.config.annotations import Count
 from jengine.data.batch_check import Batch
-from jengine.downloads import apply_backend_args
+from jengine.extras.cloud.downloads import apply_backend_args
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.json_codec import encode, to_plain
-from jengine.logging import set_file_handler
-from jengine.registry import HOOKS
-from jengine.storage import storage_path
+from jengine.config.json_codec import encode, to_plain
+from jengine.logging.console import set_file_handler
+from jengine.config.registry import HOOKS
+from jengine.config.storage import storage_path
 from jengine.train.scanned_step import ChunkMetrics
 
 

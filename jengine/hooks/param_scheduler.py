@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jengine.annotations import Finite, Positive
+from jengine.config.annotations import Finite, Positive
 from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.optim.schedules import flatten_schedulers
-from jengine.registry import HOOKS
+from jengine.optim.schedules.scheduler import flatten_schedulers
+from jengine.config.registry import HOOKS
 
 
 @HOOKS.register_module()

@@ -4,7 +4,7 @@ import enum
 import warnings
 from typing import Any
 
-from jengine.errors import UnknownNameError, closest
+from jengine.config.errors import UnknownNameError, closest
 
 
 class Priority(enum.IntEnum):

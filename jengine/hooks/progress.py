@@ -10,9 +10,10 @@ from typing import Any
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.logging import console, terminal_handlers
+from jengine.logging import console
+from jengine.logging.console import terminal_handlers
 from jengine.logging.notebook import NotebookProgress, in_notebook
-from jengine.registry import HOOKS
+from jengine.config.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
 
 _REDRAW_SECONDS = 0.1

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.json_codec import decode_object, encode
-from jengine.runs import RECORD
-from jengine.storage import read_bytes, write_bytes
+from jengine.config.json_codec import decode_object, encode
+from jengine.config.work_dir import RECORD
+from jengine.config.storage import read_bytes, write_bytes
 from jengine.train.state import count_parameters
 from jengine.versions import __version__, describe_device, environment_versions
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import jax
 
-from jengine.distributed import get_processes
+from jengine.parallel.processes import get_processes
 from jengine.hooks.run_record import update_record
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.json_codec import decode_object
-from jengine.storage import StorageError, read_bytes, remove_files, storage_path
+from jengine.config.json_codec import decode_object
+from jengine.config.storage import StorageError, read_bytes, remove_files, storage_path
 
 PROFILE_REQUEST = "profile_request.json"  # in the work dir, written by `jengine profile`
 TRACES = "tf_tracing_logs"  # below the log directory

@@ -10,17 +10,22 @@ import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
-from jengine.checkpoint import Checkpointer
-from jengine.data import DataLoader, IterableLoader
-from jengine.distributed.processes import ProcessGroup
-from jengine.evaluation import Evaluator
-from jengine.logging import AsyncWriter, LogProcessor, MessageHub, PhaseTimer
-from jengine.model import Model
-from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.optim.schedules import Schedulers
-from jengine.sharding import Strategy
-from jengine.train import TrainState
-from jengine.visualization import Visualizer
+from jengine.checkpoint.checkpointer import Checkpointer
+from jengine.data.loader import DataLoader
+from jengine.data.iterables import IterableLoader
+from jengine.parallel.processes import ProcessGroup
+from jengine.evaluation.evaluator import Evaluator
+from jengine.logging.async_writer import AsyncWriter
+from jengine.logging.processor import LogProcessor
+from jengine.logging.message_hub import MessageHub
+from jengine.logging.phase_timer import PhaseTimer
+from jengine.model.model import Model
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.optim.schedules.scheduler import Schedulers
+from jengine.parallel.strategy import Strategy
+from jengine.train.state import TrainState
+from jengine.logging.visualizer import Visualizer
 
 Loader = DataLoader | IterableLoader
 

@@ -6,7 +6,7 @@ import numbers
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.registry import HOOKS
+from jengine.config.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
 from jengine.versions import __version__
 

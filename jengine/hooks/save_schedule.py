@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from jengine.distributed.processes import ProcessGroup
-from jengine.duration import parse_duration
-from jengine.errors import ConfigError
+from jengine.parallel.processes import ProcessGroup
+from jengine.config.duration import parse_duration
+from jengine.config.errors import ConfigError
 from jengine.hooks.runner_protocol import RunnerProtocol
 
 
@@ -181,7 +181,7 @@ class SaveHistory:
     """What the policies see of the regular checkpoints, by number (epoch or iteration), oldest save first.
 
     >>> from orbax.checkpoint.checkpoint_managers import EveryNSteps
-    >>> from jengine.distributed.processes import SingleProcess
+    >>> from jengine.parallel.processes import SingleProcess
     >>> history = SaveHistory(EveryNSteps(20))
     >>> for epoch in (1, 2, 3):
     ...     history.add(epoch, 10 * epoch)

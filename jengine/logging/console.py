@@ -13,7 +13,7 @@ import jax
 from rich.console import Console
 from rich.text import Text
 
-from jengine.errors import ConfigError, closest
+from jengine.config.errors import ConfigError, closest
 
 terminal = Console(highlight=False)
 """The only console of the process: with one console, progress bars and log lines do not overwrite each other."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from jengine.errors import UnknownNameError, closest
+from jengine.config.errors import UnknownNameError, closest
 
 Statistic = TypeVar("Statistic", bound=Callable[..., Any])
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from jengine.errors import ArgumentError, UnknownNameError, closest
-from jengine.json_codec import to_plain
+from jengine.config.errors import ArgumentError, UnknownNameError, closest
+from jengine.config.json_codec import to_plain
 from jengine.logging.history import HistoryBuffer, check_count, to_float
 from jengine.logging.loss_watch import LossWatch
 from jengine.logging.pending_scalars import PendingScalars

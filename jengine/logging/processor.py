@@ -11,12 +11,12 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from jengine.annotations import Count, Index, checked
-from jengine.errors import ArgumentError, config_path
+from jengine.config.annotations import Count, Index, checked
+from jengine.config.errors import ArgumentError, config_path
 from jengine.logging.console import current_logger, escape_name
 from jengine.logging.history import HistoryBuffer
 from jengine.logging.message_hub import HubSnapshot, MessageHub
-from jengine.registry import LOG_PROCESSORS, check_arguments
+from jengine.config.registry import LOG_PROCESSORS, check_arguments
 
 Mode = Literal["train", "val", "test"]
 

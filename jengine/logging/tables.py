@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jengine.annotations import is_number
+from jengine.config.annotations import is_number
 from jengine.logging.console import escape_name
 
 Align = Literal["left", "center", "right"]

@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 
-from jengine.annotations import parameters_of
-from jengine.errors import config_path
+from jengine.config.annotations import parameters_of
+from jengine.config.errors import config_path
 from jengine.model.model import ArrayTree, Batch, Losses
-from jengine.registry import MODELS, Registry, as_config, check_arguments, resolve_functions
-from jengine.selection import Selector, select
+from jengine.config.registry import MODELS, Registry, as_config, check_arguments, resolve_functions
+from jengine.model.selection import Selector, select
 
 # The entries of MODELS, with the names for errors
 _LOSSES, _NETWORKS = Registry("loss", parent=MODELS), Registry("network", parent=MODELS)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jengine import paths
+from jengine.config import paths
 from jengine.model.model import FROZEN, ModelState, Params, PyTree
 from jengine.model.module_types import ModuleType, describe_modules
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.model import equinox_modules
 from jengine.model.adapters import explain_static_modes, to_loss_dict, train_arguments
 from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree
-from jengine.paths import closest_paths, flatten
-from jengine.registry import MODELS
+from jengine.config.paths import closest_paths, flatten
+from jengine.config.registry import MODELS
 
 _INIT_ARGUMENTS = ("rng", "batch")
 _LOSS_ARGUMENTS = ("params", "model_state", "batch", "rng", "hyperparams")

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine import paths
+from jengine.config import paths
 from jengine.data.masking import get_mask
 
 # What `describe_loss` replaces with the settings of a config.
@@ -35,7 +35,7 @@ class _Entry(np.ndarray):
 def find_wrong_labels(step: Callable[[Any], Any], batch: Any) -> str | None:
     """Return what is wrong with the labels in a batch; None if nothing is, or if the step cannot be traced.
 
-    >>> from jengine.model import CrossEntropy
+    >>> from jengine.model.losses import CrossEntropy
     >>> find_wrong_labels(lambda batch: CrossEntropy()(np.zeros((2, 3)), batch), {"label": np.array([0, -1])})
     "`CrossEntropy.label` must be class indices from 0 to 2, as the outputs have 3 classes, got -1 to 0 in ..."
 

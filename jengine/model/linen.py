@@ -7,7 +7,7 @@ import jax
 from flax import linen as nn
 from flax import traverse_util
 
-from jengine.errors import config_path
+from jengine.config.errors import config_path
 from jengine.model.adapters import (
     build_loss,
     build_module,
@@ -22,9 +22,9 @@ from jengine.model.module_types import ModuleType, describe_class, find_stacked
 from jengine.model.padding import exclude_padding
 from jengine.model.remat import check_patterns, remat_linen
 from jengine.model.sown import Sown, SownValues
-from jengine.paths import dotted
-from jengine.registry import MODELS
-from jengine.selection import Selector
+from jengine.config.paths import dotted
+from jengine.config.registry import MODELS
+from jengine.model.selection import Selector
 
 Next = Callable[..., Any]  # with `Args` and `Kwargs`, what an interceptor of Linen gets
 Args = tuple[Any, ...]
@@ -42,7 +42,8 @@ class LinenModel(Model):
     `is_training` or `deterministic`, it is set accordingly. In low precision, the module's parameters and
     inputs are cast, and the outputs are cast back to float32; `loss` gets the batch unchanged.
 
-    >>> from jengine.model import CrossEntropy, SmallCNN
+    >>> from jengine.model.losses import CrossEntropy
+    >>> from jengine.extras.networks.networks import SmallCNN
     >>> model = LinenModel(SmallCNN(num_classes=3), loss=CrossEntropy(label="label"), inputs="image")
 
     Args:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jengine.model.attention import BATCH
+from jengine.extras.networks.attention import BATCH
 from jengine.model.constrain import CONTEXT, constrain
 
 

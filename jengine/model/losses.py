@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.annotations import Decay
+from jengine.config.annotations import Decay
 from jengine.data.masking import get_mask
 from jengine.model.adapters import build_loss, call_loss
 from jengine.model.autocast import at_least_float32
 from jengine.model.labels import explain_axes, require_class_indices
 from jengine.model.logits import ChunkedLogits, map_tokens
 from jengine.model.model import ArrayTree, Batch, Losses
-from jengine.registry import MODELS
-from jengine.selection import Selector, describe_array, select_array
+from jengine.config.registry import MODELS
+from jengine.model.selection import Selector, describe_array, select_array
 
 
 @MODELS.register_module()

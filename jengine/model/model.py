@@ -8,12 +8,12 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import optax
 
-from jengine import paths
-from jengine.annotations import is_mapping
-from jengine.construction import recorded
-from jengine.errors import ConfigError, config_path
+from jengine.config import paths
+from jengine.config.annotations import is_mapping
+from jengine.config.construction import recorded
+from jengine.config.errors import ConfigError, config_path
 from jengine.logging.tables import format_table
-from jengine.registry import MODELS
+from jengine.config.registry import MODELS
 
 PyTree = Any
 ArrayTree: TypeAlias = optax.Params  # any pytree of arrays

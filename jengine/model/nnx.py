@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jengine import paths
-from jengine.errors import config_path
+from jengine.config import paths
+from jengine.config.errors import config_path
 from jengine.model.adapters import (
     build_loss,
     build_module,
@@ -41,8 +41,8 @@ from jengine.model.nnx_state import (
 from jengine.model.padding import exclude_padding, mask_batch_norms
 from jengine.model.remat import check_patterns, remat_nnx
 from jengine.model.sown import Sown, SownValues
-from jengine.registry import MODELS, as_config
-from jengine.selection import Selector
+from jengine.config.registry import MODELS, as_config
+from jengine.model.selection import Selector
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -74,7 +74,7 @@ class NnxModel(Model):
     batch unchanged.
 
     >>> from flax import nnx
-    >>> from jengine.model import MeanSquaredError
+    >>> from jengine.model.losses import MeanSquaredError
     >>> model = NnxModel(lambda rngs: nnx.Linear(3, 1, rngs=rngs), loss=MeanSquaredError(target="y"), inputs="x")
 
     Args:

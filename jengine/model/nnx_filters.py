@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from jengine.annotations import is_mapping
-from jengine.errors import ConfigError, config_path
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import ConfigError, config_path
 from jengine.model.nnx_state import Path, named_leaves
-from jengine.registry import MODELS
+from jengine.config.registry import MODELS
 
 if TYPE_CHECKING:
     from flax import nnx

@@ -9,7 +9,7 @@ from flax import traverse_util
 
 from jengine.model.model import PyTree
 from jengine.model.module_types import ModuleType, describe_modules
-from jengine.paths import dotted
+from jengine.config.paths import dotted
 
 if TYPE_CHECKING:
     from flax import nnx

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine.annotations import is_mapping
-from jengine.errors import closest, config_path
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import closest, config_path
 from jengine.model.autocast import cast_floating, cast_floating_like, compute_in
 from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, ModelWrapper, Params, PyTree, predict_with_key
-from jengine.registry import MODELS, Config, as_config
+from jengine.config.registry import MODELS, Config, as_config
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 

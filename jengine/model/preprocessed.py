@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from jengine.annotations import ConfigOf
+from jengine.config.annotations import ConfigOf
 from jengine.data.pipeline import build_function
-from jengine.errors import config_path
+from jengine.config.errors import config_path
 from jengine.model.model import Batch, ModelWrapper
-from jengine.registry import MODELS
+from jengine.config.registry import MODELS
 
 
 @MODELS.register_module()
@@ -17,7 +17,7 @@ class PreprocessedModel(ModelWrapper):
     It is the place of MMEngine's `data_preprocessor`: what training, validation, test, prediction and exported
     functions all need, such as the normalization of images.
 
-    >>> from jengine.model import FunctionalModel
+    >>> from jengine.model.functional import FunctionalModel
     >>> inner = FunctionalModel(dict, lambda params, batch: 0.0, lambda params, batch: batch["x"])
     >>> PreprocessedModel(inner, steps=[lambda batch: {"x": batch["x"] / 2}]).predict({}, {}, {"x": 3.0})
     1.5

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from jengine import paths
-from jengine.errors import ConfigError
+from jengine.config import paths
+from jengine.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from flax import nnx

@@ -9,20 +9,16 @@ import jax.numpy as jnp
 import optax
 from optax import OptState, Params
 
-from jengine.annotations import is_mapping
-from jengine.errors import closest
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import closest
 from jengine.model.autocast import at_least_float32, autocast, compute_in, current_dtype
-from jengine.optim.transforms import (
-    AccumulateState,
-    GroupHyperparamsState,
-    LossScaleState,
-    dynamic_loss_scale,
-    get_field,
-    set_fields,
-)
+from jengine.optim.transforms.accumulate import AccumulateState
+from jengine.optim.transforms.groups import GroupHyperparamsState
+from jengine.optim.transforms.loss_scale import (LossScaleState, dynamic_loss_scale)
+from jengine.optim.transforms.fields import (get_field, set_fields)
 from jengine.optim.transforms.loss_scale import LossScale
 from jengine.optim.wrapper import OptimWrapper, functional
-from jengine.registry import OPTIM_WRAPPERS
+from jengine.config.registry import OPTIM_WRAPPERS
 
 _SAVED_SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")  # as PyTorch's GradScaler
 
@@ -35,7 +31,7 @@ class AmpOptimWrapper(OptimWrapper):
     Parameters, targets, the loss, model state and optimizer state stay in float32. `value_and_grad` raises a ValueError
     for a loss whose matrix products and convolutions are all in float32.
 
-    >>> from jengine.optim import AdamW
+    >>> from jengine.optim.optimizers.adam import AdamW
     >>> AmpOptimWrapper(optimizer=AdamW(lr=1e-3), dtype="float16").loss_scale.init_scale
     65536.0
 

@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from jengine.annotations import Count
+from jengine.config.annotations import Count
 from jengine.data.step_values import StepValues
-from jengine.errors import ConfigError, config_path
+from jengine.config.errors import ConfigError, config_path
 from jengine.model.module_types import is_batch_norm
 from jengine.optim.schedules.batch_scale import BatchScaleLR
 from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
-from jengine.registry import check_arguments
+from jengine.config.registry import check_arguments
 
 
 def warn_of_accumulation(optim_wrapper: AnyWrapper, module_types: Mapping[str, str], logger: logging.Logger) -> None:

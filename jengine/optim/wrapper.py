@@ -23,11 +23,13 @@ from jengine.optim.param_groups.chain import GroupHyperparamsState
 from jengine.optim.param_groups.grouped import GroupedOptimizer
 from jengine.optim.param_groups.param_group import GroupLayout, get_momentum
 from jengine.optim.schedules.chain import ScheduleChain, chain_of
-from jengine.optim.transforms import ClipByNormState, accumulate_gradients, get_field
+from jengine.optim.transforms.clip import ClipByNormState
+from jengine.optim.transforms.accumulate import accumulate_gradients
+from jengine.optim.transforms.fields import get_field
 from jengine.optim.transforms.accumulate import AccumulateState, init_accumulation, sum_gradients
 from jengine.optim.transforms.clip import ClipByNorm, clipping_parts, parse_clip_grad
 from jengine.optim.transforms.loss_scale import LossScaleState
-from jengine.registry import OPTIM_WRAPPERS
+from jengine.config.registry import OPTIM_WRAPPERS
 
 _get_lr = operator.itemgetter("lr")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -70,7 +72,7 @@ class OptimWrapper:
     the other methods call it as a training loop does.
 
     >>> import jax.numpy as jnp
-    >>> from jengine.optim import SGD
+    >>> from jengine.optim.optimizers.sgd import SGD
     >>> wrapper, params = OptimWrapper(SGD(lr=0.5), clip_grad=dict(max_norm=1.0)), {"w": jnp.array([3.0, 4.0])}
     >>> state = wrapper.init(params)
     >>> loss, grads = wrapper.value_and_grad(lambda p: jnp.sum(p["w"] ** 2))(params, state)

@@ -5,12 +5,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.config import resolve
-from jengine.errors import config_path
+from jengine.config.containers import resolve
+from jengine.config.errors import config_path
 from jengine.optim.optimizers.optimizer_builder import is_optimizer, reject_trailing_comma
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
-from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 
 def build_optim_wrapper(

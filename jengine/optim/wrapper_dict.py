@@ -5,10 +5,10 @@ from typing import Any, NoReturn, TypeAlias
 
 from optax import OptState, Params
 
-from jengine.errors import ArgumentError, UnknownNameError, closest
+from jengine.config.errors import ArgumentError, UnknownNameError, closest
 from jengine.optim.param_groups.param_group import ParamGroup
 from jengine.optim.wrapper import OptimWrapper, functional
-from jengine.registry import OPTIM_WRAPPERS
+from jengine.config.registry import OPTIM_WRAPPERS
 
 
 def _rejected(method: str) -> Callable[..., NoReturn]:
@@ -29,7 +29,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
     The training loop chooses the wrapper for each step, so this class has no `update_params`, `backward` or `step`:
     call them on one of the wrappers.
 
-    >>> from jengine.optim import SGD
+    >>> from jengine.optim.optimizers.sgd import SGD
     >>> OptimWrapperDict(gen=OptimWrapper(SGD(lr=0.1)), disc=OptimWrapper(SGD(lr=0.2))).get_lr()
     {'gen.lr': [0.1], 'disc.lr': [0.2]}
 

@@ -10,22 +10,27 @@ import jax
 import numpy as np
 import optax
 
-from jengine.annotations import is_host_number
-from jengine.checkpoint import Checkpointer, list_arrays, load_pretrained, open_weights, read_meta
-from jengine.checkpoint.fingerprint import name_model_settings
+from jengine.config.annotations import is_host_number
+from jengine.checkpoint.checkpointer import Checkpointer
+from jengine.checkpoint.restore import list_arrays
+from jengine.extras.weights.pretrained import load_pretrained
+from jengine.extras.weights.sources import open_weights
+from jengine.checkpoint.layout import read_meta
+from jengine.config.fingerprint import name_model_settings
 from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
-from jengine.checkpoint.huggingface import find_differences
-from jengine.checkpoint.local_copies import replace_unfit_copy
-from jengine.checkpoint.optimizer_state import load_optimizer
+from jengine.extras.weights.huggingface import find_differences
+from jengine.extras.cloud.local_copies import replace_unfit_copy
+from jengine.extras.weights.optimizer_state import load_optimizer
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.checkpoint.restore import restore_verified
 from jengine.checkpoint.start_from import LoadFrom
-from jengine.distributed.processes import put_whole
-from jengine.errors import ConfigError
+from jengine.parallel.processes import put_whole
+from jengine.config.errors import ConfigError
 from jengine.hooks.run_record import update_record
-from jengine.inference.base_variables import loadable_variables
-from jengine.model import get_model
-from jengine.optim.schedules import chain_of, schedulers_state_dict, seek_schedulers
+from jengine.extras.serving.base_variables import loadable_variables
+from jengine.model.model import get_model
+from jengine.optim.schedules.chain import chain_of
+from jengine.optim.schedules.state import schedulers_state_dict, seek_schedulers
 from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.runner.end_report import wait_for_device
 from jengine.runner.failures import check_losses, recreate_work_dir
@@ -38,8 +43,9 @@ from jengine.runner.resume_check import (
 )
 from jengine.runner.resume_data import collect_position, restore_position, start_at
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
-from jengine.train import TrainState, hook_names
+from jengine.parallel.replica_axis import convert_replica_axis, convert_replica_axis_structs
+from jengine.train.state import TrainState
+from jengine.train.traced_hooks import hook_names
 from jengine.train.traced_hooks import TracedHooks
 from jengine.train.traced_model import is_number
 from jengine.versions import __version__, environment_versions

@@ -7,21 +7,25 @@ from typing import Any
 
 import jax
 
-from jengine.annotations import is_mapping
+from jengine.config.annotations import is_mapping
 from jengine.checkpoint.identity import Identity
-from jengine.errors import ConfigError, config_path
+from jengine.config.errors import ConfigError, config_path
 from jengine.evaluation.sections import split_settings
-from jengine.hooks import Hook
+from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Loader, TrainLoopProtocol
-from jengine.logging import AsyncWriter, LogProcessor, MessageHub
-from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.optim.schedules import build_param_schedulers
-from jengine.registry import LOG_PROCESSORS, LOOPS, STRATEGIES, VISUALIZERS, Config, Registry, as_config
+from jengine.logging.async_writer import AsyncWriter
+from jengine.logging.processor import LogProcessor
+from jengine.logging.message_hub import MessageHub
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.optim.schedules.scheduler_builder import build_param_schedulers
+from jengine.config.registry import LOG_PROCESSORS, LOOPS, STRATEGIES, VISUALIZERS, Config, Registry, as_config
 from jengine.runner.config_checks import EVAL_LOOPS, LoopSection, is_epoch_based, train_loop_config
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.sharding import Strategy, default_strategy
+from jengine.parallel.strategy import Strategy
+from jengine.parallel.pjit import default_strategy
 from jengine.train.state import MAX_STEP
-from jengine.visualization import Visualizer
+from jengine.logging.visualizer import Visualizer
 
 
 def build_strategy(parallel: Strategy | Config | None, train_cfg: LoopSection | None) -> Any:

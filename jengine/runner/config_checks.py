@@ -5,23 +5,28 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jengine.checkpoint import check_storable
-from jengine.config import check_keys, drop_without_effect
+from jengine.checkpoint.arrays import check_storable
+from jengine.config.containers import check_keys
+from jengine.extras.mmengine.mmengine_keys import drop_without_effect
 from jengine.config.dump import check_written
 from jengine.config.extras import check_extras
-from jengine.config.mmengine_keys import describe_changes, reject_foreign_sections
-from jengine.data import DataLoader, IterableLoader, check_dataloader
+from jengine.extras.mmengine.mmengine_keys import describe_changes, reject_foreign_sections
+from jengine.data.loader import DataLoader
+from jengine.data.iterables import IterableLoader
+from jengine.data.build import check_dataloader
 from jengine.data.build import name_to_function
 from jengine.data.find_source import as_source, is_stream
-from jengine.errors import ConfigError, closest, config_path, current_config_path, did_you_mean
-from jengine.evaluation import Evaluator
+from jengine.config.errors import ConfigError, closest, config_path, current_config_path, did_you_mean
+from jengine.evaluation.evaluator import Evaluator
 from jengine.evaluation.sections import EvalSettings, build_evaluators, loader_path, split_dataloaders, split_settings
-from jengine.hooks import CheckpointHook, Hook
+from jengine.hooks.checkpoint import CheckpointHook
+from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import EvalLoopProtocol, TrainLoopProtocol
-from jengine.optim import check_optim_wrapper
-from jengine.optim.schedules import ParamScheduler, check_param_schedulers
-from jengine.registry import LOOPS, Config, as_config, check_arguments, is_built_in
-from jengine.train import TrainState
+from jengine.optim.wrapper_builder import check_optim_wrapper
+from jengine.optim.schedules.scheduler import ParamScheduler
+from jengine.optim.schedules.scheduler_builder import check_param_schedulers
+from jengine.config.registry import LOOPS, Config, as_config, check_arguments, is_built_in
+from jengine.train.state import TrainState
 from jengine.train.phases import parse_phases
 
 _SECTIONS = {

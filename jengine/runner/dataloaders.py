@@ -10,22 +10,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.config.locate import add_place
-from jengine.data import BatchCheck, build_dataloader, list_host_entries, select_arrays
+from jengine.extras.diagnose.locate import add_place
+from jengine.data.batch_check import BatchCheck
+from jengine.data.build import build_dataloader
+from jengine.data.host_entries import list_host_entries, select_arrays
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
-from jengine.description import hash_text
-from jengine.distributed import ProcessMismatchError, assert_equal_across_processes
-from jengine.distributed.processes import ProcessGroup
-from jengine.errors import ConfigError, UnknownNameError, config_path
+from jengine.config.description import hash_text
+from jengine.parallel.processes import ProcessMismatchError, assert_equal_across_processes
+from jengine.parallel.processes import ProcessGroup
+from jengine.config.errors import ConfigError, UnknownNameError, config_path
 from jengine.evaluation.sections import loader_path
 from jengine.hooks.runner_protocol import Loader
 from jengine.logging.slow_call import report_if_slow
-from jengine.model.failing_layer import explain_failing_layer
+from jengine.extras.diagnose.failing_layer import explain_failing_layer
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.runner_protocol import TrainLoopInternals
-from jengine.selection import describe_tree
-from jengine.sharding import DataShard
+from jengine.model.selection import describe_tree
+from jengine.parallel.mesh import DataShard
 
 PyTree = Any
 logger = logging.getLogger("jengine")

@@ -5,14 +5,14 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.checkpoint import CorruptCheckpointError, find_latest, read_meta
+from jengine.checkpoint.layout import CorruptCheckpointError, find_latest, read_meta
 from jengine.checkpoint.layout import read_pointer
 from jengine.evaluation.table import format_validations
 from jengine.hooks.run_record import read_sessions, update_record
-from jengine.logging import Goodput, measure_goodput
+from jengine.logging.goodput import Goodput, measure_goodput
 from jengine.runner.failures import is_consistent, list_directories, logged_errors, recreate_work_dir
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.storage import StorageError, storage_path
+from jengine.config.storage import StorageError, storage_path
 from jengine.train.peak_flops import compute_utilisation
 from jengine.train.speed import format_speed
 

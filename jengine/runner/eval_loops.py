@@ -12,29 +12,33 @@ import jax
 import numpy as np
 import optax
 
-from jengine.annotations import Count
-from jengine.data import BatchCheck, prefetch_to_device, put_arrays, select_arrays
+from jengine.config.annotations import Count
+from jengine.data.batch_check import BatchCheck
+from jengine.data.batch_stream import prefetch_to_device
+from jengine.data.host_entries import put_arrays, select_arrays
 from jengine.data.batch_check import Batch
 from jengine.data.collate import count_examples
 from jengine.data.masking import on_whole_batches, whole_batches
-from jengine.distributed import all_gather_objects
-from jengine.distributed.processes import to_host
-from jengine.errors import ConfigError
-from jengine.evaluation import Evaluator
+from jengine.parallel.processes import all_gather_objects
+from jengine.parallel.processes import to_host
+from jengine.config.errors import ConfigError
+from jengine.evaluation.evaluator import Evaluator
 from jengine.evaluation.evaluator import EvaluatorState
 from jengine.evaluation.sections import EvalSettings, loader_path
 from jengine.hooks.run_record import update_record
 from jengine.hooks.runner_protocol import Loader
-from jengine.model import CastModel, Model, Precision
-from jengine.registry import LOOPS
+from jengine.model.precision import CastModel, Precision
+from jengine.model.model import Model
+from jengine.config.registry import LOOPS
 from jengine.runner.end_report import wait_for_device
 from jengine.runner.failures import mark_inconsistent, step_failed
 from jengine.runner.interrupts import WaitedLoader, iterate
-from jengine.runner.programs import report_first_compile
+from jengine.train.programs import report_first_compile
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.sharding.local_batch import process_local_batch
-from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
-from jengine.train.out_of_memory import explain_out_of_memory
+from jengine.parallel.local_batch import process_local_batch
+from jengine.train.recompilation import RecompilationGuard, compilation_counter
+from jengine.train.step import build_eval_step
+from jengine.extras.diagnose.out_of_memory import explain_out_of_memory
 from jengine.train.traced_model import TracedModel
 
 PyTree = Any

@@ -17,22 +17,22 @@ from typing import Any
 
 import jax
 
-from jengine.checkpoint import CheckpointSaveError
+from jengine.checkpoint.checkpointer import CheckpointSaveError
 from jengine.checkpoint.arrays import ignore_closed_event_loops
 from jengine.checkpoint.layout import find_manifests
 from jengine.checkpoint.lock_holder import WorkDirLockedError
-from jengine.config import write_config
-from jengine.data import select_arrays
-from jengine.errors import read_seconds
+from jengine.config.dump import write_config
+from jengine.data.host_entries import select_arrays
+from jengine.config.errors import read_seconds
 from jengine.hooks.checks import NonFiniteLossError, describe_loss
-from jengine.logging import log_error, open_log_file
-from jengine.optim import AmpOptimWrapper
+from jengine.logging.console import log_error, open_log_file
+from jengine.optim.amp import AmpOptimWrapper
 from jengine.runner.interrupts import watch_waits
 from jengine.runner.runner_protocol import RunnerInternals, TrainLoopInternals
-from jengine.sharding.local_batch import process_local_batch
-from jengine.sharding.strategy import is_pending
-from jengine.storage import storage_path
-from jengine.train.out_of_memory import explain_out_of_memory, is_out_of_memory
+from jengine.parallel.local_batch import process_local_batch
+from jengine.parallel.strategy import is_pending
+from jengine.config.storage import storage_path
+from jengine.extras.diagnose.out_of_memory import explain_out_of_memory, is_out_of_memory
 
 _LIMIT_VARIABLE = "JENGINE_FAILURE_TIMEOUT"
 _LIMIT = read_seconds(_LIMIT_VARIABLE, 300)  # for each wait in a failed run

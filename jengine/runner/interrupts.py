@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-from jengine.data import DataLoader, IterableLoader
+from jengine.data.loader import DataLoader
+from jengine.data.iterables import IterableLoader
 from jengine.data.batch_prefetcher import kill_workers
-from jengine.distributed.processes import ProcessGroup
-from jengine.duration import parse_duration
-from jengine.errors import ConfigError, closest
+from jengine.parallel.processes import ProcessGroup
+from jengine.config.duration import parse_duration
+from jengine.config.errors import ConfigError, closest
 
 _VARIABLE = "JENGINE_STOP_SIGNALS"
 # Schedulers end a job with SIGTERM or SIGUSR1 (`sbatch --signal`), a lost terminal with SIGHUP

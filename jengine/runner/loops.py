@@ -17,19 +17,21 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
-from jengine.annotations import Ascending, Count, Duration, Index
-from jengine.data import BatchCheck, BatchStream, put_arrays
+from jengine.config.annotations import Ascending, Count, Duration, Index
+from jengine.data.batch_check import BatchCheck
+from jengine.data.batch_stream import BatchStream
+from jengine.data.host_entries import put_arrays
 from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks.runner_protocol import Loader
-from jengine.logging import LossWatch
-from jengine.optim import OptimWrapper
-from jengine.registry import LOOPS
+from jengine.logging.loss_watch import LossWatch
+from jengine.optim.wrapper import OptimWrapper
+from jengine.config.registry import LOOPS
 from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_losses, mark_inconsistent
 from jengine.runner.interrupts import WaitedLoader
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.train import check_on_recompile
+from jengine.train.recompilation import check_on_recompile
 from jengine.train.micro_batches import count_micro_batches
 from jengine.train.phases import PhaseConfig, batches_per_iteration, count_iterations
 

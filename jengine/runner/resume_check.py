@@ -9,13 +9,15 @@ from typing import Any
 
 import jax
 
-from jengine.checkpoint import read_meta
+from jengine.checkpoint.layout import read_meta
 from jengine.checkpoint.arrays import is_key
-from jengine.checkpoint.fingerprint import compare_settings
-from jengine.errors import ConfigError
-from jengine.optim.schedules import chain_of, flatten_schedulers, load_schedulers_state_dict
+from jengine.config.fingerprint import compare_settings
+from jengine.config.errors import ConfigError
+from jengine.optim.schedules.chain import chain_of
+from jengine.optim.schedules.scheduler import flatten_schedulers
+from jengine.optim.schedules.state import load_schedulers_state_dict
 from jengine.optim.wrapper_dict import wrappers_by_name
-from jengine.paths import flatten
+from jengine.config.paths import flatten
 from jengine.runner.runner_protocol import RunnerInternals
 
 PyTree = Any

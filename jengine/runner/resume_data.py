@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.runner.runner_protocol import RunnerInternals
 
 _IGNORED = {"replayed": "read and dropped", "lost": "repeated or lost"}

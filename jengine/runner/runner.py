@@ -7,30 +7,34 @@ from typing import Any, Literal
 
 import jax
 
-from jengine.annotations import checked
-from jengine.checkpoint import Checkpointer
+from jengine.config.annotations import checked
+from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.directories import CheckpointDirectories
-from jengine.checkpoint.fingerprint import describe_settings
+from jengine.config.fingerprint import describe_settings
 from jengine.checkpoint.identity import agree_on_identity
 from jengine.checkpoint.start_from import default_resume_command, remove_in_memory
-from jengine.config import format_config, resolve
-from jengine.config.locate import locate_errors
-from jengine.construction import convert_call
+from jengine.config.dump import format_config
+from jengine.config.containers import resolve
+from jengine.extras.diagnose.locate import locate_errors
+from jengine.config.construction import convert_call
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
-from jengine.distributed import get_processes
-from jengine.errors import ConfigError
+from jengine.parallel.processes import get_processes
+from jengine.config.errors import ConfigError
 from jengine.evaluation.sections import suggest_metrics
-from jengine.hooks import Hook, Priority
+from jengine.hooks.hook import Hook
+from jengine.hooks.priority import Priority
 from jengine.hooks.hook_list import HookList
 from jengine.hooks.run_record import GroupTable
-from jengine.inference.predict import Predictor, open_batches
-from jengine.inference.trained_module import trained_module
-from jengine.logging import LogProcessor, PhaseTimer
-from jengine.model import build_model
-from jengine.optim import OptimWrapper, build_optim_wrapper
+from jengine.evaluation.predict import Predictor, open_batches
+from jengine.extras.serving.trained_module import trained_module
+from jengine.logging.processor import LogProcessor
+from jengine.logging.phase_timer import PhaseTimer
+from jengine.model.precision import build_model
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_builder import build_optim_wrapper
 from jengine.optim.batch_size import read_auto_scale_lr, scale_lr, scale_with_batch, warn_of_accumulation
-from jengine.optim.schedules import Schedulers
+from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.runner import bundle, components, config_checks
 from jengine.runner.dataloaders import DataLoaders
@@ -38,12 +42,12 @@ from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_consistent, close, closing, list_directories
 from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
-from jengine.runner.mmengine_names import MMEngineNames
-from jengine.runner.programs import TrainPrograms
+from jengine.extras.mmengine.mmengine_names import MMEngineNames
+from jengine.train.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume
 from jengine.runner.session import RunFiles, record_session
-from jengine.sharding import DispatchLimiter
-from jengine.train import TrainState
+from jengine.parallel.strategy import DispatchLimiter
+from jengine.train.state import TrainState
 from jengine.train.compilation_cache import use_compilation_cache
 from jengine.train.hyperparams import Hyperparams
 from jengine.train.initial_state import StateInitializer
@@ -60,7 +64,7 @@ class Runner(MMEngineNames):
     Each argument is an object or a config (`dict(type=..., ...)`), with MMEngine's names. Invalid arguments raise
     here, with the path in the config; `train`, `val` and `test` build what depends on the data.
 
-    >>> from jengine.model import FunctionalModel
+    >>> from jengine.model.functional import FunctionalModel
     >>> model = FunctionalModel(lambda rng: {"w": 0.0}, lambda params, batch: (params["w"] - batch) ** 2)
     >>> runner = Runner(
     ...     model, "work_dirs/mean", train_dataloader=[jax.numpy.ones(4)], train_cfg=dict(max_epochs=9),

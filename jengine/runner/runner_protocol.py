@@ -10,13 +10,13 @@ from typing import Any, Literal, Protocol
 import jax
 
 from jengine.data.batch_check import Batch
-from jengine.distributed.processes import ProcessGroup
+from jengine.parallel.processes import ProcessGroup
 from jengine.hooks import runner_protocol
 from jengine.hooks.hook_list import HookList
-from jengine.json_codec import Json
+from jengine.config.json_codec import Json
 from jengine.runner.interrupts import Interrupts
-from jengine.runner.programs import TrainPrograms
-from jengine.sharding import DispatchLimiter
+from jengine.train.programs import TrainPrograms
+from jengine.parallel.strategy import DispatchLimiter
 from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any

@@ -12,18 +12,19 @@ import jax
 from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.layout import CURRENT_RUN, POINTER
 from jengine.checkpoint.lock_holder import LOCK
-from jengine.config import write_config
-from jengine.errors import ConfigError
+from jengine.config.dump import write_config
+from jengine.config.errors import ConfigError
 from jengine.hooks.run_record import GroupTable, start_record, update_record
-from jengine.logging import format_table, open_log_file, shorten_rows
-from jengine.logging.upload import PATIENCE, LocalFiles, UploadedFiles
-from jengine.paths import flatten
+from jengine.logging.tables import format_table, shorten_rows
+from jengine.logging.console import open_log_file
+from jengine.extras.cloud.upload import PATIENCE, LocalFiles, UploadedFiles
+from jengine.config.paths import flatten
 from jengine.runner.components import has_own_step
 from jengine.runner.end_report import log_interruption, log_summary
 from jengine.runner.failures import check_losses, handle_failure
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.storage import is_url
+from jengine.config.storage import is_url
 from jengine.train.state import parameter_size
 from jengine.versions import describe_device, environment_versions
 

@@ -9,10 +9,11 @@ import jax
 import numpy as np
 
 from jengine.logging.slow_call import report_if_slow
-from jengine.model import Model
+from jengine.model.model import Model
 from jengine.model.model import Batch
-from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.train.out_of_memory import explain_out_of_memory
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.extras.diagnose.out_of_memory import explain_out_of_memory
 from jengine.train.state import TrainState, create_train_state
 
 PyTree = Any

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.description import describe, hash_text
+from jengine.config.description import describe, hash_text
 from jengine.train.flops import inner_jaxprs
 
 PyTree = Any

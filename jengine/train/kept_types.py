@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine import paths
+from jengine.config import paths
 
 PyTree = Any
 _KINDS = (jnp.floating, jnp.integer)

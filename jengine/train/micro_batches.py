@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 PyTree = Any
 Part = tuple[OrderedDict[str, jax.Array], PyTree, jax.Array | None]  # metrics, model state, weight

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 from optax import Params, Updates
 
 from jengine.data.batch_check import Batch
-from jengine.model import Model
-from jengine.optim import OptimWrapper, OptimWrapperDict
+from jengine.model.model import Model
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.optim.gradients import loss_names
-from jengine.optim.transforms import LossScaleState, get_field
+from jengine.optim.transforms.loss_scale import LossScaleState
+from jengine.optim.transforms.fields import get_field
 from jengine.train import phases as parts
 from jengine.train.kept_types import keep_types
 from jengine.train.phases import Constrain, Gather, Metrics, Phase, PhaseConfig
@@ -45,8 +47,9 @@ class UpdateContext:
     there are several optimizers, and is left out for a single one.
 
     >>> import optax
-    >>> from jengine.model import FunctionalModel
-    >>> from jengine.train import build_train_step, create_train_state
+    >>> from jengine.model.functional import FunctionalModel
+    >>> from jengine.train.step import build_train_step
+    >>> from jengine.train.state import create_train_state
     >>> def train_step(state, batch, ctx):
     ...     for _ in range(2):  # two updates with one batch
     ...         state, metrics = ctx.update(state, lambda params: (params["w"] - batch) ** 2)

@@ -9,11 +9,14 @@ import jax
 import jax.numpy as jnp
 from optax import OptState, Params
 
-from jengine.annotations import Count, check_values
+from jengine.config.annotations import Count, check_values
 from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError, closest, config_path
-from jengine.model import CastModel, Model, Precision
-from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
+from jengine.config.errors import ConfigError, closest, config_path
+from jengine.model.precision import CastModel, Precision
+from jengine.model.model import Model
+from jengine.optim.amp import AmpOptimWrapper
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.optim.transforms.loss_scale import all_finite
 from jengine.train.kept_types import keep_types
 from jengine.train.losses import loss_weight, mean_over_replicas, total_loss

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from jax.typing import ArrayLike
 
-from jengine.errors import closest
-from jengine.paths import dotted
+from jengine.config.errors import closest
+from jengine.config.paths import dotted
 
 logger = logging.getLogger("jengine")
 PyTree = Any

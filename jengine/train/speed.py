@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from jengine.logging import Goodput, format_table
+from jengine.logging.goodput import Goodput
+from jengine.logging.tables import format_table
 from jengine.train.compilation_cache import cache_counts
 
 

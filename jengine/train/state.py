@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flax import struct
 from optax import OptState, Params
 
-from jengine.optim import OptimWrapper, OptimWrapperDict
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.optim.optimizers.common import strip_weak_types
 from jengine.train.traced_hooks import TracedHooks
 

@@ -11,9 +11,10 @@ from optax import Params
 
 from jengine.data.batch_check import Batch
 from jengine.data.masking import get_mask
-from jengine.errors import ConfigError
-from jengine.model import Model, predict_with_key, prediction_key
-from jengine.optim import OptimWrapper, OptimWrapperDict
+from jengine.config.errors import ConfigError
+from jengine.model.model import Model, predict_with_key, prediction_key
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.train import phases as parts
 from jengine.train.hyperparams import HyperparamsVector
@@ -253,9 +254,9 @@ def build_train_step(
     The step is pure and not compiled; the Runner calls `jax.jit(step, donate_argnums=0)`. All values that change from
     one iteration to the next are arguments, so the step is traced once.
 
-    >>> from jengine.model import FunctionalModel
-    >>> from jengine.optim import SGD
-    >>> from jengine.train import create_train_state
+    >>> from jengine.model.functional import FunctionalModel
+    >>> from jengine.optim.optimizers.sgd import SGD
+    >>> from jengine.train.state import create_train_state
     >>> model = FunctionalModel(lambda: {"w": jnp.zeros(())}, loss=lambda p, x: (p["w"] - x) ** 2, predict=None)
     >>> wrapper, rng = OptimWrapper(SGD(lr=0.25)), jax.random.key(0)
     >>> step = jax.jit(build_train_step(model, wrapper))

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.model import Model
+from jengine.model.model import Model
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.train.traced_reads import RecordedScalars, check_reads, list_changed, record_reads
 

@@ -9,16 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from jengine.averaging import (
-    AVERAGES,
-    Average,
-    CosineEMA,
-    ExpMomentumEMA,
-    ExponentialMovingAverage,
-    MomentumAnnealingEMA,
-    StochasticWeightAverage,
-)
-from jengine.errors import ArgumentError
+from jengine.train import (AVERAGES, Average, CosineEMA, ExpMomentumEMA, ExponentialMovingAverage, MomentumAnnealingEMA, StochasticWeightAverage)
+from jengine.config.errors import ArgumentError
 
 DATA = pathlib.Path(__file__).parent.parent / "data" / "parity"
 

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jengine import paths, registry
-from jengine.checkpoint import CheckpointMismatchError, export_hub, load_pretrained, transformer_arguments
-from jengine.checkpoint.huggingface import list_tensors, read_config
-from jengine.checkpoint.sources import open_weights
-from jengine.errors import ConfigError
-from jengine.model import TransformerLM
+from jengine.config import paths, registry
+from jengine.checkpoint import CheckpointMismatchError
+from jengine.extras.weights import export_hub, load_pretrained, transformer_arguments
+from jengine.extras.weights.huggingface import list_tensors, read_config
+from jengine.extras.weights.sources import open_weights
+from jengine.config.errors import ConfigError
+from jengine.extras.networks import TransformerLM
 
 DATA = pathlib.Path(__file__).parent.parent / "data" / "pretrained"
 MODELS = ("gpt2", "llama", "mistral")

@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from jengine.checkpoint.lease import Lease
+from jengine.extras.cloud.lease import Lease
 from jengine.checkpoint.lock import is_locked, make_lock
 from jengine.checkpoint.lock_holder import LOCK, WorkDirLockedError
-from jengine.storage import get_filesystem
+from jengine.config.storage import get_filesystem
 
 HOLDER = """
 import sys
-from jengine.checkpoint.lease import Lease
+from jengine.extras.cloud.lease import Lease
 lease = Lease(sys.argv[1], float(sys.argv[2]))
 lease.acquire()
 for line in sys.stdin:

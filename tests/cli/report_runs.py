@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from jengine.visualization import Visualizer
+from jengine.logging import Visualizer
 
 VERSIONS = {"jengine": "0.1.0", "jax": "0.10.2"}
 

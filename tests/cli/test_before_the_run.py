@@ -9,10 +9,11 @@ from flax import nnx
 
 from jengine.checkpoint import read_meta
 from jengine.cli import main
-from jengine.cli.lr_find import suggest
-from jengine.cli.schedule import preview_schedules
+from jengine.extras.diagnose.lr_find import suggest
+from jengine.extras.diagnose.schedule import preview_schedules
 from jengine.config import load_config, resolve
-from jengine.model import CrossEntropy, FunctionalModel, LoRA, NnxModel
+from jengine.model import CrossEntropy, FunctionalModel, NnxModel
+from jengine.extras.networks import LoRA
 
 CONFIG = """
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ import numpy as np
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.registry import DATASETS, HOOKS, MODELS
+from jengine.config import DATASETS, HOOKS, MODELS
 
 
 @DATASETS.register_module(force=True)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from jengine.cli import main
-from jengine.cli.conversion import Conversion
+from jengine.extras.mmengine.conversion import Conversion
 from jengine.config import load_config, resolve
 from jengine.runner import Runner
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jengine.cli import main
-from jengine.cli.contact_sheet import to_uint8, write_contact_sheet
-from jengine.cli.drawn_batches import draw_batches
+from jengine.extras.diagnose.contact_sheet import to_uint8, write_contact_sheet
+from jengine.extras.diagnose.drawn_batches import draw_batches
 from jengine.data import build_dataloader
 
 CONFIG = """

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from jengine.cli import main
-from jengine.cli.plan import parse_mesh, scale_batches, set_devices
-from jengine.cli.plan_report import format_plan
-from jengine.cli.program_costs import compile_plan, estimate_time
-from jengine.cli.topologies import CHIPS
+from jengine.extras.plan.plan import parse_mesh, scale_batches, set_devices
+from jengine.extras.plan.plan_report import format_plan
+from jengine.extras.plan.program_costs import compile_plan, estimate_time
+from jengine.extras.plan.topologies import CHIPS
 from jengine.config import load_config, resolve
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.model import FunctionalModel
 from jengine.runner import Runner
-from jengine.sharding import build_mesh
+from jengine.parallel import build_mesh
 from jengine.train.peak_flops import get_peak_flops
 
 CONFIG = """
@@ -26,7 +26,7 @@ import numpy as np
 from jengine.data import ArrayDataset
 from jengine.evaluation.metric import BaseMetric
 from jengine.model import FunctionalModel
-from jengine.registry import DATASETS, METRICS, MODELS
+from jengine.config import DATASETS, METRICS, MODELS
 
 
 @DATASETS.register_module(force=True)

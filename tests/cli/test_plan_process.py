@@ -1,7 +1,7 @@
 """Test the process of the compilers with configs that end it, or fail, before a compiler is used."""
 
-from jengine.cli.plan_process import compile_candidates
-from jengine.cli.topologies import parse_topology
+from jengine.extras.plan.plan_process import compile_candidates
+from jengine.extras.plan.topologies import parse_topology
 
 ABORT = """
 import os

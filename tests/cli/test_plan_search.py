@@ -2,19 +2,11 @@
 
 import pytest
 
-from jengine.cli.plan_process import PlanError
-from jengine.cli.plan_report import format_search
-from jengine.cli.plan_search import (
-    Candidate,
-    batch_space,
-    build_space,
-    iterate_meshes,
-    rank,
-    search,
-    search_batch,
-)
-from jengine.cli.topologies import parse_topology
-from jengine.errors import ConfigError
+from jengine.extras.plan.plan_process import PlanError
+from jengine.extras.plan.plan_report import format_search
+from jengine.extras.plan.plan_search import (Candidate, batch_space, build_space, iterate_meshes, rank, search, search_batch)
+from jengine.extras.plan.topologies import parse_topology
+from jengine.config.errors import ConfigError
 
 CFG = dict(
     model=dict(type="M", module=dict(type="N", remat=False)),

@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel
-from jengine.registry import DATASETS, MODELS
+from jengine.config import DATASETS, MODELS
 
 
 @DATASETS.register_module(force=True)

@@ -7,8 +7,8 @@ import urllib.request
 import pytest
 
 from jengine.cli import main
-from jengine.cli.report.page import collect_data
-from jengine.cli.report.server import make_server
+from jengine.extras.report.page import collect_data
+from jengine.extras.report.server import make_server
 
 from .report_runs import losses, train_row, write_run
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from jengine.cli.report.page import collect_data, render_page
-from jengine.cli.report.page_data import MAX_IMAGE_NAMES, build_page_data, thin
-from jengine.runs.run_files import find_runs, name_runs, read_run, read_runs
-from jengine.runs.run_metrics import compare_configs, find_rule, read_curves
+from jengine.extras.report.page import collect_data, render_page
+from jengine.extras.report.page_data import MAX_IMAGE_NAMES, build_page_data, thin
+from jengine.extras.report.run_files import find_runs, name_runs, read_run, read_runs
+from jengine.extras.report.run_metrics import compare_configs, find_rule, read_curves
 
 from .report_runs import losses, train_row, write_run
 

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from jengine.cli import main
-from jengine.cli.report.page import collect_data, to_json
-from jengine.cli.report.server import make_server
+from jengine.extras.report.page import collect_data, to_json
+from jengine.extras.report.server import make_server
 
 from .report_runs import losses, train_row, write_run
 

@@ -17,7 +17,7 @@ from jengine import Runner, load_config
 from jengine.checkpoint import load
 from jengine.cli import main
 from jengine.config import resolve
-from jengine.construction import to_config
+from jengine.config.construction import to_config
 from jengine.data import ArrayDataset, DataLoader, DefaultSampler
 from jengine.model import FunctionalModel
 
@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
-from jengine.registry import HOOKS
+from jengine.config import HOOKS
 import numpy as np
 
 
@@ -124,7 +124,7 @@ import optax
 from jengine import Runner, load_model
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.registry import DATASETS, HOOKS
+from jengine.config import DATASETS, HOOKS
 
 
 @DATASETS.register_module()

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from jengine.cli.plan import set_devices
-from jengine.cli.program_costs import compile_plan
+from jengine.extras.plan.plan import set_devices
+from jengine.extras.plan.program_costs import compile_plan
 from jengine.config import load_config, resolve
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -1,7 +1,7 @@
 import pytest
 
 from jengine.cli import main
-from jengine.cli.schedule import plot
+from jengine.extras.diagnose.schedule import plot
 
 CONFIG = """
 def get_config():

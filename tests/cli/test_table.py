@@ -4,10 +4,10 @@ import math
 import pytest
 
 from jengine.cli import main
-from jengine.runs.run_files import read_run
-from jengine.runs.run_metrics import find_best
-from jengine.runs.run_table import read_table
-from jengine.runs.table_format import sort_cells
+from jengine.extras.report.run_files import read_run
+from jengine.extras.report.run_metrics import find_best
+from jengine.extras.report.run_table import read_table
+from jengine.extras.report.table_format import sort_cells
 
 from .report_runs import train_row, write_run
 

@@ -6,9 +6,9 @@ import logging
 import pytest
 
 from jengine.config import load_config, resolve
-from jengine.config.mmengine_keys import SECTIONS
-from jengine.errors import ConfigError
-from jengine.registry import HOOKS
+from jengine.extras.mmengine.mmengine_keys import SECTIONS
+from jengine.config.errors import ConfigError
+from jengine.config import HOOKS
 from jengine.runner import Runner
 
 BASE = """
@@ -102,7 +102,7 @@ def test_a_deprecated_file_is_named(write, caplog):
 
 
 def test_custom_imports_register_classes(write):
-    write("own_flat_hooks.py", "from jengine.hooks import Hook\nfrom jengine.registry import HOOKS\n@HOOKS.register_module()\nclass FlatHook(Hook): pass")  # fmt: skip
+    write("own_flat_hooks.py", "from jengine.hooks import Hook\nfrom jengine.config import HOOKS\n@HOOKS.register_module()\nclass FlatHook(Hook): pass")  # fmt: skip
     cfg = load(write("a.py", "custom_imports = dict(imports=['own_flat_hooks'])\nwork_dir = 'w'"))
     assert cfg == dict(work_dir="w")
     assert HOOKS.build(dict(type="FlatHook")).priority == "NORMAL"

@@ -5,8 +5,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from jengine.config import load_config, resolve
-from jengine.errors import ConfigError
-from jengine.registry import MODELS
+from jengine.config.errors import ConfigError
+from jengine.config import MODELS
 
 
 def test_a_dict_and_a_config_dict_load_equally(write):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jengine.config.locate import locate_argument, locate_errors
+from jengine.extras.diagnose.locate import locate_argument, locate_errors
 from jengine.hooks import CheckpointHook
 
 CFG = dict(

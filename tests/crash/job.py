@@ -18,7 +18,7 @@ from flax import linen as nn
 
 from jengine import Runner
 from jengine.data import ArrayDataset
-from jengine.distributed import launch
+from jengine.parallel import launch
 from jengine.model import LinenModel, MeanSquaredError
 
 HEARTBEAT_TIMEOUT = 10  # seconds

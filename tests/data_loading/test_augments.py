@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.data import CutMix, MixUp, RandomErasing, SoftLabels
-from jengine.data.augments import cut_mask
-from jengine.data.batch_augments import BatchAugment, build_batch_augment
+from jengine.extras.augment import CutMix, MixUp, RandomErasing, SoftLabels
+from jengine.extras.augment.augments import cut_mask
+from jengine.extras.augment.batch_augments import BatchAugment, build_batch_augment
 
 IMAGES = np.random.RandomState(0).rand(6, 9, 7, 2).astype(np.float32)
 LABELS = np.eye(6, dtype=np.float32)  # the share of an example is what is left of its label

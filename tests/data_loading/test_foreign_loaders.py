@@ -5,7 +5,7 @@ import pytest
 
 from jengine.data import IterableLoader
 from jengine.data.masking import get_mask
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 
 class Tensor:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jengine.data import build_dataloader
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 
 def batches(shards, **section):

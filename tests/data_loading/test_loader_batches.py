@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset, DataLoader, DefaultSampler, InfiniteSampler
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 
 def make_dataset(size):

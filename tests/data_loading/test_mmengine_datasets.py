@@ -7,21 +7,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from jengine.contrib.selfsup.pseudo_labels import PseudoLabelDataset
-from jengine.data import (
-    ArrayDataset,
-    BaseDataset,
-    ClassBalancedDataset,
-    Compose,
-    ConcatDataset,
-    DataLoader,
-    MixedDataset,
-    RepeatDataset,
-    TransformedDataset,
-    build_dataloader,
-)
-from jengine.hooks.switch_recipe import set_pipeline
-from jengine.registry import DATASETS
+from jengine.extras.selfsup.pseudo_labels import PseudoLabelDataset
+from jengine.data import (ArrayDataset, Compose, DataLoader, TransformedDataset, build_dataloader)
+from jengine.extras.augment import (BaseDataset, ClassBalancedDataset, ConcatDataset, MixedDataset, RepeatDataset)
+from jengine.extras.augment.switch_recipe import set_pipeline
+from jengine.config import DATASETS
 
 RECORDS = [dict(img_path=f"{i}.jpg", height=i, cat=i % 3) for i in range(6)]
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset, DataLoader, Pipeline, TransformedDataset, build_dataloader
-from jengine.registry import TRANSFORMS
+from jengine.config import TRANSFORMS
 
 
 @TRANSFORMS.register_module(force=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset, BatchCheck, build_dataloader
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 
 class Graphs(NamedTuple):

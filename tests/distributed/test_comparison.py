@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.description import describe, first_difference
-from jengine.distributed.processes import SingleProcess, assert_equal_across_processes
+from jengine.config.description import describe, first_difference
+from jengine.parallel.processes import SingleProcess, assert_equal_across_processes
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from jengine import checkpoint
-from jengine.storage import list_files, read_bytes
+from jengine.config.storage import list_files, read_bytes
 from tests.distributed import train_script
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jengine import checkpoint
-from jengine.train.replay import read_dump
+from jengine.extras.diagnose.replay import read_dump
 from tests.distributed import training_cases
 from tests.distributed.test_processes import PATIENCE, address, environment
 from tests.sharding.test_exactness import SAVED

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.data import ArrayDataset
-from jengine.distributed import launch
+from jengine.parallel import launch
 from jengine.evaluation import HostMetric
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel

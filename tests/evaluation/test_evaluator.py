@@ -7,7 +7,7 @@ import pytest
 
 from jengine.data import ArrayDataset, DataLoader
 from jengine.evaluation import Accuracy, BaseMetric, Evaluator, HostMetric, MeanLoss, build_evaluator, get_metric_value
-from jengine.registry import METRICS
+from jengine.config import METRICS
 
 SIZE = 45
 rng = np.random.RandomState(0)

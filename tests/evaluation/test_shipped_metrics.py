@@ -8,24 +8,11 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn
 
-from jengine.contrib.segmentation import IoUMetric
+from jengine.extras.segmentation import IoUMetric
 from jengine.data import ArrayDataset, DataLoader
-from jengine.evaluation import (
-    AUROC,
-    BLEU,
-    Accuracy,
-    AveragePrecision,
-    BitsPerByte,
-    CalibrationError,
-    ConfusionMatrix,
-    Evaluator,
-    MeanAbsoluteError,
-    MeanSquaredErrorMetric,
-    Perplexity,
-    PrecisionRecallF1,
-    R2Score,
-)
-from jengine.registry import METRICS
+from jengine.extras.metrics import (AUROC, BLEU, AveragePrecision, BitsPerByte, CalibrationError, ConfusionMatrix, MeanAbsoluteError, MeanSquaredErrorMetric, Perplexity, PrecisionRecallF1, R2Score)
+from jengine.evaluation import (Accuracy, Evaluator)
+from jengine.config import METRICS
 
 SIZE, CLASSES = 61, 5
 ITEMS = ("precision", "recall", "f1")

@@ -5,7 +5,7 @@ import pytest
 
 from jengine.checkpoint import load, read_meta
 from jengine.hooks import CheckpointHook, Hook
-from jengine.registry import HOOKS
+from jengine.config import HOOKS
 from tests.runner_fixture import QuickRunner
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from jengine.hooks import EarlyStoppingHook
-from jengine.registry import HOOKS
+from jengine.config import HOOKS
 from tests.runner_fixture import QuickRunner
 
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks import Hook, OptunaPruningHook
 from tests.runner_fixture import QuickRunner
 
@@ -11,7 +11,7 @@ optuna = pytest.importorskip("optuna")
 
 def train(tmp_path, others, values):
     """Train a trial with a validation in each epoch, after five others that are complete."""
-    from jengine.sweeps.search import open_study
+    from jengine.extras.sweeps.search import open_study
 
     record = {"path": str(tmp_path / "optuna.log"), "name": "study"}
     study = open_study(record, "maximize")
@@ -53,7 +53,7 @@ class DamageStudy(Hook):
 
 
 def test_a_run_goes_on_when_the_file_of_the_study_is_damaged(tmp_path, caplog):
-    from jengine.sweeps.search import open_study
+    from jengine.extras.sweeps.search import open_study
 
     caplog.set_level("WARNING", "jengine")
     record = {"path": str(tmp_path / "optuna.log"), "name": "study"}

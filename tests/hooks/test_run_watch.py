@@ -9,7 +9,7 @@ from jengine.cli.main import main
 from jengine.hooks import Hook, IterTimerHook
 from jengine.hooks.run_record import read_sessions
 from jengine.hooks.run_watch import PROFILE_REQUEST, _Report, describe_slowest
-from jengine.storage import storage_path
+from jengine.config.storage import storage_path
 from tests.runner.conftest import make_runner  # noqa: F401
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from jengine.hooks import DistSamplerSeedHook, ParamSchedulerHook
 from jengine.optim.schedules.plateau import PlateauSettings
-from jengine.registry import HOOKS
+from jengine.config import HOOKS
 
 
 class Scheduler:

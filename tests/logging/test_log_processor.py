@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jengine.logging import HistoryBuffer, LogProcessor, MessageHub
-from jengine.registry import LOG_PROCESSORS
+from jengine.config import LOG_PROCESSORS
 
 
 def make_loop(size):

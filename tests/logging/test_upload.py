@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from jengine.errors import ConfigError
-from jengine.logging.upload import UploadedFiles, choose_local_dir, is_private
-from jengine.storage import get_filesystem
+from jengine.config.errors import ConfigError
+from jengine.extras.cloud.upload import UploadedFiles, choose_local_dir, is_private
+from jengine.config.storage import get_filesystem
 
 
 @pytest.fixture(params=["gs_bucket", "s3_bucket"])
@@ -90,7 +90,7 @@ def test_what_a_killed_process_of_this_machine_has_not_sent_is_taken_over(tmp_pa
     url = f"{gs_bucket}/run"
     code = f"""
 import os, pathlib
-from jengine.logging.upload import UploadedFiles
+from jengine.extras.cloud.upload import UploadedFiles
 root = pathlib.Path({str(tmp_path)!r}, "run-00000001")
 files = UploadedFiles(str(root), {url!r})
 files.start()

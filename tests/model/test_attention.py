@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from jengine.model.attention import attend, choose_implementation
+from jengine.extras.networks.attention import attend, choose_implementation
 
 LENGTH = 384  # two blocks of queries, and three tiles of the kernel for TPUs
 SEGMENTS = np.repeat([[0, 1, 2], [0, 0, 1]], 128, axis=1)

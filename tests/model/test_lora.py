@@ -7,13 +7,15 @@ from flax import linen as nn
 from flax import nnx
 from safetensors.numpy import load_file
 
-from jengine import Runner, paths
-from jengine.checkpoint import export_params
+from jengine import Runner
+from jengine.config import paths
+from jengine.extras.weights import export_params
 from jengine.cli import main
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
-from jengine.model import FunctionalModel, LoRA, NnxModel
-from jengine.registry import MODELS
+from jengine.config.errors import ConfigError
+from jengine.model import FunctionalModel, NnxModel
+from jengine.extras.networks import LoRA
+from jengine.config import MODELS
 
 VIT = dict(
     type="LinenModel",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from jengine.model.mixture import MixtureOfExperts
+from jengine.extras.networks.mixture import MixtureOfExperts
 
 MIXTURE = MixtureOfExperts(experts=4, top_k=2, width=12)
 

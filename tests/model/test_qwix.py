@@ -10,7 +10,7 @@ from flax import nnx
 from jengine import Runner
 from jengine.data import ArrayDataset
 from jengine.model import CrossEntropy, NnxModel
-from jengine.paths import flatten
+from jengine.config.paths import flatten
 
 pytestmark = pytest.mark.foreign
 

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from jengine import load_config, paths
-from jengine.errors import ConfigError
-from jengine.model import CrossEntropy, LinenModel, TransformerLM
+from jengine import load_config
+from jengine.config import paths
+from jengine.config.errors import ConfigError
+from jengine.model import CrossEntropy, LinenModel
+from jengine.extras.networks import TransformerLM
 from jengine.model.constrain import constrain
 from jengine.model.labels import find_wrong_labels
-from jengine.model.rotary import make_scaling, rotate
-from jengine.sharding import Placement, build_mesh
+from jengine.extras.networks.rotary import make_scaling, rotate
+from jengine.parallel import Placement, build_mesh
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "lm.py"
 SMALL = dict(vocab_size=11, width=8, depth=3, heads=2, mlp_width=12)
@@ -102,7 +104,7 @@ def test_the_gradient_for_tpus_is_that_of_the_rotation(monkeypatch):
 
     expected = jax.grad(loss)(x)
     (_, curvature) = jax.jvp(jax.grad(loss), (x,), (y,))
-    monkeypatch.setattr("jengine.model.rotary.get_platform", lambda: "tpu")
+    monkeypatch.setattr("jengine.extras.networks.rotary.get_platform", lambda: "tpu")
     np.testing.assert_allclose(jax.grad(loss)(x), expected, atol=1e-6)
     np.testing.assert_allclose(jax.grad(lambda x: jnp.sum(y * jax.grad(loss)(x)))(x), curvature, atol=1e-6)
     with pytest.raises(TypeError, match="forward-mode"):

@@ -10,7 +10,7 @@ import pytest
 
 from jengine.optim import build_optim_wrapper
 from jengine.optim.param_groups import layer_depth
-from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from jengine.config import OPTIM_WRAPPER_CONSTRUCTORS
 
 ONE = np.ones(1, np.float32)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.optim import build_optim_wrapper
 from jengine.optim.param_groups.layer_depth import LayerPattern
 

@@ -19,7 +19,7 @@ from jengine.optim import (
     OptimWrapperDict,
     build_optim_wrapper,
 )
-from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from jengine.config import OPTIM_WRAPPER_CONSTRUCTORS
 
 PARAMS = {"backbone": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(3)}}
 TWO_GROUPS = [{"params": "backbone", "lr": 0.01}, {"params": "head", "lr": 0.001}]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jengine.data import build_dataloader
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks import Hook
 
 from .stream_cases import read_log, train

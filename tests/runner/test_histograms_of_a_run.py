@@ -7,7 +7,7 @@ import pytest
 
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
-from jengine.hooks.histogram import bin_elements
+from jengine.extras.diagnose.histogram import bin_elements
 from jengine.model import FunctionalModel
 
 NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)

@@ -6,16 +6,8 @@ import types
 import numpy as np
 import pytest
 
-from jengine.hooks import (
-    CheckInvalidLossHook,
-    CheckpointHook,
-    EmptyCacheHook,
-    Hook,
-    MemoryProfilerHook,
-    NumericsGuardHook,
-    PreciseBNHook,
-    ProfilerHook,
-)
+from jengine.hooks import (CheckInvalidLossHook, CheckpointHook, Hook, PreciseBNHook)
+from jengine.extras.diagnose import (EmptyCacheHook, MemoryProfilerHook, NumericsGuardHook, ProfilerHook)
 from jengine.hooks.hook_list import HookList
 from jengine.train.scanned_step import ChunkMetrics
 

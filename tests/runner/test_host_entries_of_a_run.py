@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 
 from jengine.data import ArrayDataset
-from jengine.errors import UnknownNameError
+from jengine.config.errors import UnknownNameError
 from jengine.evaluation import HostMetric
 from jengine.hooks import Hook
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel

@@ -18,8 +18,8 @@ import pytest
 from jengine import checkpoint
 from jengine.checkpoint import WorkDirLockedError
 from jengine.data import ArrayDataset, DataLoader
-from jengine.distributed.processes import SingleProcess
-from jengine.errors import ConfigError
+from jengine.parallel.processes import SingleProcess
+from jengine.config.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner.interrupts import Interrupts, WaitedLoader, watch_waits

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks import NonFiniteLossError
 from jengine.model import CrossEntropy, FunctionalModel
 

@@ -18,12 +18,13 @@ import jengine
 from jengine.checkpoint import CheckpointMismatchError
 from jengine.cli import main
 from jengine.config import dump_config
-from jengine.config.foreign import find_known_class, only_known_classes
+from jengine.extras.mmengine.foreign import find_known_class, only_known_classes
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel
-from jengine.registry import DATASETS, MODELS
-from jengine.runner import Runner, export_model
+from jengine.config import DATASETS, MODELS
+from jengine.runner import Runner
+from jengine.extras.serving import export_model
 from jengine.train import compilation_counter
 
 X = np.random.RandomState(0).randn(24, 4).astype(np.float32)
@@ -270,7 +271,7 @@ def test_a_foreign_config_may_name_networks_of_packages_and_classes_of_the_user(
         assert model.module.features == 2
 
 
-@pytest.mark.parametrize("name", ["jaxlib._jax", "_io", "numpy", "jengine.registry"])
+@pytest.mark.parametrize("name", ["jaxlib._jax", "_io", "numpy", "jengine.config.registry"])
 def test_a_foreign_config_may_name_no_other_class_whatever_it_says_of_its_module(name):
     modules = {name: sys.modules[name]}
     with only_known_classes("checkpoint"):

@@ -9,18 +9,10 @@ import pytest
 from jengine.checkpoint import load
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
-from jengine.model import (
-    BaseTTAModel,
-    CastModel,
-    CrossEntropy,
-    FunctionalModel,
-    LinenModel,
-    Precision,
-    SwitchedLoss,
-    get_model,
-)
-from jengine.registry import MODELS
-from jengine.visualization import Visualizer
+from jengine.extras.serving import BaseTTAModel
+from jengine.model import (CastModel, CrossEntropy, FunctionalModel, LinenModel, Precision, SwitchedLoss, get_model)
+from jengine.config import MODELS
+from jengine.logging import Visualizer
 
 NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.model import FunctionalModel
-from jengine.visualization import LocalVisualizer, display
+from jengine.extras.drawing import LocalVisualizer, display
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from jengine.cli.schedule import preview_schedules
+from jengine.extras.diagnose.schedule import preview_schedules
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 SGD = dict(optimizer=dict(type="SGD", lr=1.0, momentum=0.9))
 

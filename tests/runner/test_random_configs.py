@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jengine.hooks import Hook
-from jengine.paths import flatten
+from jengine.config.paths import flatten
 from jengine.runner import Runner
 from tests.runner.random_configs import Config
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset, build_dataloader
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.runner.resume_data import restore_position
-from jengine.sharding import DataShard
+from jengine.parallel import DataShard
 
 from .stream_cases import RecordIds, read_log, train
 

@@ -3,9 +3,10 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset
-from jengine.model import BaseTTAModel, FunctionalModel
-from jengine.registry import DATASETS, MODELS
-from jengine.runner import build_runner_with_tta
+from jengine.extras.serving import BaseTTAModel
+from jengine.model import FunctionalModel
+from jengine.config import DATASETS, MODELS
+from jengine.extras.serving import build_runner_with_tta
 
 
 @MODELS.register_module(force=True)

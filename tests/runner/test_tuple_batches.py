@@ -7,7 +7,7 @@ from flax import linen as nn
 from flax import nnx
 
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.evaluation import HostMetric
 from jengine.hooks import NonFiniteLossError
 from jengine.model import CrossEntropy, LinenModel, NnxModel

@@ -7,7 +7,7 @@ import pytest
 from jengine.data import ArrayDataset
 from jengine.model import LinenModel
 from jengine.runner import Runner
-from jengine.sharding import find_collectives
+from jengine.extras.plan import find_collectives
 
 RNG = np.random.RandomState(0)
 X = RNG.randn(16, 8).astype(np.float32)

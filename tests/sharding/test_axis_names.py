@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.model import LinenModel
-from jengine.sharding import DataParallel, Pjit, SingleDevice
+from jengine.parallel import DataParallel, Pjit, SingleDevice
 from tests.sharding.conftest import Net, squared_error
 
 

@@ -8,11 +8,12 @@ import optax
 import pytest
 
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks import Hook, SyncBuffersHook
 from jengine.model import FunctionalModel, LinenModel
-from jengine.registry import STRATEGIES
-from jengine.sharding import Collective, DataParallel, convert_replica_axis
+from jengine.config import STRATEGIES
+from jengine.extras.plan import Collective
+from jengine.parallel import DataParallel, convert_replica_axis
 from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives
 
 IMPLS = ["shard_map", "pmap"]

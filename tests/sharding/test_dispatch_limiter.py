@@ -1,6 +1,6 @@
 """Test how far the host runs ahead of the device."""
 
-from jengine.sharding import DispatchLimiter
+from jengine.parallel import DispatchLimiter
 
 
 class Token:

@@ -5,8 +5,8 @@ import re
 
 from jax.sharding import AxisType
 
-from jengine.registry import STRATEGIES
-from jengine.sharding import DataParallel, Pjit, SingleDevice, build_mesh
+from jengine.config import STRATEGIES
+from jengine.parallel import DataParallel, Pjit, SingleDevice, build_mesh
 from tests.sharding.test_slices import make_slices
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jengine.errors import ConfigError
-from jengine.sharding.mesh import DataShard, find_data_shard
+from jengine.config.errors import ConfigError
+from jengine.parallel.mesh import DataShard, find_data_shard
 
 
 @dataclasses.dataclass(frozen=True)

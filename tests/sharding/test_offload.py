@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model.remat import check_host_memory
-from jengine.sharding import Pjit
+from jengine.parallel import Pjit
 
 MESH = dict(type="Pjit", mesh=dict(fsdp=4, data=2), fsdp_min_size=16)
 

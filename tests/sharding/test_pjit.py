@@ -11,11 +11,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import LinenModel
-from jengine.registry import STRATEGIES
-from jengine.sharding import Pjit, SingleDevice, default_strategy
+from jengine.config import STRATEGIES
+from jengine.parallel import Pjit, SingleDevice, default_strategy
 from jengine.train import TrainState
 from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives
 
@@ -138,8 +138,8 @@ def test_the_default_on_cpu_is_one_device_and_elsewhere_all(monkeypatch):
     class Accelerator:
         platform = "gpu"
 
-    monkeypatch.setattr("jengine.sharding.pjit.jax.devices", lambda: [Accelerator(), Accelerator()])
-    monkeypatch.setattr("jengine.sharding.pjit.Pjit", lambda: "all of them")
+    monkeypatch.setattr("jengine.parallel.pjit.jax.devices", lambda: [Accelerator(), Accelerator()])
+    monkeypatch.setattr("jengine.parallel.pjit.Pjit", lambda: "all of them")
     assert default_strategy() == "all of them"
 
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jengine.errors import ConfigError
-from jengine.sharding import Placement, build_mesh
-from jengine.sharding.mesh import choose_batch_axes
+from jengine.config.errors import ConfigError
+from jengine.parallel import Placement, build_mesh
+from jengine.parallel.mesh import choose_batch_axes
 
 SHAPES = {
     "embed": {"embedding": (64, 8)},

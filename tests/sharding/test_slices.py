@@ -6,9 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
-from jengine.cli.plan_search import iterate_meshes
-from jengine.errors import ConfigError
-from jengine.sharding import build_mesh
+from jengine.extras.plan.plan_search import iterate_meshes
+from jengine.config.errors import ConfigError
+from jengine.parallel import build_mesh
 
 
 @dataclasses.dataclass(frozen=True)

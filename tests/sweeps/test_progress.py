@@ -1,7 +1,7 @@
 import json
 
-from jengine.sweeps.progress import LiveTable, RunProgress
-from jengine.sweeps.trials import make_trials
+from jengine.extras.sweeps.progress import LiveTable, RunProgress
+from jengine.extras.sweeps.trials import make_trials
 
 
 def write_lines(work_dir, timestamp, rows, end="\n"):

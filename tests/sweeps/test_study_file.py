@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from jengine.errors import ConfigError
-from jengine.runs.study import StudyLock, open_journal
-from jengine.sweeps.search import Search
+from jengine.config.errors import ConfigError
+from jengine.extras.sweeps.study import StudyLock, open_journal
+from jengine.extras.sweeps.search import Search
 
 pytest.importorskip("optuna")
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jengine.runs.run_table import read_table
+from jengine.extras.report.run_table import read_table
 
 CONFIG = pathlib.Path(__file__).parent / "swept_config.py"
 ENDLESS = [

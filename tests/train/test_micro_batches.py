@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.model import FunctionalModel
 from jengine.runner import Runner
 

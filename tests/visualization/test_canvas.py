@@ -5,8 +5,8 @@ import logging
 import numpy as np
 import pytest
 
-from jengine.visualization import Visualizer
-from jengine.visualization.canvas import Canvas
+from jengine.logging import Visualizer
+from jengine.extras.drawing.canvas import Canvas
 
 pytest.importorskip("matplotlib")
 SIZE = (40, 60)
@@ -155,7 +155,7 @@ def test_without_a_display_the_picture_is_not_shown(canvas, monkeypatch, caplog)
     shown = []
     monkeypatch.setattr("PIL.ImageShow.show", lambda image, title: shown.append((image.size, title)) or True)
     for has_display in (False, True):
-        monkeypatch.setattr("jengine.visualization.display.has_display", lambda value=has_display: value)
+        monkeypatch.setattr("jengine.extras.drawing.display.has_display", lambda value=has_display: value)
         with caplog.at_level(logging.INFO):
             canvas.show(win_name="boxes")
     assert shown == [((60, 40), "boxes")]

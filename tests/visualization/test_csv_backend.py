@@ -3,7 +3,7 @@ import csv
 import numpy as np
 import pytest
 
-from jengine.visualization import CSVVisBackend
+from jengine.logging import CSVVisBackend
 
 
 def read_rows(path):

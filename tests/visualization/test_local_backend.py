@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from jengine.config import dump_config, load_config, resolve
-from jengine.visualization import LocalVisBackend
+from jengine.logging import LocalVisBackend
 
 
 def read_lines(path):

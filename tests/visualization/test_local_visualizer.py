@@ -4,21 +4,13 @@ import sys
 import numpy as np
 import pytest
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.logging import build_logger
-from jengine.registry import VISUALIZERS
-from jengine.visualization import LocalVisualizer, Visualizer, display
-from jengine.visualization.draw import (
-    default_palette,
-    draw_boxes,
-    draw_masks,
-    draw_sem_seg,
-    draw_texts,
-    fits,
-    place_side_by_side,
-    to_rgb,
-)
-from jengine.visualization.samples import to_entry
+from jengine.config import VISUALIZERS
+from jengine.extras.drawing import LocalVisualizer, display
+from jengine.logging import Visualizer
+from jengine.extras.drawing.draw import (default_palette, draw_boxes, draw_masks, draw_sem_seg, draw_texts, fits, place_side_by_side, to_rgb)
+from jengine.extras.drawing.samples import to_entry
 
 Image = pytest.importorskip("PIL.Image")
 

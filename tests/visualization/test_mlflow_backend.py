@@ -4,8 +4,8 @@ import sys
 import numpy as np
 import pytest
 
-from jengine.visualization import MLflowVisBackend
-from jengine.visualization.convert import histogram
+from jengine.extras.trackers import MLflowVisBackend
+from jengine.logging.convert import histogram
 
 
 @pytest.fixture

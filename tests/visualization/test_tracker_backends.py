@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from jengine.config.extras import check_extras
-from jengine.errors import MissingPackageError
-from jengine.visualization import AimVisBackend, ClearMLVisBackend, CometVisBackend
-from jengine.visualization.convert import histogram
+from jengine.config.errors import MissingPackageError
+from jengine.extras.trackers import AimVisBackend, ClearMLVisBackend, CometVisBackend
+from jengine.logging.convert import histogram
 
 from .tracker_calls import SIGNATURES, fake_aim, fake_clearml, fake_comet, read_signature
 

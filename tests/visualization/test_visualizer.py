@@ -10,8 +10,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from jengine.config import load_config, resolve
-from jengine.registry import VISBACKENDS, VISUALIZERS
-from jengine.visualization import BaseVisBackend, LocalVisBackend, TensorboardVisBackend, Visualizer
+from jengine.config import VISBACKENDS, VISUALIZERS
+from jengine.logging import BaseVisBackend, LocalVisBackend, TensorboardVisBackend, Visualizer
 
 
 class Recorder(BaseVisBackend):
@@ -181,7 +181,7 @@ def test_built_in_classes_are_registered():
 
 def test_importing_the_package_imports_no_backend_library():
     heavy = ("tensorboard", "wandb", "mlflow", "PIL", "flax", "orbax")
-    code = f"import sys, jengine.visualization; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, jengine.logging; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -7,9 +7,9 @@ import types
 import numpy as np
 import pytest
 
-from jengine.errors import ConfigError
-from jengine.visualization import WandbVisBackend
-from jengine.visualization.convert import histogram
+from jengine.config.errors import ConfigError
+from jengine.extras.trackers import WandbVisBackend
+from jengine.logging.convert import histogram
 
 BLOCK = 2**15
 

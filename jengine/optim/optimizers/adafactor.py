@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from optax import Params, Updates
 
-from jengine.annotations import NonNegative, Range
+from jengine.config.annotations import NonNegative, Range
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer, rename_optimizer

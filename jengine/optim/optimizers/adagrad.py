@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from optax import Params, ScaleByRssState, Updates
 
-from jengine.annotations import Decay, NonNegative
+from jengine.config.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import optax
 from optax import OptState, Params, Updates
 
-from jengine.annotations import Decay, NonNegative
+from jengine.config.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import Optimizer, define_optimizer
-from jengine.registry import OPTIMIZERS
+from jengine.config.registry import OPTIMIZERS
 
 
 @define_optimizer("lr", "betas", "eps", "weight_decay")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from optax import Params, Updates
 
-from jengine.annotations import Decay, Fraction, NonNegative, Positive
+from jengine.config.annotations import Decay, Fraction, NonNegative, Positive
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.adam import init_moments, scale_by_adam
 from jengine.optim.optimizers.common import Parts, Scalar

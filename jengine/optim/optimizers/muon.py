@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 from optax import Params, Updates
 
-from jengine import paths
-from jengine.annotations import Decay, Finite, Fraction, NonNegative, Range
+from jengine.config import paths
+from jengine.config.annotations import Decay, Finite, Fraction, NonNegative, Range
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer, rename_optimizer

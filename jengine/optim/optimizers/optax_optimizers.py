@@ -15,11 +15,11 @@ import optax
 import optax.contrib
 from optax import OptState, Params, Updates
 
-from jengine.annotations import Decay, Fraction, NonNegative, check_values
-from jengine.errors import ConfigError
+from jengine.config.annotations import Decay, Fraction, NonNegative, check_values
+from jengine.config.errors import ConfigError
 from jengine.optim.optimizers.common import Parts
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.registry import OPTIMIZERS
+from jengine.config.registry import OPTIMIZERS
 
 # without optimizers that need gradients of single examples (dpsgd) or another transformation (schedule_free)
 OPTAX_NAMES = (

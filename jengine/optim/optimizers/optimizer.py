@@ -16,9 +16,9 @@ from typing import Any, ParamSpec
 import optax
 from optax import OptState, Params, Updates
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.optim.optimizers.common import Parts
-from jengine.registry import OPTIM_WRAPPERS, OPTIMIZERS
+from jengine.config.registry import OPTIM_WRAPPERS, OPTIMIZERS
 
 P = ParamSpec("P")
 
@@ -30,7 +30,7 @@ class Optimizer:
     It is also a gradient transformation: `init` and `update` are those of `OptimWrapper(optimizer).tx`.
 
     >>> import jax.numpy as jnp
-    >>> from jengine.optim import SGD
+    >>> from jengine.optim.optimizers.sgd import SGD
     >>> optimizer, params = SGD(lr=0.5), {"w": jnp.array([2.0, 4.0])}
     >>> updates, state = optimizer.update({"w": jnp.ones(2)}, optimizer.init(params), params)
     >>> updates["w"].tolist()

@@ -6,11 +6,11 @@ from typing import Any, NoReturn
 
 import optax
 
-from jengine.annotations import is_mapping
-from jengine.errors import ConfigError, config_path
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import ConfigError, config_path
 from jengine.optim.optimizers.optax_optimizers import from_factory, from_optax
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.registry import OPTIMIZERS, as_config
+from jengine.config.registry import OPTIMIZERS, as_config
 
 logger = logging.getLogger("jengine")
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from optax import Params, Updates
 
-from jengine.annotations import Fraction, NonNegative
+from jengine.config.annotations import Fraction, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer

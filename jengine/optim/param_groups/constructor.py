@@ -7,16 +7,16 @@ from typing import Any
 
 from optax import Params
 
-from jengine import paths
-from jengine.annotations import is_mapping
-from jengine.errors import ArgumentError, ConfigError, closest, config_path
+from jengine.config import paths
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.model.model import Model
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer, reject_trailing_comma
 from jengine.optim.param_groups.modules import Module, Parameter, ParamsSource, get_params, module_tree, names_norm
 from jengine.optim.param_groups.paramwise_cfg import FIELDS, check_custom_fields, check_rules, parse_custom_keys
 from jengine.optim.wrapper import OptimWrapper
-from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
+from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 
 logger = logging.getLogger("jengine")
 

@@ -14,8 +14,8 @@ import optax
 from jax.typing import ArrayLike
 from optax import OptState, Params, Updates
 
-from jengine import paths
-from jengine.errors import closest
+from jengine.config import paths
+from jengine.config.errors import closest
 from jengine.optim.param_groups.param_group import GroupLayout
 
 PREFIX = "frozen:"

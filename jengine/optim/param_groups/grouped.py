@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from optax import OptState, Params
 
-from jengine import paths
+from jengine.config import paths
 from jengine.optim.optimizers.common import Parts
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.param_groups import freeze
@@ -134,7 +134,7 @@ class GroupedOptimizer:
     def find_setting(self, field: str) -> tuple[str, int | None]:
         """Return the group setting of a hyperparameter, and the index in it if that is a tuple, such as `betas`.
 
-        >>> from jengine.optim import Adam
+        >>> from jengine.optim.optimizers.adam import Adam
         >>> GroupedOptimizer(Adam(lr=0.1)).find_setting("learning_rate")
         ('lr', None)
         """

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from jengine import paths
-from jengine.annotations import is_mapping
-from jengine.errors import ArgumentError, ConfigError, closest
+from jengine.config import paths
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import ArgumentError, ConfigError, closest
 from jengine.optim.param_groups import layer_depth
 from jengine.optim.param_groups.constructor import (
     DECAY_RULES,
@@ -19,7 +19,7 @@ from jengine.optim.param_groups.constructor import (
 from jengine.optim.param_groups.layer_depth import STEM, LayerPattern
 from jengine.optim.param_groups.modules import Module, Parameter, ParamsSource, get_params, module_tree
 from jengine.optim.param_groups.paramwise_cfg import check_value
-from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 logger = logging.getLogger("jengine")
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from jengine import paths
-from jengine.errors import ConfigError
+from jengine.config import paths
+from jengine.config.errors import ConfigError
 from jengine.optim.param_groups.modules import Parameter
 
 # Matches the parameters before the first layer: embeddings of patches, tokens and positions, and the stem of a CNN.

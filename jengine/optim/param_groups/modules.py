@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from optax import Params
 
-from jengine import paths
+from jengine.config import paths
 from jengine.model import equinox_modules
 from jengine.model.model import Model
 from jengine.model.module_types import is_norm, kind_of, layer_shape, stacked_axes

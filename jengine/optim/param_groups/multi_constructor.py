@@ -5,14 +5,14 @@ from typing import Any
 
 from optax import Params
 
-from jengine import paths
-from jengine.annotations import is_mapping
-from jengine.errors import config_path
+from jengine.config import paths
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import config_path
 from jengine.optim.optimizers.optimizer_builder import is_optimizer, reject_trailing_comma
 from jengine.optim.param_groups.modules import ParamsSource, get_params
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
-from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from optax import Params
 
-from jengine import paths
+from jengine.config import paths
 
 # a leaf's group; its groups by index along the first axis; None if frozen
 Membership: TypeAlias = int | tuple[int, ...] | None

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from jengine.annotations import is_host_number, is_mapping
-from jengine.errors import ConfigError, closest
+from jengine.config.annotations import is_host_number, is_mapping
+from jengine.config.errors import ConfigError, closest
 
 # Fields of a custom key that are not settings of a group, with a legal value each.
 FIELDS = {"lr_mult": 1.0, "decay_mult": 1.0, "requires_grad": True}

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from jengine.annotations import Fraction, NonNegative, Positive
-from jengine.errors import ArgumentError, ConfigError
+from jengine.config.annotations import Fraction, NonNegative, Positive
+from jengine.config.errors import ArgumentError, ConfigError
 from jengine.optim.schedules.rules import Changes, MinimumRule, Rule, Steps, keep, map_floats, towards_target
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from jengine.annotations import Count, Positive
+from jengine.config.annotations import Count, Positive
 from jengine.optim.schedules.chain import Groups
 from jengine.optim.schedules.rules import Changes, Rule, Steps, keep
 from jengine.optim.schedules.scheduler import ParamScheduler

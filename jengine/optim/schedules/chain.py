@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from jengine.annotations import is_host_number
-from jengine.errors import ConfigError
+from jengine.config.annotations import is_host_number
+from jengine.config.errors import ConfigError
 
 Group: TypeAlias = MutableMapping[str, Any]  # a parameter group: host numbers by name
 _MAX = 3.4028235e38  # of float32, the dtype of hyperparameters on the device
@@ -87,8 +87,10 @@ class _Curve(NamedTuple):
 class ScheduleChain:
     """The schedules of one optimizer, in the order of the config.
 
-    >>> from jengine.optim import SGD, OptimWrapper
-    >>> from jengine.optim.schedules import build_param_schedulers, chain_of
+    >>> from jengine.optim.optimizers.sgd import SGD
+    >>> from jengine.optim.wrapper import OptimWrapper
+    >>> from jengine.optim.schedules.scheduler_builder import build_param_schedulers
+    >>> from jengine.optim.schedules.chain import chain_of
     >>> wrapper = OptimWrapper(SGD(lr=0.1))
     >>> cfg = dict(type="StepLR", step_size=2, gamma=0.5, by_epoch=False)
     >>> schedulers = build_param_schedulers(cfg, wrapper, max_epochs=None, max_iters=6, epoch_length=None)

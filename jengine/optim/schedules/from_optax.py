@@ -15,10 +15,10 @@ import jax
 import numpy as np
 import optax
 
-from jengine.annotations import is_mapping
-from jengine.errors import ConfigError, UnknownNameError, closest, config_path, current_config_path
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import ConfigError, UnknownNameError, closest, config_path, current_config_path
 from jengine.optim.schedules.rules import Changes, Rule, StepFunction, Steps, map_floats
-from jengine.registry import check_arguments
+from jengine.config.registry import check_arguments
 
 Schedule = Callable[[Any], Any]  # step -> value, as `optax.Schedule`
 

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from jengine.annotations import Decay, Index, NonNegative
-from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
+from jengine.config.annotations import Decay, Index, NonNegative
+from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.optim.schedules.chain import Event, default_group
 from jengine.optim.schedules.rules import ScheduleSettings
 from jengine.optim.schedules.scheduler import ParamScheduler
-from jengine.scores import is_better
+from jengine.config.scores import is_better
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
-from jengine.annotations import Fraction, NonNegative, Positive
-from jengine.errors import ConfigError
+from jengine.config.annotations import Fraction, NonNegative, Positive
+from jengine.config.errors import ConfigError
 
 Affine = tuple[float, float, float]  # (a, b, c): the weights of the current value, the target and the initial value
 Steps: TypeAlias = np.ndarray  # int64[n], steps since `begin`

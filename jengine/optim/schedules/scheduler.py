@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jengine.annotations import is_host_number
-from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
+from jengine.config.annotations import is_host_number
+from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.optim.schedules.chain import Event, Group, Groups, ScheduleChain, chain_of, default_group, legal_values
 from jengine.optim.schedules.rules import INF, Changes, ScheduleSettings, StepFunction, keep
 
@@ -26,7 +26,8 @@ class ParamScheduler:
     `ScheduleChain`, in which several chain in list order, and which has the value at any step. After `end` the last
     value stays. Learning rate schedules skip groups whose `fix_lr` is true.
 
-    >>> from jengine.optim import SGD, OptimWrapper
+    >>> from jengine.optim.optimizers.sgd import SGD
+    >>> from jengine.optim.wrapper import OptimWrapper
     >>> from jengine.optim.schedules import StepLR
     >>> wrapper = OptimWrapper(SGD(lr=0.1))
     >>> schedule = StepLR(wrapper, step_size=2, gamma=0.5)

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from jengine import annotations
-from jengine.annotations import Count, checked, is_mapping
-from jengine.errors import ConfigError, config_path
+from jengine.config import annotations
+from jengine.config.annotations import Count, checked, is_mapping
+from jengine.config.errors import ConfigError, config_path
 from jengine.optim.schedules.annealing import OneCycleRule
 from jengine.optim.schedules.chain import Groups, chain_of
 from jengine.optim.schedules.from_optax import OptaxRule
 from jengine.optim.schedules.rules import INF
 from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
-from jengine.registry import PARAM_SCHEDULERS, as_config, check_arguments, is_built_in
+from jengine.config.registry import PARAM_SCHEDULERS, as_config, check_arguments, is_built_in
 
 _MAX_CHECKED = 100_000  # values that are computed before training; those of longer runs are checked when they are set
 
@@ -34,7 +34,8 @@ def build_param_schedulers(
     iterations. A loop over iterations has no epochs, so a scheduler that counts epochs must be converted, unless it
     follows validations.
 
-    >>> from jengine.optim import SGD, OptimWrapper
+    >>> from jengine.optim.optimizers.sgd import SGD
+    >>> from jengine.optim.wrapper import OptimWrapper
     >>> cfg = dict(type="CosineAnnealingLR", by_epoch=True, convert_to_iter_based=True)
     >>> build_param_schedulers(cfg, OptimWrapper(SGD(lr=0.1)), max_epochs=3, max_iters=None, epoch_length=10)[0].end
     30

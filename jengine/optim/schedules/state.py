@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from jengine.annotations import checked
-from jengine.errors import ConfigError, config_path
+from jengine.config.annotations import checked
+from jengine.config.errors import ConfigError, config_path
 from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
 
 # the states of the schedulers of one optimizer, or of several by name

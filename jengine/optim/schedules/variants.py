@@ -3,11 +3,11 @@
 import inspect
 from typing import Annotated, Any
 
-from jengine.annotations import NonNegative, Positive, Range
+from jengine.config.annotations import NonNegative, Positive, Range
 from jengine.optim.schedules import annealing, from_optax, rules
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
 from jengine.optim.schedules.scheduler import ParamScheduler
-from jengine.registry import PARAM_SCHEDULERS
+from jengine.config.registry import PARAM_SCHEDULERS
 
 # Arguments that all schedulers have: name -> annotation and default.
 _COMMON: dict[str, tuple[Any, Any]] = {

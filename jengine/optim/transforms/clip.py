@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from optax import Params, Updates
 
-from jengine.annotations import Range, check_values, is_mapping
-from jengine.errors import ArgumentError, closest, config_path
+from jengine.config.annotations import Range, check_values, is_mapping
+from jengine.config.errors import ArgumentError, closest, config_path
 
 
 class ClipByNormState(NamedTuple):

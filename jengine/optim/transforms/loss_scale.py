@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from optax import OptState, Params, Updates
 
-from jengine.annotations import Count, Positive, Range, check_values
-from jengine.errors import config_path
+from jengine.config.annotations import Count, Positive, Range, check_values
+from jengine.config.errors import config_path
 
 
 class LossScaleState(NamedTuple):

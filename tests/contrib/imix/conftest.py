@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.contrib.imix import from_imix
+from jengine.extras.imix import from_imix
 from jengine.data import ArrayDataset
 from jengine.logging import MessageHub
 from jengine.model import FunctionalModel

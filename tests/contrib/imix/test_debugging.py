@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.contrib.imix import AutogradProfilerHook, HookBase
+from jengine.extras.imix import AutogradProfilerHook, HookBase
 from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel
 
@@ -64,7 +64,7 @@ def test_mode_false_disables_the_checks_during_training(make_nan_run):
 
 
 def test_infinities_can_be_checked(trainer):
-    from jengine.contrib.imix import AutogradAnomalyDetectHook
+    from jengine.extras.imix import AutogradAnomalyDetectHook
 
     hook = AutogradAnomalyDetectHook(mode=True, infs=True)
     hook.before_train(trainer)

@@ -2,8 +2,8 @@ import copy
 
 import pytest
 
-from jengine.contrib.imix import from_imix
-from jengine.errors import ConfigError
+from jengine.extras.imix import from_imix
+from jengine.config.errors import ConfigError
 from jengine.runner import Runner
 
 
@@ -120,4 +120,4 @@ def test_an_error_has_the_path_in_the_config():
 
 def test_a_runner_can_be_built_from_the_arguments(tmp_path):
     runner = Runner.from_cfg(from_imix(make_config(work_dir=str(tmp_path))))
-    assert len([hook for hook in runner.hooks if type(hook).__module__.startswith("jengine.contrib.imix")]) == 5
+    assert len([hook for hook in runner.hooks if type(hook).__module__.startswith("jengine.extras.imix")]) == 5

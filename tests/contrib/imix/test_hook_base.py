@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from jengine.contrib.imix import HookBase, register_hooks
+from jengine.extras.imix import HookBase, register_hooks
 from jengine.hooks import Hook
 from jengine.hooks.hook_list import HookList
 

@@ -2,10 +2,11 @@ import warnings
 
 import pytest
 
-from jengine.contrib.imix import HookBase, PriorityStatus, get_level, to_priority
-from jengine.errors import ConfigError
+from jengine.extras.imix import HookBase
+from jengine.hooks import PriorityStatus, get_level, to_priority
+from jengine.config.errors import ConfigError
 from jengine.hooks.hook_list import HookList
-from jengine.registry import HOOKS
+from jengine.config import HOOKS
 
 
 class Custom(HookBase):
@@ -50,7 +51,7 @@ def make_hook(name, level):
 
 
 def test_custom_hooks_run_after_the_default_hooks_of_their_level(imix_cfg, test_data):
-    from jengine.contrib.imix import from_imix
+    from jengine.extras.imix import from_imix
 
     arguments = from_imix(imix_cfg(test_data=test_data))
     hooks = HookList()

@@ -7,21 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.contrib.imix import (
-    CommonMetricLoggerHook,
-    HookBase,
-    IterationTimerHook,
-    JSONLoggerHook,
-    LogBufferWriter,
-    PeriodicLogger,
-    PriorityStatus,
-    TensorboardLoggerHook,
-)
-from jengine.contrib.imix.log_buffer import LogBuffer, to_uint8
-from jengine.contrib.imix.writers import median
-from jengine.errors import ConfigError
+from jengine.extras.imix import (CommonMetricLoggerHook, HookBase, IterationTimerHook, JSONLoggerHook, LogBufferWriter, PeriodicLogger, TensorboardLoggerHook)
+from jengine.hooks import PriorityStatus
+from jengine.extras.imix.log_buffer import LogBuffer, to_uint8
+from jengine.extras.imix.writers import median
+from jengine.config.errors import ConfigError
 from jengine.logging import HistoryBuffer
-from jengine.visualization.convert import histogram
+from jengine.logging.convert import histogram
 
 
 @pytest.fixture
@@ -145,7 +137,7 @@ def test_the_line_in_the_terminal(trainer):
 
 
 def test_the_peak_memory_is_logged_if_the_device_reports_it(trainer, monkeypatch):
-    monkeypatch.setattr("jengine.contrib.imix.writers._get_peak_memory", lambda: 3 * 2**20)
+    monkeypatch.setattr("jengine.extras.imix.writers._get_peak_memory", lambda: 3 * 2**20)
     trainer.train_loop.by_epoch = False
     CommonMetricLoggerHook().write(trainer)
     assert "max used memory:3M" in trainer.logs[0]

@@ -4,17 +4,11 @@ import jax
 import optax
 import pytest
 
-from jengine.contrib.imix import (
-    Fp16OptimizerHook,
-    HookBase,
-    LRSchedulerHook,
-    OptimizerHook,
-    PriorityStatus,
-    from_imix,
-)
-from jengine.contrib.imix.lr_scheduler import select_group
-from jengine.contrib.imix.schedules import PythiaScheduler
-from jengine.errors import ConfigError
+from jengine.extras.imix import (Fp16OptimizerHook, HookBase, LRSchedulerHook, OptimizerHook, from_imix)
+from jengine.hooks import PriorityStatus
+from jengine.extras.imix.lr_scheduler import select_group
+from jengine.extras.imix.schedules import PythiaScheduler
+from jengine.config.errors import ConfigError
 from jengine.optim import OptimWrapper
 from jengine.optim.transforms.clip import ClipByNorm
 from jengine.runner import Runner

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from jengine.contrib.language import ChatTemplate
+from jengine.extras.language import ChatTemplate
 
 DATA = pathlib.Path(__file__).parents[2] / "data" / "chat"
 RECORDED = json.loads((DATA / "rendered.json").read_text())

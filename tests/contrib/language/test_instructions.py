@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine import Runner, load_config, paths
-from jengine.checkpoint import load_pretrained, transformer_arguments
+from jengine import Runner, load_config
+from jengine.config import paths
+from jengine.extras.weights import load_pretrained, transformer_arguments
 from jengine.cli import main
 from jengine.config import resolve
-from jengine.contrib.language import ChatTemplate, FileTokenizer, TextFormat, packed_text
-from jengine.errors import ConfigError
+from jengine.extras.language import ChatTemplate, FileTokenizer, TextFormat, packed_text
+from jengine.config.errors import ConfigError
 from jengine.hooks import Hook
-from jengine.model import TransformerLM
+from jengine.extras.networks import TransformerLM
 
 ROOT = pathlib.Path(__file__).parents[3]
 LLAMA = ROOT / "tests" / "data" / "pretrained" / "llama"  # 40 words

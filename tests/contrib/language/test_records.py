@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from jengine.contrib.language import ByteTokenizer, ChatTemplate, FileTokenizer, Prompts, TextFormat, pack
-from jengine.contrib.language.records import encode_record, make_format
-from jengine.contrib.language.tokenizers import decode_text
+from jengine.extras.language import ByteTokenizer, ChatTemplate, FileTokenizer, Prompts, TextFormat, pack
+from jengine.extras.language.records import encode_record, make_format
+from jengine.extras.language.tokenizers import decode_text
 
 tokenizers = pytest.importorskip("tokenizers")
 SPECIAL = ["<unk>", "<s>", "</s>", "<|end|>"]

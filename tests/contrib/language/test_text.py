@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.kneser_ney import bits_per_byte
-from jengine.contrib.language import ByteTokenizer, FileTokenizer, StandardLibrary, encode_all, pack, packed_text
-from jengine.errors import ConfigError
+from jengine.extras.language import ByteTokenizer, FileTokenizer, StandardLibrary, encode_all, pack, packed_text
+from jengine.config.errors import ConfigError
 
 TEXTS = ["hello world, hello again", "naïve ☃ snow", "hello", "a world again"]
 
@@ -161,7 +161,7 @@ def test_texts_are_mixed_by_weights_and_end_with_the_end_token():
 
 
 def test_the_splits_of_the_standard_library_have_no_file_in_common():
-    from jengine.contrib.language.datasets import read_standard_library
+    from jengine.extras.language.datasets import read_standard_library
 
     train, test = (set(read_standard_library(split)) for split in ("train", "test"))
     assert len(train) > 10 * len(test) > 100

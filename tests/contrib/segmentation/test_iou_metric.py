@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.contrib.segmentation import IoUMetric
+from jengine.extras.segmentation import IoUMetric
 from jengine.evaluation import Evaluator
 from jengine.evaluation.metric import Counts
 

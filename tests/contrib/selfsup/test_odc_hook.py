@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.contrib.selfsup import MemoryBank, ODCHook, PseudoLabelDataset, empty_bank, update_samples
-from jengine.contrib.selfsup.memory_bank import count_labels, deal_with_small_clusters, fill_bank, update_centroids
+from jengine.extras.selfsup import MemoryBank, ODCHook, PseudoLabelDataset, empty_bank, update_samples
+from jengine.extras.selfsup.memory_bank import count_labels, deal_with_small_clusters, fill_bank, update_centroids
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jengine.contrib.selfsup import DeepClusterSampler, PseudoLabelDataset
+from jengine.extras.selfsup import DeepClusterSampler, PseudoLabelDataset
 from jengine.data import ArrayDataset, DataLoader, TransformedDataset, build_dataloader
 
 

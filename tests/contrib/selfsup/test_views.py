@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.contrib.selfsup import compare_features, extract_features, knn_accuracy, projection_accuracy, random_view
+from jengine.extras.selfsup import compare_features, extract_features, knn_accuracy, projection_accuracy, random_view
 from jengine.data import ArrayDataset, DataLoader
 from jengine.model import FunctionalModel
 

@@ -3,8 +3,8 @@ import io
 import numpy as np
 import pytest
 
-from jengine.contrib.selfsup import SelfSupVisualizer
-from jengine.registry import VISUALIZERS
+from jengine.extras.selfsup import SelfSupVisualizer
+from jengine.config import VISUALIZERS
 
 Image = pytest.importorskip("PIL.Image")
 
