@@ -1,4 +1,6 @@
-"""Train on the digits with an iMIX config: half precision, by iterations, with schedules of rate and momentum."""
+"""Train on the digits with an iMIX config: half precision, by iterations, with schedules of rate
+and momentum.
+"""
 
 from typing import Any
 

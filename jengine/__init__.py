@@ -23,9 +23,25 @@ _NAMES = {
     "sweep": "jengine.sweeps",
 }
 _PACKAGES = (
-    "averaging", "checkpoint", "config", "contrib", "data", "distributed", "errors", "evaluation", "hooks", "logging",
-    "model", "optim", "paths", "registry", "runner", "sharding", "train", "visualization",
-)  # fmt: skip
+    "averaging",
+    "checkpoint",
+    "config",
+    "contrib",
+    "data",
+    "distributed",
+    "errors",
+    "evaluation",
+    "hooks",
+    "logging",
+    "model",
+    "optim",
+    "paths",
+    "registry",
+    "runner",
+    "sharding",
+    "train",
+    "visualization",
+)
 
 
 def __getattr__(name: str) -> Any:

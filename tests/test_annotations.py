@@ -13,9 +13,18 @@ import ml_collections
 import numpy as np
 import pytest
 
-from jengine.config.annotations import Ascending, Count, CountOrNever, Decay, NonNegative, Range, check_values, checked
-from jengine.config.errors import ConfigError, config_path
 from jengine.config import HOOKS
+from jengine.config.annotations import (
+    Ascending,
+    Count,
+    CountOrNever,
+    Decay,
+    NonNegative,
+    Range,
+    check_values,
+    checked,
+)
+from jengine.config.errors import ConfigError, config_path
 
 
 def check(annotation, value):

@@ -7,9 +7,15 @@ from typing import Annotated
 import pytest
 
 import jengine.config.registry
-from jengine.config.annotations import Range, check_values, parameters_of
-from jengine.config.errors import ArgumentError, UnknownNameError, closest, config_path, current_config_path
 from jengine.config import HOOKS, Registry
+from jengine.config.annotations import Range, check_values, parameters_of
+from jengine.config.errors import (
+    ArgumentError,
+    UnknownNameError,
+    closest,
+    config_path,
+    current_config_path,
+)
 
 
 @pytest.fixture

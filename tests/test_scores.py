@@ -2,10 +2,10 @@ import math
 
 import pytest
 
-from jengine.extras import language, segmentation
-from jengine.evaluation import BaseMetric
 from jengine.config import METRICS
 from jengine.config.scores import infer_rule, is_better, keep_best, pick_metric
+from jengine.evaluation import BaseMetric
+from jengine.extras import language, segmentation
 
 
 @pytest.mark.parametrize(

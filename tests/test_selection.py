@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import struct
 
-from jengine.data import MaskedTuple
 from jengine.config.errors import UnknownNameError
+from jengine.data import MaskedTuple
 from jengine.model.selection import find, select, select_array
 
 IMAGE, LABEL = np.zeros((4, 8, 8, 1), np.float32), np.arange(4, dtype=np.int32)

@@ -4,7 +4,19 @@ import os
 import pytest
 
 from jengine.config.errors import ConfigError
-from jengine.config.storage import (FileInfo, StorageError, UnsafeFileError, check_regular, list_directory, list_files, read_bytes, read_many, remove_files, storage_path, write_bytes)
+from jengine.config.storage import (
+    FileInfo,
+    StorageError,
+    UnsafeFileError,
+    check_regular,
+    list_directory,
+    list_files,
+    read_bytes,
+    read_many,
+    remove_files,
+    storage_path,
+    write_bytes,
+)
 
 
 @pytest.fixture(params=["gs_bucket", "s3_bucket"])

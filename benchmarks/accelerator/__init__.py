@@ -1,1 +1,3 @@
-"""Suite for a machine with an accelerator: correctness of the whole card, speed, memory, saves, input and tests."""
+"""Suite for a machine with an accelerator: correctness of the whole card, speed, memory, saves,
+input and tests.
+"""

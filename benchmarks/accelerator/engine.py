@@ -1,4 +1,5 @@
-"""Compare the time per step and the memory with loops by hand, and measure idle time caused by log lines.
+"""Compare the time per step and the memory with loops by hand, and measure idle time caused by log
+lines.
 
 python -m benchmarks.accelerator.engine [--tiny]
 """
@@ -68,7 +69,9 @@ def check_idle(case, directory, iters):
 
 
 def print_peak(case, kind, iters):
-    """Train in this process, and print the peak of the device's memory in bytes, or 0 if it is unknown."""
+    """Train in this process, and print the peak of the device's memory in bytes, or 0 if it is
+    unknown.
+    """
     with tempfile.TemporaryDirectory() as directory:
         loop = (HandWrittenLoop if kind == "hand" else RunnerLoop)(case, directory)
         loop.run(iters)

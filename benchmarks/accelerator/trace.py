@@ -10,7 +10,8 @@ import jax
 
 
 def busy_intervals(events):
-    """Merge the events of compiled programs in a trace into the intervals in which the device is busy.
+    """Merge the events of compiled programs in a trace into the intervals in which the device is
+    busy.
 
     Args:
       events: the `traceEvents` of a trace, times in microseconds.
@@ -33,13 +34,17 @@ def busy_intervals(events):
 
 
 def idle_time(events):
-    """Return the idle time of the device between its first and last computation, in microseconds."""
+    """Return the idle time of the device between its first and last computation, in
+    microseconds.
+    """
     intervals = busy_intervals(events)
     return sum(after[0] - before[1] for before, after in itertools.pairwise(intervals))
 
 
 def idle_share(events):
-    """Return the share of the time in which the device is idle, in the second half of its computations."""
+    """Return the share of the time in which the device is idle, in the second half of its
+    computations.
+    """
     intervals = busy_intervals(events)
     intervals = intervals[len(intervals) // 2 :]  # before, programs are compiled
     if len(intervals) < 2:

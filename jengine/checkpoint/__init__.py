@@ -5,8 +5,8 @@ up to `parallel`.
 """
 
 from jengine.checkpoint.arrays import check_storable as check_storable
-from jengine.checkpoint.checkpointer import CheckpointSaveError as CheckpointSaveError
 from jengine.checkpoint.checkpointer import Checkpointer as Checkpointer
+from jengine.checkpoint.checkpointer import CheckpointSaveError as CheckpointSaveError
 from jengine.checkpoint.layout import CorruptCheckpointError as CorruptCheckpointError
 from jengine.checkpoint.layout import find_checkpoint as find_checkpoint
 from jengine.checkpoint.layout import find_latest as find_latest

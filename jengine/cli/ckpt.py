@@ -5,22 +5,26 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jengine.config.annotations import is_mapping
-from jengine.extras.weights.export_hub import export_hub
-from jengine.extras.weights.export import export_params
+from jengine.checkpoint.inventory import (
+    CheckpointEntry,
+    list_checkpoint_entries,
+    remove_checkpoints,
+)
 from jengine.checkpoint.layout import find_checkpoint, read_meta
-from jengine.checkpoint.restore import list_arrays
-from jengine.extras.weights.huggingface import read_config
-from jengine.checkpoint.inventory import CheckpointEntry, list_checkpoint_entries, remove_checkpoints
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.report import describe
+from jengine.checkpoint.restore import list_arrays
 from jengine.cli.commands import format_bytes
+from jengine.config.annotations import is_mapping
 from jengine.config.dump import parse_config
 from jengine.config.errors import ConfigError
-from jengine.logging.tables import format_table
+from jengine.config.storage import storage_path
 from jengine.extras.report.remote import TIMESTAMP, fetch_runs
 from jengine.extras.report.run_files import read_run
-from jengine.config.storage import storage_path
+from jengine.extras.weights.export import export_params
+from jengine.extras.weights.export_hub import export_hub
+from jengine.extras.weights.huggingface import read_config
+from jengine.logging.tables import format_table
 
 
 def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -28,17 +32,44 @@ def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     entries = list_checkpoint_entries(args.work_dir)
     training = is_locked(args.work_dir)
     if entries:
-        columns = ["checkpoint", "epoch", "iter", "saved", "size", "validation", "kept because", "state"]
+        columns = [
+            "checkpoint",
+            "epoch",
+            "iter",
+            "saved",
+            "size",
+            "validation",
+            "kept because",
+            "state",
+        ]
         logged = _read_last_validation(args.work_dir, entries)
-        rows = [_make_row(entry, training, logged.get(entry.meta.get("iter", -1), {})) for entry in entries]
-        print(format_table(columns, rows, align=["left", "right", "right", "left", "right", "left", "left", "left"]))
-        print(f"{len(entries)} checkpoints, {format_bytes(sum(entry.size for entry in entries), digits=1)}", end="")
+        rows = [
+            _make_row(entry, training, logged.get(entry.meta.get("iter", -1), {}))
+            for entry in entries
+        ]
+        print(
+            format_table(
+                columns,
+                rows,
+                align=["left", "right", "right", "left", "right", "left", "left", "left"],
+            )
+        )
+        print(
+            f"{len(entries)} checkpoints, "
+            f"{format_bytes(sum(entry.size for entry in entries), digits=1)}",
+            end="",
+        )
     else:
         print("no checkpoints", end="")
-    print(f" in {storage_path('WORK_DIR', args.work_dir)}" + ("; a run is training there" if training else ""))
+    print(
+        f" in {storage_path('WORK_DIR', args.work_dir)}"
+        + ("; a run is training there" if training else "")
+    )
 
 
-def _read_last_validation(work_dir: str, entries: Sequence[CheckpointEntry]) -> dict[int, dict[str, float]]:
+def _read_last_validation(
+    work_dir: str, entries: Sequence[CheckpointEntry]
+) -> dict[int, dict[str, float]]:
     """Return the metrics at the last iteration, by iteration, from the run's log.
 
     Checkpoints have the validations before them, but the last one is saved before its own.
@@ -47,8 +78,16 @@ def _read_last_validation(work_dir: str, entries: Sequence[CheckpointEntry]) -> 
     if "iter" not in last or not TIMESTAMP.fullmatch(str(last.get("timestamp", ""))):
         return {}
     run = read_run(fetch_runs(f"{storage_path('work_dir', work_dir)}/{last['timestamp']}", ()))
-    points = {name: dict(zip(*curve, strict=True)) for (mode, name), curve in run.curves[0].items() if mode == "val"}
-    return {last["iter"]: {name: found[last["iter"]] for name, found in points.items() if last["iter"] in found}}
+    points = {
+        name: dict(zip(*curve, strict=True))
+        for (mode, name), curve in run.curves[0].items()
+        if mode == "val"
+    }
+    return {
+        last["iter"]: {
+            name: found[last["iter"]] for name, found in points.items() if last["iter"] in found
+        }
+    }
 
 
 def _make_row(entry: CheckpointEntry, training: bool, logged: Mapping[str, float]) -> list[Any]:
@@ -56,7 +95,9 @@ def _make_row(entry: CheckpointEntry, training: bool, logged: Mapping[str, float
     if entry.name.endswith(".incoming") and training:
         state = "being saved"
     progress = [entry.meta.get(name) for name in ("epoch", "iter", "time")]
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in {**logged, **entry.metrics}.items())
+    metrics = ", ".join(
+        f"{name} {value:.4g}" for name, value in {**logged, **entry.metrics}.items()
+    )
     return [entry.name, *progress, format_bytes(entry.size, digits=1), metrics, entry.reason, state]
 
 
@@ -64,7 +105,8 @@ def show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Show what a checkpoint contains."""
     path = find_checkpoint(args.checkpoint)
     # Metadata and shapes only: a checkpoint of any size is shown without reading an array.
-    metadata, stored = read_meta(path), list_arrays(path)
+    metadata = read_meta(path)
+    stored = list_arrays(path)
     meta = metadata.pop("meta", {})
     print(path)
     for name, value in meta.items():
@@ -76,7 +118,9 @@ def show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     for item, trained_path in metadata.get("exchanged", {}).items():
         print(f"  {item} contains averages; the trained values are in {trained_path}")
     sizes = {name: leaf.size * leaf.dtype.itemsize for name, leaf in stored.items()}
-    rows = [[name, describe(leaf), format_bytes(sizes[name], digits=1)] for name, leaf in stored.items()]
+    rows = [
+        [name, describe(leaf), format_bytes(sizes[name], digits=1)] for name, leaf in stored.items()
+    ]
     print(format_table(["array", "type", "size"], rows, align=["left", "left", "right"]))
     items: collections.Counter[str] = collections.Counter()
     for name, size in sizes.items():
@@ -117,9 +161,12 @@ def export(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         if getattr(args, name) not in (None, False):
             raise ConfigError(f"`--{name.replace('_', '-')}` must be given with --jax-export")
     path = find_checkpoint(args.checkpoint)
-    exchanged = read_meta(path).get("exchanged", {})  # items with averages -> paths of the trained values
+    # items with averages -> paths of the trained values
+    exchanged = read_meta(path).get("exchanged", {})
     if args.ema and "params" not in exchanged:
-        raise ValueError(f"checkpoint {path} has no averaged parameters: the run had no EMAHook; leave out --ema")
+        raise ValueError(
+            f"checkpoint {path} has no averaged parameters: the run had no EMAHook; leave out --ema"
+        )
     item = exchanged.get("params", "params") if args.raw else "params"
     statistics = exchanged.get("model_state", "model_state") if args.raw else "model_state"
     if args.like is not None and args.to is None:
@@ -130,7 +177,9 @@ def export(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     if args.to is not None:
         tensors = export_hub(path, args.file, args.like or _find_origin(path), item=item)
     else:
-        tensors = export_params(path, args.file, item=item, batch_stats=statistics if args.batch_stats else False)
+        tensors = export_params(
+            path, args.file, item=item, batch_stats=statistics if args.batch_stats else False
+        )
     kind = "averaged parameters" if "params" in exchanged and not args.raw else "parameters"
     size = format_bytes(sum(x.size * x.dtype.itemsize for x in tensors.values()), digits=1)
     print(f"{kind} of {path}: {len(tensors)} tensors, {size}, written to {args.file}")
@@ -140,10 +189,12 @@ def _find_origin(path: str) -> str:
     """Return the directory of the weights that a checkpoint's run has started from."""
     text = read_meta(path)["meta"].get("cfg")
     load_from: Any = parse_config(text).get("load_from") if text else None
-    # A run that was fine-tuned from a Hub directory knows it: the same architecture has the same config.json.
+    # A run that was fine-tuned from a Hub directory knows it: the same architecture has the same
+    # config.json.
     origin = load_from.get("path") if is_mapping(load_from) else load_from
     if not isinstance(origin, str) or not read_config(origin):
         raise ConfigError(
-            f"`--like` must be a directory with the config.json to write: the run of {path} has not started from one"
+            f"`--like` must be a directory with the config.json to write: the run of {path} has "
+            "not started from one"
         )
     return origin

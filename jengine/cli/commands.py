@@ -1,4 +1,6 @@
-"""Commands that only call the engine, and what all commands with a config share: loading it, and building a Runner."""
+"""Commands that only call the engine, and what all commands with a config share: loading it, and
+building a Runner.
+"""
 
 import argparse
 import collections
@@ -13,17 +15,17 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jengine.config.overrides import apply_overrides
-from jengine.config.diff import diff_configs
-from jengine.config.dump import dump_config, parse_config
-from jengine.config.load import load_config
 from jengine.config.containers import resolve
-from jengine.config.diff import ABSENT
+from jengine.config.diff import ABSENT, diff_configs
+from jengine.config.dump import dump_config, parse_config
 from jengine.config.errors import ConfigError, require_extra
+from jengine.config.load import load_config
+from jengine.config.overrides import apply_overrides
 from jengine.config.storage import read_text, storage_path
 
 if TYPE_CHECKING:
-    from jengine.runner.runner import Runner  # imported when a command needs one, since it takes a second
+    # imported when a command needs one, since it takes a second
+    from jengine.runner.runner import Runner
 
 
 def load(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -47,7 +49,8 @@ def config_name(args: argparse.Namespace) -> str:
 
 
 _PLACE = "in the config at `{}`"
-_ARGUMENTS = {"load_from": "CHECKPOINT", "resume": "--resume"}  # of the command line, by key of the config
+# of the command line, by key of the config
+_ARGUMENTS = {"load_from": "CHECKPOINT", "resume": "--resume"}
 
 
 def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
@@ -57,7 +60,8 @@ def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings:
     cfg = load(args, overrides)
     cfg.update({name: value for name, value in settings.items() if value is not None})
     if settings.get("resume") in (True, "must", "exact") and isinstance(cfg.get("load_from"), str):
-        cfg["load_from"] = {"path": cfg["load_from"]}  # `--resume` means the work dir, as that of MMEngine
+        # `--resume` means the work dir, as that of MMEngine
+        cfg["load_from"] = {"path": cfg["load_from"]}
     try:
         return Runner.from_cfg(cfg)
     except Exception as error:
@@ -72,16 +76,21 @@ def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings:
 
 @contextlib.contextmanager
 def temporary_runner(cfg: Mapping[str, Any]) -> "Iterator[Runner]":
-    """Build a Runner in a temporary directory, so that the command leaves no files behind, and logs only warnings."""
+    """Build a Runner in a temporary directory, so that the command leaves no files behind, and
+    logs only warnings.
+    """
     from jengine.runner.runner import Runner
 
     with tempfile.TemporaryDirectory() as work_dir:
-        yield Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING", "resume": False})
+        yield Runner.from_cfg(
+            {**cfg, "work_dir": work_dir, "log_level": "WARNING", "resume": False}
+        )
 
 
 @contextlib.contextmanager
 def save_figure(path: str, rows: int = 1, **options: Any) -> Iterator[Any]:
-    """Draw with matplotlib: yield the axes in `rows`, one below the other, and write them to an image file.
+    """Draw with matplotlib: yield the axes in `rows`, one below the other, and write them to an
+    image file.
 
     `options` are those of `pyplot.subplots`.
     """
@@ -140,18 +149,25 @@ def diff(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     if not differences:
         print("the configs are equal")
         return
-    rows = [[path, *("" if value is ABSENT else repr(value) for value in pair)] for path, pair in differences.items()]
+    rows = [
+        [path, *("" if value is ABSENT else repr(value) for value in pair)]
+        for path, pair in differences.items()
+    ]
     print(format_table(["key", args.config, args.other], rows))
 
 
 def _load_any(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the config in a file, or that of the run in a work dir, or in a checkpoint, without running it."""
+    """Return the config in a file, or that of the run in a work dir, or in a checkpoint, without
+    running it.
+    """
     if not os.path.isdir(path):
         return resolve(load_config(path, overrides))
     from jengine.checkpoint.layout import find_checkpoint, read_meta
 
     file = pathlib.Path(path, "config.py")
-    text = read_text(file) if file.is_file() else read_meta(find_checkpoint(path))["meta"].get("cfg")
+    text = (
+        read_text(file) if file.is_file() else read_meta(find_checkpoint(path))["meta"].get("cfg")
+    )
     return resolve(apply_overrides(parse_config(text), overrides))
 
 
@@ -166,15 +182,19 @@ def profile(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         raise ConfigError(f"--steps must be at least 1, got {args.steps}")
     # A file, and not a signal: the run may be on another machine, in a container or in a bucket.
     (work_dir / PROFILE_REQUEST).write_text(json.dumps({"steps": args.steps}))
-    log, seconds = shlex.quote(f"{args.work_dir}/*/*.log"), round(2 * PERIOD)
-    print(f"A run in {args.work_dir} starts the profile within about {seconds} s, and names its directory in {log}.")
+    log = shlex.quote(f"{args.work_dir}/*/*.log")
+    seconds = round(2 * PERIOD)
+    print(
+        f"A run in {args.work_dir} starts the profile within about {seconds} s, and names its "
+        f"directory in {log}."
+    )
 
 
 def table(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Print runs with the hyperparameters that differ and their metrics."""
-    from jengine.logging.console import escape_control
     from jengine.extras.report.run_table import read_table
     from jengine.extras.report.table_format import format_cells, sort_cells
+    from jengine.logging.console import escape_control
 
     found = read_table(args.work_dirs)
     headings, rows = found.cells(args.group)
@@ -188,15 +208,24 @@ def table(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 
 def describe_versions() -> str:
-    """Return the versions of jengine, Python and the libraries, and the devices, a line each, for bug reports."""
+    """Return the versions of jengine, Python and the libraries, and the devices, a line each,
+    for bug reports.
+    """
     import jax
 
     from jengine.versions import __version__, describe_device, package_versions
 
-    versions = [("jengine", __version__), ("python", f"{platform.python_version()} on {platform.platform()}")]
+    versions = [
+        ("jengine", __version__),
+        ("python", f"{platform.python_version()} on {platform.platform()}"),
+    ]
     try:
         counts = collections.Counter(map(describe_device, jax.local_devices()))
         devices = ", ".join(f"{count} x {kind}" for kind, count in counts.items())
-    except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here, or a driver is missing
+    except RuntimeError as error:
+        # JAX_PLATFORMS names a platform that is not here, or a driver is missing
         devices = f"none ({error})"
-    return "\n".join(f"{name} {text}" for name, text in [*versions, *package_versions().items(), ("devices:", devices)])
+    return "\n".join(
+        f"{name} {text}"
+        for name, text in [*versions, *package_versions().items(), ("devices:", devices)]
+    )

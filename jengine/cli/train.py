@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from jengine.cli.commands import build_runner, load
 from jengine.extras.diagnose.debug import describe_overfit, overfit, train_debug
-from jengine.hooks.progress import ProgressHook
 from jengine.extras.sweeps.launchers import end_with_sweep
+from jengine.hooks.progress import ProgressHook
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -38,15 +38,18 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _resume_command(argv: Sequence[str], path: str | None, *, guard: bool = False) -> str:
-    """Return the command that continues the run with the arguments `argv`; see `default_resume_command`.
+    """Return the command that continues the run with the arguments `argv`; see
+    `default_resume_command`.
 
     >>> _resume_command(["train", "config.py", "--resume"], None)
     'jengine train config.py --resume'
     """
     kept = [
-        arg for i, arg in enumerate(argv)
-        if not arg.startswith("--resume") and not (i and argv[i - 1] == "--resume" and not arg.startswith("-"))
-    ]  # fmt: skip
+        arg
+        for i, arg in enumerate(argv)
+        if not arg.startswith("--resume")
+        and not (i and argv[i - 1] == "--resume" and not arg.startswith("-"))
+    ]
     resume = [] if path == "" else ["--resume", *([path] if path else [])]
     hooks = ["--config.default_hooks.guard.type=NumericsGuardHook"] if guard else []
     return shlex.join(["jengine", *kept, *hooks, *resume])

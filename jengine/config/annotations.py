@@ -1,8 +1,9 @@
-"""Checks of arguments against a constructor's annotations: types, choices (`Literal`) and ranges (`Range`).
+"""Checks of arguments against a constructor's annotations: types, choices (`Literal`) and ranges
+(`Range`).
 
-The annotations are the config's schema: `interval: Annotated[int, Range(ge=1)]`. Libraries for this are slow to import
-(pydantic, typeguard, beartype), or refuse annotations such as `Callable`, protocols, and unions of classes (msgspec),
-which constructors here have throughout.
+The annotations are the config's schema: `interval: Annotated[int, Range(ge=1)]`. Libraries for this
+are slow to import (pydantic, typeguard, beartype), or refuse annotations such as `Callable`,
+protocols, and unions of classes (msgspec), which constructors here have throughout.
 """
 
 import collections.abc
@@ -19,7 +20,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, TypeVar
 
 from jengine.config.duration import IsDuration
-from jengine.config.errors import ArgumentError, closest, config_path, current_config_path, did_you_mean
+from jengine.config.errors import (
+    ArgumentError,
+    closest,
+    config_path,
+    current_config_path,
+    did_you_mean,
+)
 
 T = TypeVar("T", bound=Callable[..., Any])
 _UNIONS = (typing.Union, types.UnionType)
@@ -56,15 +63,20 @@ class Range:
         )
 
     def __str__(self) -> str:
-        low, high = (self.ge if self.gt is None else self.gt), (self.le if self.lt is None else self.lt)
+        low = self.ge if self.gt is None else self.gt
+        high = self.le if self.lt is None else self.lt
         if low is None and high is None:
             return "that is finite"
-        first, last = (str(bound) if isinstance(bound, int) else f"{bound or 0:g}" for bound in (low, high))
+        first, last = (
+            str(bound) if isinstance(bound, int) else f"{bound or 0:g}" for bound in (low, high)
+        )
         if high is None or high == math.inf:
             return f"of at least {first}" if self.gt is None else f"above {first}"
         if low is None:
             return f"of at most {last}" if self.lt is None else f"below {last}"
-        return f"in {'[' if self.gt is None else '('}{first}, {last}{']' if self.lt is None else ')'}"
+        return (
+            f"in {'[' if self.gt is None else '('}{first}, {last}{']' if self.lt is None else ')'}"
+        )
 
 
 def _is_finite(number: Any) -> bool:
@@ -75,7 +87,9 @@ def _is_finite(number: Any) -> bool:
 
 
 class Ascending:
-    """Limit for a list of pairs: the first items increase. `Annotated[Sequence[tuple[int, int]], Ascending()]`."""
+    """Limit for a list of pairs: the first items increase. `Annotated[Sequence[tuple[int, int]],
+    Ascending()]`.
+    """
 
     def __contains__(self, pairs: Sequence[Sequence[float]]) -> bool:
         return all(first[0] < second[0] for first, second in itertools.pairwise(pairs))
@@ -85,14 +99,16 @@ class Ascending:
 
 
 class ConfigOf:
-    """Mark for an argument that may be another object's config: `Annotated[Any, ConfigOf(DATASETS)]`.
+    """Mark for an argument that may be another object's config: `Annotated[Any,
+    ConfigOf(DATASETS)]`.
 
     Args:
       registry: checks the config.
       *supplied: arguments that the owner passes besides those in the config.
     """
 
-    def __init__(self, registry: Any, *supplied: str) -> None:  # a `Registry`, whose module imports this one
+    # a `Registry`, whose module imports this one
+    def __init__(self, registry: Any, *supplied: str) -> None:
         self._registry = registry
         self._supplied = dict.fromkeys(supplied)
 
@@ -115,7 +131,9 @@ Duration = Annotated[str, IsDuration()]
 
 
 class _Mismatch(NamedTuple):
-    """Value that does not fit: keys within the argument, annotation, and whether the type is wrong."""
+    """Value that does not fit: keys within the argument, annotation, and whether the type is
+    wrong.
+    """
 
     keys: tuple[str | int, ...]
     annotation: Any
@@ -128,11 +146,13 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
 
     Args:
       owner: replaces the path in messages outside a config: `CheckpointHook.interval`.
-      entry: a class or function. An annotation that cannot be resolved is not checked; the others are.
+      entry: a class or function. An annotation that cannot be resolved is not checked; the others
+        are.
       arguments: by name.
 
     Raises:
-      TypeError: a value with another type. ArgumentError: a value out of range, or not one of the choices.
+      TypeError: a value with another type. ArgumentError: a value out of range, or not one of the
+        choices.
     """
     for name, parameter in parameters_of(entry).items():
         value = arguments.get(name, parameter.default)
@@ -144,7 +164,8 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
 
 
 def checked(entry: T, owner: str | None = None) -> T:
-    """Return `entry` such that each call checks the arguments; a class is changed in place, a function is wrapped.
+    """Return `entry` such that each call checks the arguments; a class is changed in place, a
+    function is wrapped.
 
     >>> @checked
     ... def wait(seconds: NonNegative): ...
@@ -166,13 +187,16 @@ def checked(entry: T, owner: str | None = None) -> T:
 
 
 def checks_itself(entry: Callable[..., Any]) -> bool:
-    """Return whether `entry` is a result of `checked`; a class that only inherits a checked constructor is not."""
+    """Return whether `entry` is a result of `checked`; a class that only inherits a checked
+    constructor is not.
+    """
     return (vars(entry).get("__init__") if isinstance(entry, type) else entry) in _wrapped
 
 
 @functools.lru_cache(maxsize=1024)
 def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a class or function; each annotation that is text is resolved if it can be.
+    """Return the parameters of a class or function; each annotation that is text is resolved if it
+    can be.
 
     Raises:
       TypeError, ValueError: `entry` has no signature, as some built-ins.
@@ -181,22 +205,33 @@ def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     if all(not isinstance(parameter.annotation, str) for parameter in parameters.values()):
         return parameters
     names = _global_names(entry)
-    return {name: p.replace(annotation=_resolve(p.annotation, names)) for name, p in parameters.items()}
+    return {
+        name: p.replace(annotation=_resolve(p.annotation, names)) for name, p in parameters.items()
+    }
 
 
 def _global_names(entry: Callable[..., Any]) -> dict[str, Any]:
-    """Return the names that annotations may use: those in the module that defines the class or function."""
+    """Return the names that annotations may use: those in the module that defines the class or
+    function.
+    """
     function: Any = entry.func if isinstance(entry, functools.partial) else entry
-    if isinstance(function, type):  # as `inspect.signature`: the first of the two that the classes define
-        own = (vars(base).get(name) for base in function.__mro__ for name in ("__new__", "__init__"))
-        function = next((method for method in own if isinstance(method, types.FunctionType)), function)
+    # as `inspect.signature`: the first of the two that the classes define
+    if isinstance(function, type):
+        own = (
+            vars(base).get(name) for base in function.__mro__ for name in ("__new__", "__init__")
+        )
+        function = next(
+            (method for method in own if isinstance(method, types.FunctionType)), function
+        )
     elif not inspect.isroutine(function):
         function = type(function).__call__
     return getattr(inspect.unwrap(function), "__globals__", {})
 
 
 def _resolve(annotation: object, names: dict[str, Any]) -> Any:
-    """Return the value for an annotation that is text; the text itself, which fits every value, if it has none."""
+    """Return the value for an annotation that is text; the text itself, which fits every value,
+    if it has none.
+    """
     try:
         return eval(annotation, names) if isinstance(annotation, str) else annotation
     except Exception:  # it may name what only type checkers import, or be any expression
@@ -220,7 +255,9 @@ def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
             if unknown := [name for name in kwargs if name not in names]:
                 kind = owner or function.__qualname__.partition(".")[0]
                 known = [name for name in names if name != "self"]
-                raise TypeError(f"{kind} has no argument {unknown[0]!r}{closest(unknown[0], known)}") from None
+                raise TypeError(
+                    f"{kind} has no argument {unknown[0]!r}{closest(unknown[0], known)}"
+                ) from None
             return function(*args, **kwargs)  # Python's own message for missing arguments
         check_values(owner, function, bound)
         result = function(*args, **kwargs)
@@ -242,7 +279,8 @@ def alternatives(annotation: object) -> Iterator[Any]:
     >>> list(alternatives(Count | None))
     [<class 'int'>, <class 'NoneType'>]
     """
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    args = typing.get_args(annotation)
     if origin is Annotated:
         yield from alternatives(args[0])
     elif origin in _UNIONS:
@@ -253,7 +291,8 @@ def alternatives(annotation: object) -> Iterator[Any]:
 
 
 def takes_functions(parameter: inspect.Parameter) -> bool:
-    """Return whether a parameter takes functions or classes: by the annotation, or by the default if it is `Any`.
+    """Return whether a parameter takes functions or classes: by the annotation, or by the default
+    if it is `Any`.
 
     >>> takes_functions(inspect.signature(lambda key=len, size=1: 0).parameters["key"])
     True
@@ -269,13 +308,19 @@ def takes_functions(parameter: inspect.Parameter) -> bool:
 
 
 def _is_function_type(kind: Any) -> bool:
-    is_protocol = getattr(kind, "_is_protocol", False) and "__call__" in vars(kind)  # as that of JAX's initializers
-    return is_protocol or (typing.get_origin(kind) or kind) in (collections.abc.Callable, type, types.FunctionType)
+    # as that of JAX's initializers
+    is_protocol = getattr(kind, "_is_protocol", False) and "__call__" in vars(kind)
+    return is_protocol or (typing.get_origin(kind) or kind) in (
+        collections.abc.Callable,
+        type,
+        types.FunctionType,
+    )
 
 
 def _find_mismatch(annotation: object, value: Any) -> _Mismatch | None:
     """Return the first value, `value` itself or one within it, that does not fit its annotation."""
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    args = typing.get_args(annotation)
     if origin is Annotated:
         inner = _find_mismatch(args[0], value)
         if inner is not None:
@@ -287,7 +332,9 @@ def _find_mismatch(annotation: object, value: Any) -> _Mismatch | None:
     if origin is Literal:
         if any(type(value) is type(choice) and value == choice for choice in args):
             return None
-        return _Mismatch((), annotation, value, is_type=all(type(value) is not type(choice) for choice in args))
+        return _Mismatch(
+            (), annotation, value, is_type=all(type(value) is not type(choice) for choice in args)
+        )
     if not _has_type(origin or annotation, value):
         return _Mismatch((), annotation, value, is_type=True)
     if origin is tuple and args[-1:] != (...,):
@@ -297,14 +344,22 @@ def _find_mismatch(annotation: object, value: Any) -> _Mismatch | None:
     if origin in (list, tuple, collections.abc.Sequence) and args:
         return _find_in_items((index, item, args[0]) for index, item in enumerate(value))
     if origin in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
-        found = (mismatch for key in value if (mismatch := _find_mismatch(args[0], key)) is not None)
-        return next(found, None) or _find_in_items((key, item, args[1]) for key, item in value.items())
+        found = (
+            mismatch for key in value if (mismatch := _find_mismatch(args[0], key)) is not None
+        )
+        return next(found, None) or _find_in_items(
+            (key, item, args[1]) for key, item in value.items()
+        )
     return None
 
 
-def _find_in_union(annotation: object, alternatives: Sequence[object], value: object) -> _Mismatch | None:
+def _find_in_union(
+    annotation: object, alternatives: Sequence[object], value: object
+) -> _Mismatch | None:
     """Return the mismatch for a union: within the alternative that fits best, or for all."""
-    mismatches = [mismatch for kind in alternatives if (mismatch := _find_mismatch(kind, value)) is not None]
+    mismatches = [
+        mismatch for kind in alternatives if (mismatch := _find_mismatch(kind, value)) is not None
+    ]
     if len(mismatches) < len(alternatives):
         return None
     deepest = max(mismatches, key=lambda mismatch: len(mismatch.keys))
@@ -328,7 +383,9 @@ def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a real number, but not a bool: of Python or NumPy, or an array without axes."""
+    """Return whether a value is a real number, but not a bool: of Python or NumPy, or an array
+    without axes.
+    """
     if hasattr(value, "dtype"):
         kind = getattr(value.dtype, "kind", "")  # the dtype of a PRNG key has none
         return value.shape == () and kind in ("i", "u", "f", "V")  # V: bfloat16 and other ml_dtypes
@@ -336,7 +393,8 @@ def is_number(value: Any) -> bool:
 
 
 def is_host_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a real number, but neither a bool nor an array, which may have to be fetched.
+    """Return whether a value is a real number, but neither a bool nor an array, which may have to
+    be fetched.
 
     >>> [is_host_number(value) for value in (1, 0.5, True, "1")]
     [True, True, False, False]
@@ -367,7 +425,9 @@ _TESTS: dict[Any, Callable[[Any], bool]] = {
 
 
 def _has_type(kind: Any, value: object) -> bool:
-    """Return whether `value` has the type `kind`; True for a `kind` that cannot be tested, such as a protocol."""
+    """Return whether `value` has the type `kind`; True for a `kind` that cannot be tested, such
+    as a protocol.
+    """
     try:
         test = _TESTS.get(kind)
         if test is not None:
@@ -379,11 +439,15 @@ def _has_type(kind: Any, value: object) -> bool:
 
 def _error(owner: str, name: str, mismatch: _Mismatch) -> Exception:
     path = ""
-    with config_path(*([owner] if owner and not current_config_path() else []), name, *mismatch.keys):
+    with config_path(
+        *([owner] if owner and not current_config_path() else []), name, *mismatch.keys
+    ):
         path = current_config_path()
-    annotation, value = mismatch.annotation, mismatch.value
+    annotation = mismatch.annotation
+    value = mismatch.value
     choices = [choice for choice in _choices(annotation) if isinstance(choice, str)]
-    hint = did_you_mean(value, choices) if isinstance(value, str) else ""  # the choices are part of the message
+    # the choices are part of the message
+    hint = did_you_mean(value, choices) if isinstance(value, str) else ""
     if isinstance(value, tuple) and len(value) == 1 and is_mapping(value[0]):
         hint = "; remove the comma after `dict(...)`"
     message = f"`{path}` must be {describe(annotation)}, got {value!r}{hint}"
@@ -391,11 +455,23 @@ def _error(owner: str, name: str, mismatch: _Mismatch) -> Exception:
 
 
 _NAMES: dict[Any, str] = {
-    int: "an integer", float: "a number", bool: "True or False", str: "a string", type(None): "None", None: "None",
-    collections.abc.Callable: "a function", collections.abc.Sequence: "a list", list: "a list", tuple: "a list",
-    collections.abc.Mapping: "a dict", collections.abc.MutableMapping: "a dict", dict: "a dict", type: "a class",
-    Any: "anything", inspect.Parameter.empty: "anything",
-}  # fmt: skip
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    str: "a string",
+    type(None): "None",
+    None: "None",
+    collections.abc.Callable: "a function",
+    collections.abc.Sequence: "a list",
+    list: "a list",
+    tuple: "a list",
+    collections.abc.Mapping: "a dict",
+    collections.abc.MutableMapping: "a dict",
+    dict: "a dict",
+    type: "a class",
+    Any: "anything",
+    inspect.Parameter.empty: "anything",
+}
 
 
 def describe(annotation: object) -> str:
@@ -404,7 +480,8 @@ def describe(annotation: object) -> str:
     >>> describe(Count | None)
     'an integer of at least 1 or None'
     """
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    args = typing.get_args(annotation)
     if origin is Annotated:
         return " ".join([describe(args[0]), *map(str, _bounds(args))])
     if origin in _UNIONS:
@@ -422,7 +499,8 @@ def describe(annotation: object) -> str:
 
 def _choices(annotation: object) -> list[Any]:
     """Return the choices in the annotation's `Literal`s."""
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    args = typing.get_args(annotation)
     if origin is Literal:
         return list(args)
     nested = args if origin in (*_UNIONS, Annotated) else ()
@@ -431,7 +509,8 @@ def _choices(annotation: object) -> list[Any]:
 
 def _check_configs(annotation: object, name: str | int, value: object) -> None:
     """Check the other objects' configs in an argument: itself, or the items in a sequence."""
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    args = typing.get_args(annotation)
     with config_path(name):
         for mark in args[1:] if origin is Annotated else ():
             if isinstance(mark, ConfigOf):

@@ -1,8 +1,8 @@
 """JSON codec for checkpoints, manifests, logs, reports and messages between processes.
 
-JSON has neither NaN nor infinities, and no tuples, bytes or arrays. `encode` writes a float that is not finite as
-`{"$float": "NaN"}`, which `decode` reads; in lines for other programs it is the string "NaN". `pack` keeps the types of
-all values, for states that must come back as they were.
+JSON has neither NaN nor infinities, and no tuples, bytes or arrays. `encode` writes a float that is
+not finite as `{"$float": "NaN"}`, which `decode` reads; in lines for other programs it is the
+string "NaN". `pack` keeps the types of all values, for states that must come back as they were.
 """
 
 import base64
@@ -13,12 +13,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"  # what JSON can represent
+# what JSON can represent
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 _FLOAT = "$float"  # the key of the objects that stand for NaN and infinities
 _PACKED = "__jengine__"  # the key of the objects that stand for values of other types
 _LARGE = 4096  # bytes
-_MAX_DEPTH = 100  # of objects and lists in each other: each level costs Python stack wherever the value is walked
+# of objects and lists in each other: each level costs Python stack wherever the value is walked
+_MAX_DEPTH = 100
 _TOO_DEEP = f"JSON must be nested at most {_MAX_DEPTH} levels deep"
 _encode_plain = json.JSONEncoder(allow_nan=False).encode
 _SCALARS = frozenset({type(None), str, bool, int, float})
@@ -28,7 +30,8 @@ def encode(value: object, path: str = "", *, for_logs: bool = False, **layout: A
     """Return a value as JSON text.
 
     Args:
-      value, path, for_logs: see `to_plain`; `for_logs` also writes NaN and infinities as strings, which `float` reads.
+      value, path, for_logs: see `to_plain`; `for_logs` also writes NaN and infinities as strings,
+        which `float` reads.
       **layout: arguments of `json.dumps`, such as `indent`.
 
     Raises:
@@ -52,7 +55,8 @@ def encode(value: object, path: str = "", *, for_logs: bool = False, **layout: A
 
 
 def decode(text: str | bytes) -> Any:
-    """Return the value that `encode` was given, with JSON's types; a bare NaN of earlier versions is read too.
+    """Return the value that `encode` was given, with JSON's types; a bare NaN of earlier versions
+    is read too.
 
     >>> decode('{"best": {"$float": "-Infinity"}}')
     {'best': -inf}
@@ -66,7 +70,9 @@ def decode(text: str | bytes) -> Any:
         raise ValueError(_TOO_DEEP) from None
     level: list[Any] = [[value]]
     for _ in range(_MAX_DEPTH + 1):
-        items = (x for parent in level for x in (parent.values() if isinstance(parent, dict) else parent))
+        items = (
+            x for parent in level for x in (parent.values() if isinstance(parent, dict) else parent)
+        )
         level = [x for x in items if isinstance(x, dict | list)]
         if not level:
             return value
@@ -91,7 +97,8 @@ def decode_object(text: str | bytes) -> dict[str, Any]:
 
 
 def to_plain(value: object, path: str = "", *, for_logs: bool = False, arrays: bool = True) -> Json:
-    """Convert a value to JSON's types: tuples and arrays become lists, NumPy scalars become numbers.
+    """Convert a value to JSON's types: tuples and arrays become lists, NumPy scalars become
+    numbers.
 
     Args:
       value: numbers, strings, None, arrays, and lists, tuples and dicts of them.
@@ -102,12 +109,17 @@ def to_plain(value: object, path: str = "", *, for_logs: bool = False, arrays: b
     Raises:
       TypeError: a value that JSON cannot represent, or a dict key that is not a string.
     """
-    if value is None or (isinstance(value, str | bool | int | float) and not isinstance(value, np.generic)):
+    if value is None or (
+        isinstance(value, str | bool | int | float) and not isinstance(value, np.generic)
+    ):
         return value
     if isinstance(value, list | tuple):
         if _SCALARS.issuperset(map(type, value)):  # fast path: histories are long
             return list(value)
-        return [to_plain(x, f"{path}.{i}", for_logs=for_logs, arrays=arrays) for i, x in enumerate(value)]
+        return [
+            to_plain(x, f"{path}.{i}", for_logs=for_logs, arrays=arrays)
+            for i, x in enumerate(value)
+        ]
     if isinstance(value, Mapping):
         result = {}
         for key, item in value.items():
@@ -120,16 +132,21 @@ def to_plain(value: object, path: str = "", *, for_logs: bool = False, arrays: b
         array = np.asarray(value)
         if array.dtype.kind in "biufVU":  # V: bfloat16 and its like
             return array.item() if for_logs and array.size == 1 else array.tolist()
-    raise TypeError(f"`{path}` must be JSON-serializable (a number, string, list or dict), got {type(value).__name__}")
+    raise TypeError(
+        f"`{path}` must be JSON-serializable (a number, string, list or dict), got "
+        f"{type(value).__name__}"
+    )
 
 
 def pack(value: Any, path: str = "", blobs: bytearray | None = None) -> Json:
-    """Convert nested dicts, lists, tuples, numbers, bytes, arrays, PRNG keys and CPU tensors to JSON's types.
+    """Convert nested dicts, lists, tuples, numbers, bytes, arrays, PRNG keys and CPU tensors to
+    JSON's types.
 
     Args:
       value: the value.
       path: its dotted path for errors.
-      blobs: receives the bytes of large arrays, which would be slow and a third larger as text; None for none.
+      blobs: receives the bytes of large arrays, which would be slow and a third larger as text;
+        None for none.
 
     Raises:
       TypeError: a value of another kind.
@@ -139,7 +156,9 @@ def pack(value: Any, path: str = "", blobs: bytearray | None = None) -> Json:
     >>> unpack(pack({3: b"x"}))
     {3: b'x'}
     """
-    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, np.generic)):
+    if value is None or (
+        isinstance(value, bool | int | float | str) and not isinstance(value, np.generic)
+    ):
         return value
     if isinstance(value, bytes | bytearray):
         if blobs is not None and len(value) >= _LARGE:
@@ -151,29 +170,43 @@ def pack(value: Any, path: str = "", blobs: bytearray | None = None) -> Json:
     if isinstance(value, list):
         return [pack(item, f"{path}.{i}", blobs) for i, item in enumerate(value)]
     if isinstance(value, tuple):
-        return {_PACKED: "tuple", "data": [pack(item, f"{path}.{i}", blobs) for i, item in enumerate(value)]}
+        return {
+            _PACKED: "tuple",
+            "data": [pack(item, f"{path}.{i}", blobs) for i, item in enumerate(value)],
+        }
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value) and _PACKED not in value:
             return {key: pack(item, f"{path}.{key}", blobs) for key, item in value.items()}
-        pairs: list[Json] = [[pack(key), pack(item, f"{path}.{key}", blobs)] for key, item in value.items()]
+        pairs: list[Json] = [
+            [pack(key), pack(item, f"{path}.{key}", blobs)] for key, item in value.items()
+        ]
         return {_PACKED: "dict", "data": pairs}
     return _pack_array(value, path, blobs)
 
 
 def _pack_array(value: Any, path: str, blobs: bytearray | None) -> Json:
-    kind, entry = "array", dict[str, Any]()
+    kind = "array"
+    entry = dict[str, Any]()
     if hasattr(value, "detach"):
-        kind, value = "tensor", value.detach().cpu()
+        kind = "tensor"
+        value = value.detach().cpu()
     elif str(getattr(value, "dtype", "")).startswith("key<"):
         import jax
 
-        kind, entry["impl"] = "key", str(jax.random.key_impl(value))
+        kind = "key"
+        entry["impl"] = str(jax.random.key_impl(value))
         value = jax.random.key_data(value)
     array = np.asarray(value)
-    if array.dtype.kind not in "biufcV" or array.dtype.names is not None:  # V: bfloat16 and its like
-        remedy = "; leave it out, and make it again in `load_state_dict`" if ".state_dict()" in path else ""
+    # V: bfloat16 and its like
+    if array.dtype.kind not in "biufcV" or array.dtype.names is not None:
+        remedy = (
+            "; leave it out, and make it again in `load_state_dict`"
+            if ".state_dict()" in path
+            else ""
+        )
         raise TypeError(
-            f"`{path}` must be made of numbers, strings, bytes, arrays, lists, tuples and dicts, got "
+            f"`{path}` must be made of numbers, strings, bytes, arrays, lists, tuples and dicts, "
+            "got "
             f"{type(value).__name__} {getattr(value, '__qualname__', repr(value)):.100}{remedy}"
         )
     dtype = array.dtype.name if array.dtype.kind == "V" else array.dtype.str
@@ -207,7 +240,8 @@ def unpack(value: Json, blobs: bytes | None = None) -> Any:
         if len(found) != entry["size"]:
             raise ValueError(f"{entry['size']} bytes of an array are missing")
         return found
-    kind, data = entry[_PACKED], unpack(entry["data"], blobs)
+    kind = entry[_PACKED]
+    data = unpack(entry["data"], blobs)
     if isinstance(data, dict):  # bytes that were not read
         return entry
     if kind == "bytes":
@@ -234,4 +268,6 @@ def _replace_nonfinite(value: Json, as_text: bool) -> Json:
         return text if as_text else {_FLOAT: text}
     if isinstance(value, dict):
         return {key: _replace_nonfinite(item, as_text) for key, item in value.items()}
-    return [_replace_nonfinite(item, as_text) for item in value] if isinstance(value, list) else value
+    return (
+        [_replace_nonfinite(item, as_text) for item in value] if isinstance(value, list) else value
+    )

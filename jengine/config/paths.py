@@ -1,11 +1,13 @@
 """Dotted paths for pytree leaves, and the translation to PyTorch's names.
 
-`backbone.layers_3.attn.kernel` is a Flax path; `backbone.layers.3.attn.weight` is the torch alias. Rules that match
-names (paramwise keys, layer decay, sharding) try both, so configs written for PyTorch models keep working.
+`backbone.layers_3.attn.kernel` is a Flax path; `backbone.layers.3.attn.weight` is the torch alias.
+Rules that match names (paramwise keys, layer decay, sharding) try both, so configs written for
+PyTorch models keep working.
 
-Flax wraps arrays: `nnx.Variable` in an `nnx.State` or `nnx.Module`, `nn.Partitioned` in Linen parameters. JAX treats a
-wrapper as a tree level named `value`. The paths here omit that level, so a tree has the same paths with and without
-wrappers. Dict keys and fields named `value` are kept.
+Flax wraps arrays: `nnx.Variable` in an `nnx.State` or `nnx.Module`, `nn.Partitioned` in Linen
+  parameters. JAX treats a
+wrapper as a tree level named `value`. The paths here omit that level, so a tree has the same paths
+with and without wrappers. Dict keys and fields named `value` are kept.
 """
 
 import difflib
@@ -17,7 +19,8 @@ from typing import Any
 import jax
 
 _TORCH_LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
-# Looked up only if their module is loaded: otherwise no tree can contain them, and Flax need not be imported.
+# Looked up only if their module is loaded: otherwise no tree can contain them, and Flax need not be
+# imported.
 _WRAPPERS = (("flax.nnx", "Variable"), ("flax.core.meta", "AxisMetadata"))
 
 
@@ -33,9 +36,13 @@ def leaves_with_path(tree: object) -> list[tuple[str, Any]]:
     """Return pairs with dotted path and leaf, in JAX's flattening order."""
     wrappers = _wrapper_types()
     if not wrappers:
-        return [(dotted(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+        return [
+            (dotted(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+        ]
     pairs: list[tuple[str, Any]] = []
-    nodes = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: isinstance(node, wrappers))[0]
+    nodes = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda node: isinstance(node, wrappers)
+    )[0]
     for path, node in nodes:
         if isinstance(node, wrappers):
             inner = jax.tree_util.tree_flatten_with_path(node)[0]
@@ -81,12 +88,17 @@ def map_with_path(fn: Callable[..., Any], tree: object, *rest: object) -> Any:
     treedef: Any = jax.tree.structure(tree)
     others = [treedef.flatten_up_to(other) for other in rest]
     return treedef.unflatten(
-        [fn(path, leaf, *nodes) for (path, leaf), *nodes in zip(leaves_with_path(tree), *others, strict=True)]
+        [
+            fn(path, leaf, *nodes)
+            for (path, leaf), *nodes in zip(leaves_with_path(tree), *others, strict=True)
+        ]
     )
 
 
 def unwrap(tree: object) -> Any:
-    """Return `tree` with the content in place of each Flax wrapper, so that JAX's own key paths match `flatten`."""
+    """Return `tree` with the content in place of each Flax wrapper, so that JAX's own key paths
+    match `flatten`.
+    """
     wrappers = _wrapper_types()
 
     def unwrap_node(node: object) -> object:
@@ -94,7 +106,11 @@ def unwrap(tree: object) -> Any:
             return node
         return jax.tree.leaves(node, is_leaf=lambda child: child is not node)[0]
 
-    return jax.tree.map(unwrap_node, tree, is_leaf=lambda node: isinstance(node, wrappers)) if wrappers else tree
+    return (
+        jax.tree.map(unwrap_node, tree, is_leaf=lambda node: isinstance(node, wrappers))
+        if wrappers
+        else tree
+    )
 
 
 def torch_alias(path: str) -> str:
@@ -111,7 +127,8 @@ def torch_alias(path: str) -> str:
 def path_aliases(path: str) -> tuple[str, str]:
     """Return the names that substring rules are matched against: the Flax path and the torch alias.
 
-    Names at the root start with a dot, as in MMEngine: the key `.pos_embed` matches `pos_embed` at the root and
+    Names at the root start with a dot, as in MMEngine: the key `.pos_embed` matches `pos_embed` at
+      the root and
     `x.pos_embed` in any module, but not `abs_pos_embed`.
     """
     alias = torch_alias(path)
@@ -119,7 +136,9 @@ def path_aliases(path: str) -> tuple[str, str]:
 
 
 def closest_paths(path: str, candidates: Iterable[str]) -> str:
-    """Return a hint '; closest: ...' with up to three of `candidates` or modules in them; empty if none is close."""
+    """Return a hint '; closest: ...' with up to three of `candidates` or modules in them; empty
+    if none is close.
+    """
     names: dict[str, None] = {}
     for candidate in candidates:
         parts = candidate.split(".")
@@ -130,4 +149,6 @@ def closest_paths(path: str, candidates: Iterable[str]) -> str:
 
 def _wrapper_types() -> tuple[type, ...]:
     """Return the wrapper classes in the Flax modules that are loaded."""
-    return tuple(vars(sys.modules[module])[name] for module, name in _WRAPPERS if module in sys.modules)
+    return tuple(
+        vars(sys.modules[module])[name] for module, name in _WRAPPERS if module in sys.modules
+    )

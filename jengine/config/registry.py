@@ -1,7 +1,7 @@
 """Registries: the names in configs for classes and functions.
 
-A registry imports the package with the built-in entries at the first look-up. This keeps `import jengine` fast, and a
-config can use any registered name without importing a module.
+A registry imports the package with the built-in entries at the first look-up. This keeps `import
+jengine` fast, and a config can use any registered name without importing a module.
 """
 
 import difflib
@@ -15,11 +15,20 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
-from jengine.config.annotations import (alternatives, check_values, checked, checks_itself, is_mapping, parameters_of, takes_functions)
+from jengine.config.annotations import (
+    alternatives,
+    check_values,
+    checked,
+    checks_itself,
+    is_mapping,
+    parameters_of,
+    takes_functions,
+)
 from jengine.config.errors import UnknownNameError, closest, config_path, list_unknown
 
 T = TypeVar("T", bound=Callable[..., Any])
-Config: TypeAlias = Mapping[str, Any] | str | Callable[..., Any]  # `dict(type=NAME, ...)`, or NAME alone
+# `dict(type=NAME, ...)`, or NAME alone
+Config: TypeAlias = Mapping[str, Any] | str | Callable[..., Any]
 _LOGGER = logging.getLogger("jengine")
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _REGISTRIES: "weakref.WeakSet[Registry]" = weakref.WeakSet()
@@ -39,11 +48,13 @@ class Registry:
     Args:
       name: the entries' kind for error messages, in the singular: 'hook'.
       locations: package, or packages, that register the entries, imported at the first look-up.
-      contrib: packages that register further entries, imported only if a name is not found otherwise.
+      contrib: packages that register further entries, imported only if a name is not found
+        otherwise.
       used_in: where a config names the entries, for the error in another registry that lacks one.
       checks_calls: whether calls of an entry check the arguments; else only `build` does.
       parent: a registry that shares its entries with this one, in both directions.
-      scope: as in MMEngine, for a registry with a parent; names are found with any scope before them, and without.
+      scope: as in MMEngine, for a registry with a parent; names are found with any scope before
+        them, and without.
     """
 
     def __init__(
@@ -74,10 +85,15 @@ class Registry:
     ) -> Callable[[T], T]: ...
 
     @overload
-    def register_module(self, name: str | Sequence[str] | None = None, force: bool = False, *, module: T) -> T: ...
+    def register_module(
+        self, name: str | Sequence[str] | None = None, force: bool = False, *, module: T
+    ) -> T: ...
 
-    def register_module(self, name: str | Sequence[str] | None = None, force: bool = False, module: Any = None) -> Any:
-        """Register a class or function, whose calls then check the arguments; as a decorator without `module`.
+    def register_module(
+        self, name: str | Sequence[str] | None = None, force: bool = False, module: Any = None
+    ) -> Any:
+        """Register a class or function, whose calls then check the arguments; as a decorator
+        without `module`.
 
         A user's entry replaces a built-in one with the same name, with a line in the log.
 
@@ -90,19 +106,24 @@ class Registry:
           `module`, or a decorator that registers the class or function and returns it.
 
         Raises:
-          KeyError: a name is taken by an entry with the same origin and `force` is False. TypeError: the decorator
-            without parentheses, or `module` cannot be called.
+          KeyError: a name is taken by an entry with the same origin and `force` is False.
+            TypeError: the decorator without parentheses, or `module` cannot be called.
         """
         if name is not None and not isinstance(name, str) and not isinstance(name, Sequence):
             raise TypeError(
-                f"`name` must be a string or a list of strings, got {name!r}; write @register_module() with parentheses"
+                f"`name` must be a string or a list of strings, got {name!r}; write "
+                "@register_module() with parentheses"
             )
         if not isinstance(force, bool) or not (module is None or callable(module)):
-            raise TypeError(f"`force` must be a bool and `module` a class or a function, got {force!r} and {module!r}")
+            raise TypeError(
+                f"`force` must be a bool and `module` a class or a function, got {force!r} and "
+                f"{module!r}"
+            )
 
         def register(entry: T) -> T:
             """Register `entry` and return it."""
-            if self._checks_calls and not isinstance(entry, functools.partial):  # whose arguments `build` checks
+            # whose arguments `build` checks
+            if self._checks_calls and not isinstance(entry, functools.partial):
                 entry = checked(entry)
             for key in [name] if isinstance(name, str) else name or [_name(entry)]:
                 self._add(key, entry, force)
@@ -116,25 +137,29 @@ class Registry:
             self._entries[key] = entry
         elif is_built_in(existing) == is_built_in(entry):
             raise UnknownNameError(
-                f"{self.name} {key!r} is already registered as {_full_name(existing)}; pass force=True to replace it"
+                f"{self.name} {key!r} is already registered as {_full_name(existing)}; pass "
+                "force=True to replace it"
             )
         else:  # built-in entries may be imported after the user's
             users, own = (existing, entry) if is_built_in(entry) else (entry, existing)
             self._entries[key] = users
-            _LOGGER.info("The %s %s replaces jengine's %s.", self.name, _full_name(users), _full_name(own))
+            _LOGGER.info(
+                "The %s %s replaces jengine's %s.", self.name, _full_name(users), _full_name(own)
+            )
 
     def get(self, key: str) -> Callable[..., Any]:
         """Return the entry registered as `key`.
 
         Args:
-          key: 'Name', 'scope.Name' (the scope is ignored), or a dotted import path. If its module is next to a config
-            file, it is an import path.
+          key: 'Name', 'scope.Name' (the scope is ignored), or a dotted import path. If its module
+            is next to a config file, it is an import path.
 
         Raises:
-          KeyError: no such entry; the message suggests the closest name. Errors in an imported module keep their type.
+          KeyError: no such entry; the message suggests the closest name. Errors in an imported
+            module keep their type.
         """
-        from jengine.extras.mmengine.foreign import is_restricted
         from jengine.config.modules import find_directory, find_unregistered
+        from jengine.extras.mmengine.foreign import is_restricted
 
         if not isinstance(key, str):
             raise TypeError(f"{self.name} must be looked up by a name, got {key!r}")
@@ -149,19 +174,25 @@ class Registry:
             return self._import(key, name)
         hint = _find_elsewhere(name) or closest(name, self._entries)
         if (path := find_unregistered(name)) is not None:
-            hint = f", which is not registered: write type={path!r}, or register the class with `register_module()`"
-        raise UnknownNameError(f"{self.name} must be a registered name or an import path, got {key!r}{hint}")
+            hint = (
+                f", which is not registered: write type={path!r}, or register the class with "
+                "`register_module()`"
+            )
+        raise UnknownNameError(
+            f"{self.name} must be a registered name or an import path, got {key!r}{hint}"
+        )
 
     def build(self, cfg: Config, **extra: Any) -> Any:
         """Build an object from a config.
 
         Args:
-          cfg: `dict(type=NAME, **arguments)`, where NAME may also be the class itself, or NAME alone. It is not
-            modified.
+          cfg: `dict(type=NAME, **arguments)`, where NAME may also be the class itself, or NAME
+            alone. It is not modified.
           **extra: further arguments for the constructor; those in `cfg` take precedence.
 
         Raises:
-          KeyError: an unknown type. TypeError: `cfg` is not such a dict, or the arguments do not match the constructor.
+          KeyError: an unknown type. TypeError: `cfg` is not such a dict, or the arguments do not
+            match the constructor.
           ArgumentError: an argument is out of range.
         """
         entry, arguments = self._parse(cfg, extra)
@@ -173,8 +204,9 @@ class Registry:
     def build_function(self, cfg: Any) -> Any:
         """Return a function: an entry by name or from a config, or `cfg` itself if it is neither.
 
-        From a config with a class, or with all arguments that a function requires, the result of the call is returned.
-        Otherwise the function waits for the others, with those in the config set.
+        From a config with a class, or with all arguments that a function requires, the result of
+        the call is returned. Otherwise the function waits for the others, with those in the config
+        set.
 
         >>> FUNCTIONS.build_function(dict(type="math.isclose", a=1.0))(b=1.0)
         True
@@ -186,7 +218,8 @@ class Registry:
             return cfg
         from jengine.extras.mmengine.foreign import RefusedFunction
 
-        is_name, cfg = isinstance(cfg, str), as_config(cfg)
+        is_name = isinstance(cfg, str)
+        cfg = as_config(cfg)
         if isinstance(kind := cfg.get("type"), str):
             with config_path("type"):
                 cfg = {**cfg, "type": self._get_function(kind)}
@@ -197,19 +230,27 @@ class Registry:
             return entry
         parameters = parameters_of(entry).items()
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        required = {name for name, p in parameters if p.default is p.empty and p.kind not in variadic}
+        required = {
+            name for name, p in parameters if p.default is p.empty and p.kind not in variadic
+        }
         check_arguments(entry, arguments, supplied=tuple(required - set(arguments)))
-        return entry(**arguments) if required <= set(arguments) else functools.partial(entry, **arguments)
+        return (
+            entry(**arguments)
+            if required <= set(arguments)
+            else functools.partial(entry, **arguments)
+        )
 
     def check(self, cfg: Config, **extra: Any) -> None:
-        """Check a config without building anything; arguments and errors as for `build`, with stand-ins in `extra`."""
+        """Check a config without building anything; arguments and errors as for `build`, with
+        stand-ins in `extra`.
+        """
         entry, arguments = self._parse(cfg, {})
         check_arguments(entry, arguments, supplied=tuple(extra))
 
     def _get_function(self, key: str) -> Callable[..., Any]:
         """Return the entry registered as `key`, or the class or function with this import path."""
-        from jengine.extras.mmengine.foreign import is_restricted
         from jengine.config.modules import find_known_function
+        from jengine.extras.mmengine.foreign import is_restricted
 
         is_foreign_path = is_restricted() and "." in key and key.rpartition(".")[2] not in self
         return find_known_function(key) if is_foreign_path else self.get(key)
@@ -217,41 +258,55 @@ class Registry:
     def _import(self, path: str, name: str) -> Callable[..., Any]:
         """Import the class or function at `path`, whose last part is `name`.
 
-        KeyError if there is none; errors in the module itself are raised with a note about the user's line.
+        KeyError if there is none; errors in the module itself are raised with a note about the
+        user's line.
         """
         from jengine.config.modules import import_attribute
 
         try:
             return import_attribute(path)
         except UnknownNameError as error:
-            similar = difflib.get_close_matches(name, self._entries, n=1, cutoff=0.75)  # 'mmengine.Hok' for 'Hook'
-            hint = f"; did you mean {similar[0]!r}?" if similar and "did you mean" not in str(error) else ""
+            # 'mmengine.Hok' for 'Hook'
+            similar = difflib.get_close_matches(name, self._entries, n=1, cutoff=0.75)
+            hint = (
+                f"; did you mean {similar[0]!r}?"
+                if similar and "did you mean" not in str(error)
+                else ""
+            )
             raise UnknownNameError(
-                f"{self.name} must be a registered name or an import path, got {path!r}: {error}{hint}"
+                f"{self.name} must be a registered name or an import path, got {path!r}: "
+                f"{error}{hint}"
             ) from None
 
-    def _parse(self, cfg: Config, extra: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    def _parse(
+        self, cfg: Config, extra: Mapping[str, Any]
+    ) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Return a config's class or function, and the arguments."""
         if isinstance(cfg, tuple) and len(cfg) == 1:
             raise TypeError(
-                f"{self._name_with_article} must be a dict, got a tuple of one; remove the comma after `dict(...)`"
+                f"{self._name_with_article} must be a dict, got a tuple of one; remove the comma "
+                "after `dict(...)`"
             )
         cfg = as_config(cfg)
         if not is_mapping(cfg):
             raise TypeError(
-                f"{self._name_with_article} must be a dict with a 'type', got {type(cfg).__name__}: {cfg!r}"
+                f"{self._name_with_article} must be a dict with a 'type', got "
+                f"{type(cfg).__name__}: {cfg!r}"
             )
         arguments = {**extra, **{k: v for k, v in cfg.items() if k not in ("_delete_", "_scope_")}}
         entry = arguments.pop("type", None)
         if entry is None:
             raise TypeError(
-                f"{self._name_with_article} must have a 'type', got only the keys {sorted(map(str, arguments))}"
+                f"{self._name_with_article} must have a 'type', got only the keys "
+                f"{sorted(map(str, arguments))}"
             )
         if isinstance(entry, str):
             with config_path("type"):
                 entry = self.get(entry)
         if not callable(entry):
-            raise TypeError(f"the type of {self._name_with_article} must be a name or a class, got {entry!r}")
+            raise TypeError(
+                f"the type of {self._name_with_article} must be a name or a class, got {entry!r}"
+            )
         return entry, resolve_functions(entry, arguments)
 
     def __contains__(self, key: str) -> bool:
@@ -270,7 +325,9 @@ class Registry:
         return f"Registry({self.name!r}, {len(self._entries)} entries)"
 
     def _import_entries(self, *names: str) -> None:
-        """Import the packages that register entries; those of `contrib` only while none of `names` is registered."""
+        """Import the packages that register entries; those of `contrib` only while none of
+        `names` is registered.
+        """
         while self._locations:
             importlib.import_module(self._locations.pop())
         while self._contrib and not any(name in self._entries for name in names):
@@ -297,9 +354,11 @@ def resolve_functions(entry: Callable[..., Any], arguments: Mapping[str, Any]) -
     """
     result = dict(arguments)
     named = {
-        name: value for name, value in result.items()
-        if isinstance(value, str | list | tuple) or (is_mapping(value) and not isinstance(value, type))
-    }  # fmt: skip
+        name: value
+        for name, value in result.items()
+        if isinstance(value, str | list | tuple)
+        or (is_mapping(value) and not isinstance(value, type))
+    }
     try:
         parameters = parameters_of(entry) if named else {}
     except (TypeError, ValueError):  # some built-ins have none
@@ -313,7 +372,9 @@ def resolve_functions(entry: Callable[..., Any], arguments: Mapping[str, Any]) -
 
 
 def _resolve_function(value: Any, kinds: Sequence[Any], takes: bool) -> Any:
-    """Return the function that `value` names, if an argument with these types takes functions; else `value`."""
+    """Return the function that `value` names, if an argument with these types takes functions;
+    else `value`.
+    """
     origins = [typing.get_origin(kind) or kind for kind in kinds]
     if isinstance(value, str):
         is_path = _IMPORT_PATH.fullmatch(value) is not None
@@ -329,12 +390,20 @@ def _resolve_function(value: Any, kinds: Sequence[Any], takes: bool) -> Any:
             return [_resolve_function(item, inner, True) for item in value]
         if is_taken and origin is Mapping and is_mapping(value) and "type" not in value:
             return {name: _resolve_function(item, inner, True) for name, item in value.items()}
-    if takes and is_mapping(value) and not isinstance(value, type) and "type" in value and Mapping not in origins:
+    if (
+        takes
+        and is_mapping(value)
+        and not isinstance(value, type)
+        and "type" in value
+        and Mapping not in origins
+    ):
         return FUNCTIONS.build_function(value)
     return value
 
 
-def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()) -> None:
+def check_arguments(
+    entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()
+) -> None:
     """Check `arguments` against the signature and the annotations of `entry` before calling it.
 
     Args:
@@ -343,24 +412,31 @@ def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any], sup
       supplied: arguments that the caller adds.
 
     Raises:
-      TypeError: an unknown argument (the message suggests the closest), a missing one, or one with another type.
+      TypeError: an unknown argument (the message suggests the closest), a missing one, or one with
+        another type.
       ArgumentError: one is out of range.
     """
     if check_names(entry, arguments, supplied):
         check_values(_name(entry), entry, arguments)
 
 
-def check_names(entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()) -> bool:
-    """Raise TypeError for unknown and missing arguments; return whether `entry` has a signature to check.
+def check_names(
+    entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()
+) -> bool:
+    """Raise TypeError for unknown and missing arguments; return whether `entry` has a signature to
+    check.
 
-    Those in `supplied` are the caller's: they need not be in `arguments`, and no message suggests them.
+    Those in `supplied` are the caller's: they need not be in `arguments`, and no message suggests
+    them.
     """
     try:
         parameters = parameters_of(entry)
     except (TypeError, ValueError):  # some built-ins have none
         return False
     name = _name(entry)
-    named = {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    named = {
+        k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
     own = [key for key in named if key not in supplied]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         unknown = [str(key) for key in arguments if key not in named]
@@ -368,9 +444,15 @@ def check_names(entry: Callable[..., Any], arguments: Mapping[str, Any], supplie
             raise TypeError(f"{name} has no arguments {list_unknown(unknown, own)}")
         if unknown:
             raise TypeError(f"{name} has no argument {unknown[0]!r}{closest(unknown[0], own)}")
-    missing = [k for k, p in named.items() if p.default is p.empty and k not in arguments and k not in supplied]
+    missing = [
+        k
+        for k, p in named.items()
+        if p.default is p.empty and k not in arguments and k not in supplied
+    ]
     if missing:
-        raise TypeError(f"{name} needs the argument{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}")
+        raise TypeError(
+            f"{name} needs the argument{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}"
+        )
     return True
 
 
@@ -400,7 +482,9 @@ def find_registered(name: str, import_all: bool = False) -> list[Callable[..., A
 
 
 def _find_elsewhere(name: str) -> str:
-    """Return where a config can name an entry in another registry, for an error message; empty if there is none."""
+    """Return where a config can name an entry in another registry, for an error message; empty
+    if there is none.
+    """
     found = [registry for registry in _REGISTRIES if registry.used_in and name in registry._entries]
     return f", which is a {found[0].name}; add it to {found[0].used_in}" if found else ""
 
@@ -417,7 +501,9 @@ _IMIX, _SELFSUP, _SEGMENTATION, _LANGUAGE = (
 HOOKS = Registry("hook", "jengine.hooks", contrib=(_IMIX, _SELFSUP, _SEGMENTATION, _LANGUAGE))
 OPTIMIZERS = Registry("optimizer", "jengine.optim", contrib=(_IMIX,))
 OPTIM_WRAPPERS = Registry("optimizer wrapper", "jengine.optim")
-OPTIM_WRAPPER_CONSTRUCTORS = Registry("optimizer wrapper constructor", "jengine.optim", contrib=(_IMIX,))
+OPTIM_WRAPPER_CONSTRUCTORS = Registry(
+    "optimizer wrapper constructor", "jengine.optim", contrib=(_IMIX,)
+)
 PARAM_SCHEDULERS = Registry("parameter scheduler", "jengine.optim", contrib=(_IMIX,))
 MODELS = Registry("model", "jengine.model", contrib=(_LANGUAGE,))
 DATASETS = Registry("dataset", "jengine.data", contrib=(_SELFSUP, _LANGUAGE))

@@ -1,7 +1,7 @@
 """Comparison of metric values: which value is better, and the direction of a metric by its name.
 
-A value is better if it is strictly better, by more than the threshold; the first of equal values is the best, and NaN
-is never better.
+A value is better if it is strictly better, by more than the threshold; the first of equal values is
+the best, and NaN is never better.
 """
 
 import math
@@ -12,28 +12,142 @@ from jengine.config.errors import UnknownNameError, closest
 
 RULES = ("greater", "less")
 
-# Words of metric names, and phrases of words, by direction. `_` separates the words of a phrase. The results of all
-# metrics in this package are among them.
+# Words of metric names, and phrases of words, by direction. `_` separates the words of a phrase.
+# The results of all metrics in this package are among them.
 GREATER_WORDS = (
-    "accuracy", "acc", "aacc", "macc", "precision", "recall", "f1", "fscore", "iou", "miou", "dice", "mdice",
-    "jaccard", "auc", "auroc", "aucroc", "aucpr", "auprc", "map", "ap", "ar@", "mrr", "ndcg", "r2", "kappa", "mcc",
-    "mprecision", "mrecall", "mfscore", "hmean", "pck", "bleu", "rouge", "meteor", "cider", "psnr", "ssim",
-    "exact_match", "log_likelihood", "hits", "hit_rate", "tpr", "true_positive_rate", "specificity", "f_score",
-    "f_measure", "chrf", "rougel",
-)  # fmt: skip
+    "accuracy",
+    "acc",
+    "aacc",
+    "macc",
+    "precision",
+    "recall",
+    "f1",
+    "fscore",
+    "iou",
+    "miou",
+    "dice",
+    "mdice",
+    "jaccard",
+    "auc",
+    "auroc",
+    "aucroc",
+    "aucpr",
+    "auprc",
+    "map",
+    "ap",
+    "ar@",
+    "mrr",
+    "ndcg",
+    "r2",
+    "kappa",
+    "mcc",
+    "mprecision",
+    "mrecall",
+    "mfscore",
+    "hmean",
+    "pck",
+    "bleu",
+    "rouge",
+    "meteor",
+    "cider",
+    "psnr",
+    "ssim",
+    "exact_match",
+    "log_likelihood",
+    "hits",
+    "hit_rate",
+    "tpr",
+    "true_positive_rate",
+    "specificity",
+    "f_score",
+    "f_measure",
+    "chrf",
+    "rougel",
+)
 LESS_WORDS = (
-    "loss", "losses", "error", "errors", "err", "mse", "rmse", "mae", "mape", "smape", "msle", "rmsle", "perplexity",
-    "ppl", "bits_per_byte", "bits_per_character", "bits_per_dim", "bpb", "bpc", "bpd", "cross_entropy", "nll", "ece",
-    "mce", "brier", "wer", "cer", "eer", "fid", "kid", "lpips", "epe", "mpjpe", "crps", "crossentropy", "logloss",
-    "fpr", "fnr", "false_positive_rate", "miss_rate", "edit_distance", "latency",
-)  # fmt: skip
+    "loss",
+    "losses",
+    "error",
+    "errors",
+    "err",
+    "mse",
+    "rmse",
+    "mae",
+    "mape",
+    "smape",
+    "msle",
+    "rmsle",
+    "perplexity",
+    "ppl",
+    "bits_per_byte",
+    "bits_per_character",
+    "bits_per_dim",
+    "bpb",
+    "bpc",
+    "bpd",
+    "cross_entropy",
+    "nll",
+    "ece",
+    "mce",
+    "brier",
+    "wer",
+    "cer",
+    "eer",
+    "fid",
+    "kid",
+    "lpips",
+    "epe",
+    "mpjpe",
+    "crps",
+    "crossentropy",
+    "logloss",
+    "fpr",
+    "fnr",
+    "false_positive_rate",
+    "miss_rate",
+    "edit_distance",
+    "latency",
+)
 _QUALIFIER = re.compile(r"top\d*")  # of accuracies and of errors; alone it is an accuracy
-# Such a word may turn the direction around, or makes something else of the metric: 'neg_loss', 'accuracy_gap'
-_TURNING_WORDS = frozenset((
-    "neg", "negative", "minus", "inv", "inverse", "gap", "drop", "gain", "improvement", "reduction", "delta", "diff",
-    "difference", "std", "var", "variance", "stderr", "sem", "ci", "skill", "non", "forgetting", "time", "seconds",
-    "epochs", "steps", "threshold", "scale", "weight", "lambda", "rank", "count", "size",
-))  # fmt: skip
+# Such a word may turn the direction around, or makes something else of the metric: 'neg_loss',
+# 'accuracy_gap'
+_TURNING_WORDS = frozenset(
+    (
+        "neg",
+        "negative",
+        "minus",
+        "inv",
+        "inverse",
+        "gap",
+        "drop",
+        "gain",
+        "improvement",
+        "reduction",
+        "delta",
+        "diff",
+        "difference",
+        "std",
+        "var",
+        "variance",
+        "stderr",
+        "sem",
+        "ci",
+        "skill",
+        "non",
+        "forgetting",
+        "time",
+        "seconds",
+        "epochs",
+        "steps",
+        "threshold",
+        "scale",
+        "weight",
+        "lambda",
+        "rank",
+        "count",
+        "size",
+    )
+)
 _COMPLEMENT = re.compile(r"1(00)?\s*-\s*[^\W\d]")  # '1-ssim', '100 - accuracy'
 
 
@@ -47,7 +161,9 @@ def is_better(rule: str, value: float, best: float | None, threshold: float = 0.
     """
     if math.isnan(value):
         return False
-    return best is None or (value > best + threshold if rule == "greater" else value < best - threshold)
+    return best is None or (
+        value > best + threshold if rule == "greater" else value < best - threshold
+    )
 
 
 def sort_key(rule: str, value: float | None) -> float:
@@ -75,7 +191,11 @@ def keep_best(scores: Sequence[float | None], *, count: int, rule: str) -> list[
     >>> keep_best([0.5, 0.7, 0.5, math.nan], count=2, rule="less")
     [0, 2]
     """
-    numbers = [(sort_key(rule, score), i) for i, score in enumerate(scores) if score is not None and score == score]
+    numbers = [
+        (sort_key(rule, score), i)
+        for i, score in enumerate(scores)
+        if score is not None and score == score
+    ]
     return [i for _, i in sorted(numbers)[:count]]
 
 
@@ -90,16 +210,17 @@ class UnknownDirectionError(ValueError):
 def infer_rule(key: str, greater_keys: Sequence[str] = (), less_keys: Sequence[str] = ()) -> str:
     """Return from a metric name whether 'greater' or 'less' is better.
 
-    Only the part after the last '/' counts, and in it only whole words: the parts before it name evaluations and
-    metrics. Case and numbers at the end of a word do not matter.
+    Only the part after the last '/' counts, and in it only whole words: the parts before it name
+    evaluations and metrics. Case and numbers at the end of a word do not matter.
 
     Args:
       key: the metric name.
-      greater_keys, less_keys: names, or words and phrases of names, that come before the known words.
+      greater_keys, less_keys: names, or words and phrases of names, that come before the known
+        words.
 
     Raises:
-      UnknownDirectionError: no word is known, words of both directions are in the name, or a word such as 'gap' makes
-        something else of the metric.
+      UnknownDirectionError: no word is known, words of both directions are in the name, or a word
+        such as 'gap' makes something else of the metric.
 
     >>> infer_rule("desktop/accuracy"), infer_rule("top/loss"), infer_rule("top5_error")
     ('greater', 'less', 'less')
@@ -115,11 +236,15 @@ def infer_rule(key: str, greater_keys: Sequence[str] = (), less_keys: Sequence[s
         found = _find_rules(words, GREATER_WORDS, LESS_WORDS)
         # 'accuracy/top1' and 'top1', but not 'error/top1'
         if not found and any(map(_QUALIFIER.fullmatch, words)):
-            found = ["greater", *_find_rules(split_words("_".join(key.split("/")[-2:])), (), LESS_WORDS)]
+            found = [
+                "greater",
+                *_find_rules(split_words("_".join(key.split("/")[-2:])), (), LESS_WORDS),
+            ]
         if len(found) == 1:
             return found[0]
     raise UnknownDirectionError(
-        f"cannot infer from the name {key!r} whether greater or less is better; pass rule='greater' or rule='less'",
+        f"cannot infer from the name {key!r} whether greater or less is better; pass "
+        "rule='greater' or rule='less'",
         key,
     )
 
@@ -133,9 +258,12 @@ def split_words(key: str) -> list[str]:
     return re.findall(r"[^\W_]+@?", key.rpartition("/")[2].lower())
 
 
-def _find_rules(words: Sequence[str], greater_keys: Sequence[str], less_keys: Sequence[str]) -> list[str]:
+def _find_rules(
+    words: Sequence[str], greater_keys: Sequence[str], less_keys: Sequence[str]
+) -> list[str]:
     """Return the directions whose words or phrases are among the words of a name."""
-    # 'recall@5' and 'top1' have the word without the number too; 'f1' and 'AR@' are words as they are.
+    # 'recall@5' and 'top1' have the word without the number too; 'f1' and 'AR@' are words as they
+    # are.
     forms = [[word, word.rstrip("@"), word.rstrip("0123456789@") or word] for word in words]
     found = []
     for rule, keys in (("greater", greater_keys), ("less", less_keys)):
@@ -154,7 +282,9 @@ def _contains(forms: Sequence[Sequence[str]], phrase: Sequence[str]) -> bool:
 def check_rule(rule: str) -> str:
     """Return `rule`; raise KeyError if it is neither 'greater' nor 'less'."""
     if rule not in RULES:
-        raise UnknownNameError(f"`rule` must be 'greater' or 'less', got {rule!r}{closest(str(rule), RULES)}")
+        raise UnknownNameError(
+            f"`rule` must be 'greater' or 'less', got {rule!r}{closest(str(rule), RULES)}"
+        )
     return rule
 
 
@@ -162,14 +292,17 @@ def pick_metric(metrics: Mapping[str, object], key: str) -> float | None:
     """Return the metric `key` as a float, or None if it is None.
 
     Raises:
-      KeyError: it is not in `metrics`; the message lists the available metrics. TypeError: it is not a number.
+      KeyError: it is not in `metrics`; the message lists the available metrics. TypeError: it is
+        not a number.
 
     >>> pick_metric({"acc": 0.5}, "acc")
     0.5
     """
     if key not in metrics:
         names = ", ".join(map(str, metrics))
-        raise UnknownNameError(f"the validation returned no metric {key!r}{closest(key, metrics)} (returned: {names})")
+        raise UnknownNameError(
+            f"the validation returned no metric {key!r}{closest(key, metrics)} (returned: {names})"
+        )
     value = metrics[key]
     if value is None:
         return None

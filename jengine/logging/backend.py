@@ -21,7 +21,8 @@ _PROGRESS = ("epoch", "iter")  # of training, which has curves of its own
 class BaseVisBackend(abc.ABC):
     """One destination for the output of the visualizer, such as files or a server.
 
-    A backend should open files and connections at the first write, and accept writes again after `close`.
+    A backend should open files and connections at the first write, and accept writes again after
+    `close`.
 
     Args:
       save_dir: the directory for files; created when needed.
@@ -33,7 +34,8 @@ class BaseVisBackend(abc.ABC):
     def __init__(self, save_dir: str | os.PathLike[str]) -> None:
         if is_url(save_dir):
             raise ConfigError(
-                f"`save_dir` must be a local directory, got {os.fspath(save_dir)!r}; leave it out: with a URL as "
+                f"`save_dir` must be a local directory, got {os.fspath(save_dir)!r}; leave it "
+                "out: with a URL as "
                 "work_dir of the run, the files are sent there"
             )
         self.save_dir = pathlib.Path(save_dir)
@@ -51,7 +53,9 @@ class BaseVisBackend(abc.ABC):
         """Write `image`, uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA)."""
 
     @abc.abstractmethod
-    def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
+    def add_scalars(
+        self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None
+    ) -> None:
         """Write several values of one step.
 
         Args:
@@ -61,16 +65,21 @@ class BaseVisBackend(abc.ABC):
         """
 
     def name_scalars(self, scalar_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return values under the names in this backend; the visualizer calls it with the loop as the value `mode`.
+        """Return values under the names in this backend; the visualizer calls it with the loop as
+        the value `mode`.
 
-        By default validation names start with `val/` and test names with `test/`, so that they never share a curve with
-        training. Without a `mode` the names are unchanged.
+        By default validation names start with `val/` and test names with `test/`, so that they
+        never share a curve with training. Without a `mode` the names are unchanged.
         """
         values = {name: value for name, value in scalar_dict.items() if name != "mode"}
         mode = scalar_dict.get("mode", "train")
         if mode == "train":
             return values
-        values = {name.removeprefix(f"{mode}/"): value for name, value in values.items() if name not in _PROGRESS}
+        values = {
+            name.removeprefix(f"{mode}/"): value
+            for name, value in values.items()
+            if name not in _PROGRESS
+        }
         return {f"{mode}/{name}": value for name, value in values.items()}
 
     def add_scalar(self, name: str, value: ArrayLike, step: int = 0) -> None:
@@ -78,8 +87,11 @@ class BaseVisBackend(abc.ABC):
         self.add_scalars({name: value}, step)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
-        """Write a histogram; by default the mean, standard deviation, minimum and maximum as scalars."""
-        low, high = histogram.edges[0], histogram.edges[-1]
+        """Write a histogram; by default the mean, standard deviation, minimum and maximum as
+        scalars.
+        """
+        low = histogram.edges[0]
+        high = histogram.edges[-1]
         summary = dict(mean=histogram.mean, std=histogram.std, min=float(low), max=float(high))
         self.add_scalars({f"{name}/{key}": value for key, value in summary.items()}, step)
 
@@ -102,7 +114,8 @@ class BaseVisBackend(abc.ABC):
 class RunVisBackend(BaseVisBackend):
     """Backend that writes to a run, such as one on a server, which the first value opens.
 
-    The config and the graph wait for it: a checkpoint that is loaded before may have the run to continue.
+    The config and the graph wait for it: a checkpoint that is loaded before may have the run to
+      continue.
 
     Attributes:
       extra: the extra of jengine that installs the client.
@@ -118,11 +131,14 @@ class RunVisBackend(BaseVisBackend):
         super().__init__(save_dir)
         self._experiment: Any = None  # None while no run is open
         self._pending_texts: dict[str, str] = {}
-        self._run_id: str | None = None  # of the run on the server, which stays the same when it is opened again
+        # of the run on the server, which stays the same when it is opened again
+        self._run_id: str | None = None
 
     @property
     def experiment(self) -> Any:
-        """The open run; the first use opens it, with an error that names the extra if the package is missing."""
+        """The open run; the first use opens it, with an error that names the extra if the
+        package is missing.
+        """
         if self._experiment is None:
             self._experiment = self._open_run()
             self._write_texts()
@@ -136,7 +152,9 @@ class RunVisBackend(BaseVisBackend):
 
     @abc.abstractmethod
     def _open_run(self) -> Any:
-        """Start a run, or continue that in the checkpoint, and return the client's object for it."""
+        """Start a run, or continue that in the checkpoint, and return the client's object for
+        it.
+        """
 
     @abc.abstractmethod
     def _write_text(self, name: str, text: str) -> None:
@@ -147,7 +165,9 @@ class RunVisBackend(BaseVisBackend):
         """End the open run."""
 
     def add_config(self, config: str) -> None:
-        """Write the config as text, together with the first value: only then the run to resume is known."""
+        """Write the config as text, together with the first value: only then the run to resume
+        is known.
+        """
         self._add_text(self.text_names[0], config)
 
     def add_graph(self, graph: str) -> None:

@@ -26,7 +26,8 @@ class Histogram(NamedTuple):
 
 
 def histogram(values: ArrayLike, bins: int = 64) -> Histogram:
-    """Bin an array of real numbers, of any shape, between minimum and maximum; skip NaN and infinity.
+    """Bin an array of real numbers, of any shape, between minimum and maximum; skip NaN and
+    infinity.
 
     Examples:
       >>> histogram([0.0, 1.0, 1.0, np.nan], bins=2).counts
@@ -67,7 +68,8 @@ def to_pixels(image: np.ndarray) -> np.ndarray:
       image: uint8[H, W, C] with C of 1 (gray), 3 (RGB) or 4 (RGBA).
 
     Raises:
-      TypeError: wrong dtype. ValueError: wrong shape. ImportError: Pillow, which they need, is not installed.
+      TypeError: wrong dtype. ValueError: wrong shape. ImportError: Pillow, which they need, is not
+        installed.
     """
     array = np.asarray(image)
     if array.dtype != np.uint8:
@@ -78,7 +80,9 @@ def to_pixels(image: np.ndarray) -> np.ndarray:
 
 
 def array_to_list(value: Any) -> Any:
-    """Convert an array to a list, or to a Python number if it has one element; return anything else unchanged."""
+    """Convert an array to a list, or to a Python number if it has one element; return anything
+    else unchanged.
+    """
     if not hasattr(value, "__array__"):
         return value
     array = np.asarray(value)
@@ -86,15 +90,20 @@ def array_to_list(value: Any) -> Any:
 
 
 def check_image_shape(array: np.ndarray) -> None:
-    """Raise ValueError unless an array has the shape [H, W, C] with C of 1 (gray), 3 (RGB) or 4 (RGBA)."""
+    """Raise ValueError unless an array has the shape [H, W, C] with C of 1 (gray), 3 (RGB) or 4
+    (RGBA).
+    """
     if array.ndim != 3 or array.shape[-1] not in (1, 3, 4):
         raise ValueError(
-            f"`image` must have shape [height, width, channels] with 1, 3 or 4 channels, got {array.shape}"
+            "`image` must have shape [height, width, channels] with 1, 3 or 4 channels, got "
+            f"{array.shape}"
         )
 
 
 def import_pillow(need: str) -> types.ModuleType:
-    """Return the package `PIL`, or raise an error that names the extra and what needs it: 'drawing'."""
+    """Return the package `PIL`, or raise an error that names the extra and what needs it:
+    'drawing'.
+    """
     with require_extra("draw", f"{need} requires Pillow"):
         import PIL.Image
         import PIL.ImageDraw
@@ -105,13 +114,16 @@ def import_pillow(need: str) -> types.ModuleType:
 
 def encode_png(image: np.ndarray) -> bytes:
     """Encode an image as PNG; arguments and errors as in `to_pixels`."""
-    pixels, buffer = to_pixels(image), io.BytesIO()
+    pixels = to_pixels(image)
+    buffer = io.BytesIO()
     import_pillow("writing images").Image.fromarray(pixels).save(buffer, format="PNG")
     return buffer.getvalue()
 
 
 def write_png(path: pathlib.Path, image: np.ndarray) -> None:
-    """Write an image as a PNG file, in a directory that is created if needed; errors as in `to_pixels`."""
+    """Write an image as a PNG file, in a directory that is created if needed; errors as in
+    `to_pixels`.
+    """
     png = encode_png(image)  # first: a wrong image leaves no directory
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(png)
@@ -123,8 +135,8 @@ def format_graph(model: Any, data_batch: Any = None) -> str:
     Args:
       model: the text itself, a function of a batch, or a model with `init(rng, batch)` and
         `predict(params, model_state, batch)`.
-      data_batch: a pytree of arrays, for the jaxpr of the prediction, which is only traced; without it, the text is the
-        repr of `model` (Flax modules list fields and submodules there).
+      data_batch: a pytree of arrays, for the jaxpr of the prediction, which is only traced; without
+        it, the text is the repr of `model` (Flax modules list fields and submodules there).
     """
     if isinstance(model, str):
         return model

@@ -22,7 +22,8 @@ class FilesVisBackend(BaseVisBackend):
     """Images, config and graph in files below `save_dir`; subclasses write scalars and histograms.
 
     Args:
-      img_save_dir: directory for images, relative to `save_dir`; an image is saved as `<name>_<step>.png`.
+      img_save_dir: directory for images, relative to `save_dir`; an image is saved as
+        `<name>_<step>.png`.
       config_save_file: file name of the config, which ends in `.py`, `.json` or `.yaml`.
       scalar_save_file: file name of all scalars; `scalars` with the suffix by default.
 
@@ -43,9 +44,13 @@ class FilesVisBackend(BaseVisBackend):
         if scalar_save_file is None:
             scalar_save_file = f"scalars{self.suffix}"
         if not scalar_save_file.endswith(self.suffix):
-            raise ValueError(f"`scalar_save_file` must be a {self.suffix} file, got {scalar_save_file!r}")
+            raise ValueError(
+                f"`scalar_save_file` must be a {self.suffix} file, got {scalar_save_file!r}"
+            )
         if pathlib.PurePath(config_save_file).suffix not in _CONFIG_SUFFIXES:
-            raise ValueError(f"`config_save_file` must end in .py, .json or .yaml, got {config_save_file!r}")
+            raise ValueError(
+                f"`config_save_file` must end in .py, .json or .yaml, got {config_save_file!r}"
+            )
         self._image_dir = self.save_dir / img_save_dir
         self._config_file = self.save_dir / config_save_file
         self._scalar_file = scalar_save_file
@@ -87,14 +92,23 @@ class FilesVisBackend(BaseVisBackend):
             path.parent.mkdir(parents=True, exist_ok=True)
             file = self._open_files[name] = open(path, "ab")  # noqa: SIM115 - see close
         file.write(text.encode())
-        file.flush()  # on a full disk a buffered file completes the line or raises; an unbuffered one truncates it
+        # on a full disk a buffered file completes the line or raises; an unbuffered one truncates
+        # it
+        file.flush()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the size of each appended file in bytes."""
-        return {"sizes": {path.name: path.stat().st_size for path in sorted(self.save_dir.glob(f"*{self.suffix}"))}}
+        return {
+            "sizes": {
+                path.name: path.stat().st_size
+                for path in sorted(self.save_dir.glob(f"*{self.suffix}"))
+            }
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
-        """Truncate the files to the sizes at the checkpoint; a file that did not exist then becomes empty."""
+        """Truncate the files to the sizes at the checkpoint; a file that did not exist then
+        becomes empty.
+        """
         if (sizes := state_dict.get("sizes")) is None:  # the backend is new
             return
         for path in self.save_dir.glob(f"*{self.suffix}"):  # a stored name is data: never a path
@@ -109,10 +123,13 @@ class FilesVisBackend(BaseVisBackend):
 
 @VISBACKENDS.register_module()
 class LocalVisBackend(FilesVisBackend):
-    """Scalars and histograms as JSON lines in `scalars.json` and `histograms.json`, and images as PNG.
+    """Scalars and histograms as JSON lines in `scalars.json` and `histograms.json`, and images as
+    PNG.
 
-    Each line is complete on disk when the call returns. JSON has no NaN or infinity: they are written as the strings
-    "NaN", "Infinity" and "-Infinity", which `float()` reads. The arguments are those of `FilesVisBackend`.
+    Each line is complete on disk when the call returns. JSON has no NaN or infinity: they are
+      written as the strings
+    "NaN", "Infinity" and "-Infinity", which `float()` reads. The arguments are those of
+    `FilesVisBackend`.
 
     Examples:
       >>> import tempfile
@@ -128,56 +145,85 @@ class LocalVisBackend(FilesVisBackend):
         """Return the values unchanged: each line has a `mode`, and MMEngine's names."""
         return scalar_dict
 
-    def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
-        """Append a line with the values and their `step` to the scalar file, and to `file_path` if given.
+    def add_scalars(
+        self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None
+    ) -> None:
+        """Append a line with the values and their `step` to the scalar file, and to `file_path` if
+        given.
 
         Args:
-          scalar_dict: values that `jengine.config.json_codec.to_plain` accepts. A `step` in the dict overrides the argument.
+          scalar_dict: values that `jengine.config.json_codec.to_plain` accepts. A `step` in the
+            dict overrides the argument.
           file_path: a `.json` file below `save_dir`, other than the scalar file.
 
         Raises:
           TypeError: a value is not JSON-serializable. ValueError: an illegal `file_path`.
         """
         line = _json_line({**scalar_dict, "step": scalar_dict.get("step", step)})
-        files = [self._scalar_file] if file_path is None else [self._scalar_file, self._checked_file_path(file_path)]
+        files = (
+            [self._scalar_file]
+            if file_path is None
+            else [self._scalar_file, self._checked_file_path(file_path)]
+        )
         for file in files:
             self.append(file, line)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
         """Append a line with the counts and the bin edges to `histograms.json`."""
-        self.append(self._histogram_file, _json_line({"name": name, "step": step, **histogram._asdict()}))
+        self.append(
+            self._histogram_file, _json_line({"name": name, "step": step, **histogram._asdict()})
+        )
 
     def _checked_file_path(self, name: str) -> str:
         """Return `name` if it is a legal `file_path`."""
         is_open = name in self._open_files and name != self._scalar_file
-        if not is_open and (not name.endswith(".json") or self.save_dir / name == self.save_dir / self._scalar_file):
-            raise ValueError(f"`file_path` must be a .json file other than {self._scalar_file}, got {name!r}")
+        if not is_open and (
+            not name.endswith(".json") or self.save_dir / name == self.save_dir / self._scalar_file
+        ):
+            raise ValueError(
+                f"`file_path` must be a .json file other than {self._scalar_file}, got {name!r}"
+            )
         return name
 
 
 @VISBACKENDS.register_module()
 class CSVVisBackend(FilesVisBackend):
-    """Scalars as rows `step,name,value` and histograms as rows `step,name,low,high,count`; images as PNG.
+    """Scalars as rows `step,name,value` and histograms as rows `step,name,low,high,count`; images
+    as PNG.
 
-    Every number is a row, because training and validation log different names: a new name does not change the rows
-    already written. `pandas.read_csv(...).pivot_table(index='step', columns='name', values='value')` turns the names
-    into columns. The arguments are those of `FilesVisBackend`.
+    Every number is a row, because training and validation log different names: a new name does not
+      change the rows
+    already written. `pandas.read_csv(...).pivot_table(index='step', columns='name',
+    values='value')` turns the names into columns. The arguments are those of `FilesVisBackend`.
     """
 
     suffix = ".csv"
 
-    def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
+    def add_scalars(
+        self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None
+    ) -> None:
         """Append a row for each entry except `step`; `file_path` is ignored."""
-        rows = [(step, name, array_to_list(value)) for name, value in scalar_dict.items() if name != "step"]
+        rows = [
+            (step, name, array_to_list(value))
+            for name, value in scalar_dict.items()
+            if name != "step"
+        ]
         self._append_rows(self._scalar_file, ("step", "name", "value"), rows)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
         """Append a row for each bin to `histograms.csv`."""
-        bins = zip(histogram.edges[:-1].tolist(), histogram.edges[1:].tolist(), histogram.counts.tolist(), strict=True)
+        bins = zip(
+            histogram.edges[:-1].tolist(),
+            histogram.edges[1:].tolist(),
+            histogram.counts.tolist(),
+            strict=True,
+        )
         rows = [(step, name, low, high, count) for low, high, count in bins]
         self._append_rows(self._histogram_file, ("step", "name", "low", "high", "count"), rows)
 
-    def _append_rows(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    def _append_rows(
+        self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
+    ) -> None:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         path = self.save_dir / name

@@ -22,7 +22,8 @@ class TensorboardVisBackend(RunVisBackend):
     Values that are not numbers are skipped, with one warning per name.
     """
 
-    extra, package = "tensorboard", "tensorboard.summary.writer.event_file_writer"
+    extra = "tensorboard"
+    package = "tensorboard.summary.writer.event_file_writer"
 
     def __init__(self, save_dir: str | os.PathLike[str]) -> None:
         super().__init__(save_dir)
@@ -35,7 +36,8 @@ class TensorboardVisBackend(RunVisBackend):
         from tensorboard.plugins.text import metadata
         from tensorboard.util import tensor_util
 
-        markdown = "\n".join(f"    {line}" for line in text.splitlines())  # an indent of four spaces marks code
+        # an indent of four spaces marks code
+        markdown = "\n".join(f"    {line}" for line in text.splitlines())
         tensor = tensor_util.make_tensor_proto([markdown.encode()])
         plugin = metadata.create_summary_metadata(display_name=name, description="")
         self.experiment.add_event(_make_event(0, tag=name, tensor=tensor, metadata=plugin))
@@ -47,12 +49,18 @@ class TensorboardVisBackend(RunVisBackend):
         """Write `image`, uint8[H, W, C], as PNG; errors as in `encode_png`."""
         height, width, channels = np.shape(image) if np.ndim(image) == 3 else (0, 0, 0)
         # For a wrong shape these are zeros, and `encode_png` raises the error.
-        encoded = {"height": height, "width": width, "colorspace": channels, "encoded_image_string": encode_png(image)}
+        encoded = {
+            "height": height,
+            "width": width,
+            "colorspace": channels,
+            "encoded_image_string": encode_png(image),
+        }
         self.experiment.add_event(_make_event(step, tag=name, image=encoded))
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
         """Write the histogram bins."""
-        count, edges = int(histogram.counts.sum()), histogram.edges
+        count = int(histogram.counts.sum())
+        edges = histogram.edges
         total = count * histogram.mean if count else 0.0
         # E[x**2] = mean**2 + variance
         squares = count * (histogram.mean**2 + histogram.std**2) if count else 0.0
@@ -60,7 +68,9 @@ class TensorboardVisBackend(RunVisBackend):
         proto = dict(min=edges[0], max=edges[-1], num=count, sum=total, sum_squares=squares, **bins)
         self.experiment.add_event(_make_event(step, tag=name, histo=proto))
 
-    def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
+    def add_scalars(
+        self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None
+    ) -> None:
         """Write each number under its name; `file_path` is ignored."""
         for name, value in scalar_dict.items():
             if name == "step":
@@ -71,7 +81,10 @@ class TensorboardVisBackend(RunVisBackend):
             elif name not in self._warned:
                 self._warned.add(name)
                 kind = type(value).__name__
-                warnings.warn(f"{name!r} is not written to TensorBoard: it must be a number, got {kind}", stacklevel=2)
+                warnings.warn(
+                    f"{name!r} is not written to TensorBoard: it must be a number, got {kind}",
+                    stacklevel=2,
+                )
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
         """Write a restart event: TensorBoard then drops later steps of earlier event files."""

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jengine.config.dump import dump_config
 from jengine.config.containers import ConfigLike
+from jengine.config.dump import dump_config
 from jengine.config.errors import ConfigError, UnknownNameError, closest, config_path
 from jengine.config.registry import VISBACKENDS, VISUALIZERS
-from jengine.logging.backend import BaseVisBackend
 from jengine.extras.drawing.canvas import Canvas
+from jengine.logging.backend import BaseVisBackend
 from jengine.logging.convert import Histogram, format_graph, histogram
 
 Backends = Sequence[Any] | Mapping[str, Any] | BaseVisBackend | None
@@ -26,12 +26,14 @@ Backends = Sequence[Any] | Mapping[str, Any] | BaseVisBackend | None
 class Visualizer(Canvas):
     """Writer of scalars, images, the config and the model graph to all backends.
 
-    Only the process with index 0 writes, one thread at a time. `LocalVisualizer` also draws predictions; to draw
-    something else, you can subclass it and implement `add_datasample`, with the methods of `Canvas`.
+    Only the process with index 0 writes, one thread at a time. `LocalVisualizer` also draws
+    predictions; to draw something else, you can subclass it and implement `add_datasample`, with
+    the methods of `Canvas`.
 
     Args:
-      vis_backends: backend configs or instances, a list or one of them; a config may have a `name`, by default the type
-        name. None: one LocalVisBackend if `save_dir` is given, otherwise no backend.
+      vis_backends: backend configs or instances, a list or one of them; a config may have a `name`,
+        by default the type name. None: one LocalVisBackend if `save_dir` is given, otherwise no
+        backend.
       save_dir: backends get `<save_dir>/vis_data` as `save_dir`, unless they set one.
       name: the name of the visualizer.
       image: an image to draw on, see `set_image`.
@@ -48,7 +50,9 @@ class Visualizer(Canvas):
     """
 
     # Weak: visualizers live as long as their runs, except those of `get_instance`
-    _instances: ClassVar["weakref.WeakValueDictionary[str, Visualizer]"] = weakref.WeakValueDictionary()
+    _instances: ClassVar["weakref.WeakValueDictionary[str, Visualizer]"] = (
+        weakref.WeakValueDictionary()
+    )
     _kept: ClassVar[dict[str, "Visualizer"]] = {}
 
     def __init__(
@@ -70,7 +74,9 @@ class Visualizer(Canvas):
             vis_backends = [] if save_dir is None else [{"type": "LocalVisBackend"}]
         if hasattr(vis_backends, "items") or isinstance(vis_backends, BaseVisBackend):
             vis_backends = [vis_backends]
-        defaults = {} if save_dir is None else {"save_dir": str(pathlib.Path(save_dir) / "vis_data")}
+        defaults = (
+            {} if save_dir is None else {"save_dir": str(pathlib.Path(save_dir) / "vis_data")}
+        )
         for index, backend in enumerate(vis_backends):
             with config_path("vis_backends", index):
                 custom_name = None
@@ -83,7 +89,8 @@ class Visualizer(Canvas):
                 key = custom_name or type(backend).__name__
                 if key in self.vis_backends:
                     raise RuntimeError(
-                        f"names of visualization backends must be unique, got {key!r} twice; set another `name`"
+                        f"names of visualization backends must be unique, got {key!r} twice; set "
+                        "another `name`"
                     )
                 self.vis_backends[key] = backend
 
@@ -94,7 +101,9 @@ class Visualizer(Canvas):
 
     @classmethod
     def get_instance(cls, name: str, **arguments: Any) -> "Visualizer":
-        """Return the newest visualizer called `name`, created with the arguments if there is none."""
+        """Return the newest visualizer called `name`, created with the arguments if there is
+        none.
+        """
         found = Visualizer._instances.get(name)
         if found is None:
             found = Visualizer._kept[name] = cls(name=name, **arguments)
@@ -109,7 +118,9 @@ class Visualizer(Canvas):
     def get_backend(self, name: str) -> BaseVisBackend:
         """Return the backend called `name`; KeyError, with a suggestion, if there is none."""
         if name not in self.vis_backends:
-            raise UnknownNameError(f"no visualization backend is called {name!r}{closest(name, self.vis_backends)}")
+            raise UnknownNameError(
+                f"no visualization backend is called {name!r}{closest(name, self.vis_backends)}"
+            )
         return self.vis_backends[name]
 
     def add_config(self, config: ConfigLike | str) -> None:
@@ -127,13 +138,19 @@ class Visualizer(Canvas):
                 backend.add_graph(text)
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
-        """Write an image, uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA); the steps of a name form a series."""
+        """Write an image, uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA); the steps of a name
+        form a series.
+        """
         with self._lock:
             for backend in self._active_backends():
                 backend.add_image(name, image, step)
 
-    def add_histogram(self, name: str, values: ArrayLike | Histogram, step: int = 0, bins: int = 64) -> None:
-        """Write a `Histogram`, or that of array elements (see `histogram`), for which a device array blocks."""
+    def add_histogram(
+        self, name: str, values: ArrayLike | Histogram, step: int = 0, bins: int = 64
+    ) -> None:
+        """Write a `Histogram`, or that of array elements (see `histogram`), for which a device
+        array blocks.
+        """
         with self._lock:
             if backends := self._active_backends():
                 # Once for all backends, and only if there is one: the array may be on the device.
@@ -147,14 +164,18 @@ class Visualizer(Canvas):
             for backend in self._active_backends():
                 backend.add_scalar(name, value, step)
 
-    def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
+    def add_scalars(
+        self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None
+    ) -> None:
         """Write several numbers of one step.
 
         Args:
-          scalar_dict: host numbers by name. `mode` ('train', 'val' or 'test') is the loop: JSON lines contain it, all
-            other backends write `val/<name>` and `test/<name>` (see `BaseVisBackend.name_scalars`).
+          scalar_dict: host numbers by name. `mode` ('train', 'val' or 'test') is the loop: JSON
+            lines contain it, all other backends write `val/<name>` and `test/<name>` (see
+            `BaseVisBackend.name_scalars`).
           step: iteration or epoch of the numbers.
-          file_path: a file, relative to `save_dir`, that file backends append the numbers to as well.
+          file_path: a file, relative to `save_dir`, that file backends append the numbers to as
+            well.
         """
         with self._lock:
             for backend in self._active_backends():
@@ -171,7 +192,8 @@ class Visualizer(Canvas):
         wait_time: float = 0,
         step: int = 0,
     ) -> None:
-        """Draw a sample. This class does not: subclasses should draw on a copy of the image and call `add_image`.
+        """Draw a sample. This class does not: subclasses should draw on a copy of the image and
+        call `add_image`.
 
         Args:
           image: uint8[H, W, C].
@@ -182,12 +204,15 @@ class Visualizer(Canvas):
           step: iteration or epoch of the sample.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} cannot draw a {type(data_sample).__name__}: use LocalVisualizer, or a subclass "
+            f"{type(self).__name__} cannot draw a {type(data_sample).__name__}: use "
+            "LocalVisualizer, or a subclass "
             "with add_datasample"
         )
 
     def require_drawing(self, hook: str) -> None:
-        """Raise ConfigError, before training, if `add_datasample` will not work for the hook with the name `hook`."""
+        """Raise ConfigError, before training, if `add_datasample` will not work for the hook
+        with the name `hook`.
+        """
         if type(self).add_datasample is Visualizer.add_datasample:
             raise ConfigError(
                 f"`visualizer` must define add_datasample for {hook}, which draws samples, got a "
@@ -197,10 +222,16 @@ class Visualizer(Canvas):
     def state_dict(self) -> dict[str, Any]:
         """Return the write position of each backend, by name, as a JSON-serializable dict."""
         with self._lock:
-            return {name: state for name, backend in self.vis_backends.items() if (state := backend.state_dict())}
+            return {
+                name: state
+                for name, backend in self.vis_backends.items()
+                if (state := backend.state_dict())
+            }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
-        """Discard what was written after a checkpoint; arguments as in `BaseVisBackend.load_state_dict`."""
+        """Discard what was written after a checkpoint; arguments as in
+        `BaseVisBackend.load_state_dict`.
+        """
         with self._lock:
             backends = self._active_backends()
             for name, backend in self.vis_backends.items():

@@ -1,4 +1,6 @@
-"""Selection of the entries in batches and outputs that arguments such as `label=`, `output=` and `inputs=` name."""
+"""Selection of the entries in batches and outputs that arguments such as `label=`, `output=` and
+`inputs=` name.
+"""
 
 import dataclasses
 import re
@@ -9,7 +11,8 @@ import jax
 
 from jengine.config.errors import UnknownNameError, did_you_mean
 
-Selector = int | str  # an index, a name, or a dotted path of these: 1, 'label', 'heads.0', 'aux.logits'
+# an index, a name, or a dotted path of these: 1, 'label', 'heads.0', 'aux.logits'
+Selector = int | str
 _MISSING = object()
 _MAX_LISTED = 16
 
@@ -31,7 +34,11 @@ def select(tree: object, selector: Selector, argument: str, tree_name: str) -> A
     """
     entry = find(tree, selector, _MISSING)
     if entry is _MISSING:
-        hint = did_you_mean(selector, [path for path, _ in _leaves(tree)]) if isinstance(selector, str) else ""
+        hint = (
+            did_you_mean(selector, [path for path, _ in _leaves(tree)])
+            if isinstance(selector, str)
+            else ""
+        )
         raise UnknownNameError(
             f"`{argument}` must be an entry of the {tree_name}, got {selector!r}; "
             f"{describe_tree(tree, tree_name)}{hint}"
@@ -45,7 +52,8 @@ def select_array(tree: object, selector: Selector | None, argument: str, tree_na
     if _children(entry):
         kind = "None" if selector is None else f"{selector!r}, a {type(entry).__name__}"
         raise UnknownNameError(
-            f"`{argument}` must be set to an array of the {tree_name}, got {kind}; {describe_tree(tree, tree_name)}"
+            f"`{argument}` must be set to an array of the {tree_name}, got {kind}; "
+            f"{describe_tree(tree, tree_name)}"
         )
     return entry
 
@@ -57,7 +65,8 @@ def find(tree: object, selector: Selector, default: object = None) -> Any:
         children = _children(tree)
         if part in children:
             tree = children[part]
-        elif children and isinstance(tree, Sequence) and re.fullmatch(r"-?\d+", part):  # a field of a NamedTuple, or -1
+        elif children and isinstance(tree, Sequence) and re.fullmatch(r"-?\d+", part):
+            # a field of a NamedTuple, or -1
             if not -len(tree) <= int(part) < len(tree):
                 return default
             tree = tree[int(part)]

@@ -30,10 +30,14 @@ from jengine.parallel.pjit import default_strategy as default_strategy
 from jengine.parallel.placement import Placement as Placement
 from jengine.parallel.processes import ProcessMismatchError as ProcessMismatchError
 from jengine.parallel.processes import all_gather_objects as all_gather_objects
-from jengine.parallel.processes import assert_equal_across_processes as assert_equal_across_processes
+from jengine.parallel.processes import (
+    assert_equal_across_processes as assert_equal_across_processes,
+)
 from jengine.parallel.processes import get_processes as get_processes
 from jengine.parallel.replica_axis import convert_replica_axis as convert_replica_axis
-from jengine.parallel.replica_axis import convert_replica_axis_structs as convert_replica_axis_structs
+from jengine.parallel.replica_axis import (
+    convert_replica_axis_structs as convert_replica_axis_structs,
+)
 from jengine.parallel.replica_axis import gather_replicas as gather_replicas
 from jengine.parallel.replica_axis import select_replica as select_replica
 from jengine.parallel.strategy import DispatchLimiter as DispatchLimiter

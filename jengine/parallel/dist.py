@@ -1,7 +1,7 @@
 """Functions with the names and arguments from `mmengine.dist`, over the JAX processes.
 
-Values are pickled and exchanged through the devices, so every process must call a function, in the same order. The
-compiled step needs none: arrays are global there.
+Values are pickled and exchanged through the devices, so every process must call a function, in the
+same order. The compiled step needs none: arrays are global there.
 """
 
 import functools
@@ -12,12 +12,18 @@ from typing import Any, Literal, TypeVar
 import jax
 import numpy as np
 
-from jengine.parallel.processes import get_processes, to_host
 from jengine.config.errors import ConfigError
+from jengine.parallel.processes import get_processes, to_host
 
 F = TypeVar("F", bound=Callable[..., Any])
 Op = Literal["sum", "mean", "min", "max", "product"]
-_OPS: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "min": np.min, "max": np.max, "product": np.prod}
+_OPS: dict[str, Any] = {
+    "sum": np.sum,
+    "mean": np.mean,
+    "min": np.min,
+    "max": np.max,
+    "product": np.prod,
+}
 
 
 def get_rank() -> int:
@@ -84,14 +90,17 @@ def broadcast_object_list(data: list[Any], src: int = 0) -> None:
     data[:] = get_processes().broadcast("dist.broadcast_object_list", to_host(data), src)
 
 
-def collect_results(results: list[Any], size: int, device: str = "cpu", tmpdir: str | None = None) -> list[Any] | None:
+def collect_results(
+    results: list[Any], size: int, device: str = "cpu", tmpdir: str | None = None
+) -> list[Any] | None:
     """Return the results from all processes in data set order on process 0, and None on the others.
 
     >>> collect_results(["a", "b", "padding"], size=2)
     ['a', 'b']
 
     Args:
-      results: results from this process, which has the examples `rank`, `rank + world_size` and so on.
+      results: results from this process, which has the examples `rank`, `rank + world_size` and so
+        on.
       size: how many examples there are; what the last processes have beyond it is padding.
       device, tmpdir: MMEngine's transport settings, without a meaning here.
     """
@@ -99,7 +108,8 @@ def collect_results(results: list[Any], size: int, device: str = "cpu", tmpdir: 
     if not is_main_process():
         return None
     longest = max(map(len, parts))
-    return [part[i] for i in range(longest) for part in parts if i < len(part)][:size]  # taken in turn
+    # taken in turn
+    return [part[i] for i in range(longest) for part in parts if i < len(part)][:size]
 
 
 def sync_random_seed() -> int:
@@ -123,7 +133,9 @@ def all_reduce(data: jax.typing.ArrayLike, op: Op = "sum") -> np.ndarray:
     return np.asarray(_OPS[op](all_gather(data), axis=0))
 
 
-def all_reduce_dict(data: Mapping[str, jax.typing.ArrayLike], op: Op = "sum") -> dict[str, np.ndarray]:
+def all_reduce_dict(
+    data: Mapping[str, jax.typing.ArrayLike], op: Op = "sum"
+) -> dict[str, np.ndarray]:
     """Return a dict with each array combined over all processes."""
     return {name: all_reduce(value, op) for name, value in sorted(data.items())}
 

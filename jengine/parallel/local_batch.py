@@ -11,13 +11,16 @@ PyTree = Any
 
 
 def process_local_batch(tree: ArrayTree, batch: Batch) -> PyTree:
-    """Return the examples that this process has loaded, from arrays with one entry per example in the global batch.
+    """Return the examples that this process has loaded, from arrays with one entry per example in
+    the global batch.
 
     All processes must call it, since arrays that are not sharded like the batch are exchanged.
 
     Args:
-      tree: arrays. Those with a batch axis first are sliced, whatever the sharding; others must be replicated.
-      batch: the global batch as the strategy has placed it; entries on the host belong to this process.
+      tree: arrays. Those with a batch axis first are sliced, whatever the sharding; others must be
+        replicated.
+      batch: the global batch as the strategy has placed it; entries on the host belong to this
+        process.
 
     Returns:
       `tree` with numpy arrays.
@@ -25,12 +28,15 @@ def process_local_batch(tree: ArrayTree, batch: Batch) -> PyTree:
     Raises:
       ValueError: an array without a batch axis that is sharded.
     """
-    global_array = next((leaf for leaf in jax.tree.leaves(batch) if isinstance(leaf, jax.Array)), None)
+    global_array = next(
+        (leaf for leaf in jax.tree.leaves(batch) if isinstance(leaf, jax.Array)), None
+    )
     if global_array is None or global_array.is_fully_addressable:
         return tree
     shape = global_array.shape
     shards = (shard.index[0] if shape else slice(None) for shard in global_array.addressable_shards)
-    local_spans = sorted({index.indices(shape[0] if shape else 1)[:2] for index in shards})  # without duplicates
+    # without duplicates
+    local_spans = sorted({index.indices(shape[0] if shape else 1)[:2] for index in shards})
 
     def select(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
@@ -42,10 +48,13 @@ def process_local_batch(tree: ArrayTree, batch: Batch) -> PyTree:
             return np.concatenate([np.asarray(leaf)[start:stop] for start, stop in local_spans])
         if not has_batch_axis:
             raise ValueError(
-                f"predictions must have the batch axis of {global_array.shape[0]} examples first, so that a metric on "
-                f"the host gets those of its process, got an array of the shape {leaf.shape} with {leaf.sharding}"
+                f"predictions must have the batch axis of {global_array.shape[0]} examples first, "
+                "so that a metric on "
+                f"the host gets those of its process, got an array of the shape {leaf.shape} with "
+                f"{leaf.sharding}"
             )
-        leaf = jax.device_put(leaf, global_array.sharding)  # XLA may have sharded other axes, of classes for instance
+        # XLA may have sharded other axes, of classes for instance
+        leaf = jax.device_put(leaf, global_array.sharding)
         return concatenate_local_shards(leaf)
 
     return jax.tree.map(select, tree)

@@ -1,4 +1,6 @@
-"""Base class for strategies with a mesh: shardings for the state and for batches, and evaluation."""
+"""Base class for strategies with a mesh: shardings for the state and for batches, and
+evaluation.
+"""
 
 import functools
 import logging
@@ -13,13 +15,19 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jengine.config import paths
-from jengine.data.masking import are_whole
-from jengine.parallel.processes import put_whole
 from jengine.config.errors import config_path
-from jengine.model.model import get_model
-from jengine.model.model import ArrayTree, Batch, Model
-from jengine.parallel.mesh import (DataShard, check_context, choose_batch_axes, context_mesh, describe_mesh, find_data_shard)
+from jengine.data.masking import are_whole
+from jengine.model.model import ArrayTree, Batch, Model, get_model
+from jengine.parallel.mesh import (
+    DataShard,
+    check_context,
+    choose_batch_axes,
+    context_mesh,
+    describe_mesh,
+    find_data_shard,
+)
 from jengine.parallel.placement import Axis, Placement, Rules, format_placement
+from jengine.parallel.processes import put_whole
 from jengine.parallel.strategy import Strategy, bind_axis_names, jit_init
 
 PyTree = Any
@@ -50,7 +58,8 @@ class MeshStrategy(Strategy):
         self._specs: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
         self._whole_shardings: dict[Any, PyTree] = {}  # by form of the batch and rules
         self._state: PyTree = None  # shardings of the training state, once it has been created
-        self.max_in_flight = 1 if self.platform == "cpu" and self.mesh.size > 1 else 2  # CPU devices hang with more
+        # CPU devices hang with more
+        self.max_in_flight = 1 if self.platform == "cpu" and self.mesh.size > 1 else 2
 
     @property
     def batch_multiple(self) -> int:
@@ -66,28 +75,41 @@ class MeshStrategy(Strategy):
         """Return the sharding for each array in a batch, or in the stacked batches of a chunk."""
         return self.sharding(None, self.batch_axes) if chunked else self.sharding(self.batch_axes)
 
-    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Model | None = None) -> Any:
-        """Compile `make`, see `Strategy`, so that each device creates one shard and none ever holds the whole state.
+    def compile_init(
+        self, make: Callable[..., PyTree], *args: Any, model: Model | None = None
+    ) -> Any:
+        """Compile `make`, see `Strategy`, so that each device creates one shard and none ever holds
+        the whole state.
 
         Raises:
-          ValueError: an example batch among `args` that cannot be divided. ConfigError: see `Placement.place`.
+          ValueError: an example batch among `args` that cannot be divided. ConfigError: see
+            `Placement.place`.
         """
         for arg in args:
-            if not are_whole() and all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)):  # the example
+            # the example
+            if not are_whole() and all(
+                isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)
+            ):
                 self.check_batch(arg)  # before anything is compiled
-        # The shardings depend on the shapes, and are an argument of the jit that creates the arrays.
+        # The shardings depend on the shapes, and are an argument of the jit that creates the
+        # arrays.
         shapes = jax.eval_shape(make, *args)
         # Hook states that are created after the training state, whose shardings are known by now.
         if not hasattr(shapes, "params"):
             return jit_init(make, self.platform, self.shardings(shapes, under="hook_state."))
-        params, logical_axes = shapes.params, None
+        params = shapes.params
+        logical_axes = None
         if model is not None:
             base = get_model(model)
-            # LoRA's frozen parameters are in the model state, but the rules are written for the whole network.
-            params, logical_axes = base.base_variables(params, shapes.model_state)[0], base.logical_axes
+            # LoRA's frozen parameters are in the model state, but the rules are written for the
+            # whole network.
+            params = base.base_variables(params, shapes.model_state)[0]
+            logical_axes = base.logical_axes
         assigned = self._placement.place(params, logical_axes)
         leaves = paths.flatten(params)
-        self._specs = {path: (tuple(leaves[path].shape), spec) for path, (spec, _) in assigned.items()}
+        self._specs = {
+            path: (tuple(leaves[path].shape), spec) for path, (spec, _) in assigned.items()
+        }
         title = f"Placement on the mesh {self.mesh_description}"
         logger.debug("%s", "\n" + format_placement(assigned, params, self.mesh, title))
 
@@ -99,11 +121,15 @@ class MeshStrategy(Strategy):
         return jit_init(make_state, self.platform, self._state)
 
     def shardings(self, tree: ArrayTree, under: str = "") -> PyTree:
-        """Return the sharding for every leaf in a training state, or in a part that is `under` a path with a dot.
+        """Return the sharding for every leaf in a training state, or in a part that is `under` a
+        path with a dot.
 
-        A leaf is sharded like the parameter whose path is the end of the leaf's path; other leaves are replicated.
+        A leaf is sharded like the parameter whose path is the end of the leaf's path; other leaves
+        are replicated.
         """
-        return paths.map_with_path(lambda path, leaf: self.sharding(*self._spec(under + path, leaf.shape)), tree)
+        return paths.map_with_path(
+            lambda path, leaf: self.sharding(*self._spec(under + path, leaf.shape)), tree
+        )
 
     def put_batch(self, batch: Batch, chunked: bool = False, rules: Rules | None = None) -> PyTree:
         """Start the transfer of a host batch to the devices; see `Strategy`."""
@@ -118,14 +144,26 @@ class MeshStrategy(Strategy):
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
     def whole_batch_shardings(self, batch: Batch, rules: Rules, chunked: bool = False) -> PyTree:
-        """Return the shardings by `rules` for a batch without an axis of examples, or for a stack of such batches."""
+        """Return the shardings by `rules` for a batch without an axis of examples, or for a
+        stack of such batches.
+        """
         # Rules are lists in a config, which cannot be hashed; their text can.
-        form = jax.tree.structure(batch), tuple(map(np.shape, jax.tree.leaves(batch))), chunked, str(rules)
+        form = (
+            jax.tree.structure(batch),
+            tuple(map(np.shape, jax.tree.leaves(batch))),
+            chunked,
+            str(rules),
+        )
         if form not in self._whole_shardings:
-            example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x)[chunked:], np.float32), batch)
+            example = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(np.shape(x)[chunked:], np.float32), batch
+            )
             with config_path("batch_rules"):
-                # No entry is large enough for `fsdp` by default: only rules shard the entries of a batch.
-                placement = Placement(self.mesh, rules, fsdp_min_size=sys.maxsize, kind="entry of the batch")
+                # No entry is large enough for `fsdp` by default: only rules shard the entries of a
+                # batch.
+                placement = Placement(
+                    self.mesh, rules, fsdp_min_size=sys.maxsize, kind="entry of the batch"
+                )
                 placed = placement.place(example)
             self._whole_shardings[form] = paths.map_with_path(
                 lambda path, _: self.sharding(*[None] * chunked, *placed[path].spec), batch
@@ -133,7 +171,9 @@ class MeshStrategy(Strategy):
         return self._whole_shardings[form]
 
     def check_batch(self, batch: Batch) -> None:
-        """Raise ValueError if an array in this process's batch cannot be divided over the local devices."""
+        """Raise ValueError if an array in this process's batch cannot be divided over the local
+        devices.
+        """
         parts = self.batch_multiple
         for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
             shape = np.shape(leaf)
@@ -141,7 +181,8 @@ class MeshStrategy(Strategy):
                 actual = f"the shape {tuple(shape)}" if shape else "no batch axis"
                 raise ValueError(
                     f"the batch must be divisible over {parts} devices, got {actual} for its entry "
-                    f"{jax.tree_util.keystr(path)}; set batch_size to a multiple of {parts}; the last batch is padded, "
+                    f"{jax.tree_util.keystr(path)}; set batch_size to a multiple of {parts}; the "
+                    "last batch is padded, "
                     "or dropped with drop_last=True"
                 )
 
@@ -156,21 +197,32 @@ class MeshStrategy(Strategy):
         return jax.tree.map(put_whole, tree, shardings)
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile an evaluation step; the metrics, the third argument, are donated and replicated."""
+        """Compile an evaluation step; the metrics, the third argument, are donated and
+        replicated.
+        """
         bound = self._with_mesh(bind_axis_names(step, self.axis_names))
-        # Replicated, as the next step and the host read the sums; XLA chooses how predictions are sharded.
+        # Replicated, as the next step and the host read the sums; XLA chooses how predictions are
+        # sharded.
         return jax.jit(bound, donate_argnums=2, out_shardings=(self.sharding(), None))
 
     def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` with the mesh as context if it has explicit axes, which `out_sharding=` in a model requires.
+        """Return `call` with the mesh as context if it has explicit axes, which `out_sharding=` in
+        a model requires.
 
-        Otherwise it has no mesh, also within `jax.set_mesh`: Linen would take logical axes for mesh axes.
+        Otherwise it has no mesh, also within `jax.set_mesh`: Linen would take logical axes for mesh
+          axes.
         """
         is_explicit = AxisType.Explicit in self.mesh.axis_types
-        return self._with_mesh(call, self.mesh.abstract_mesh if is_explicit else AbstractMesh((), ()))
+        return self._with_mesh(
+            call, self.mesh.abstract_mesh if is_explicit else AbstractMesh((), ())
+        )
 
-    def _with_mesh(self, step: Callable[..., Any], mesh: AbstractMesh | None = None) -> Callable[..., Any]:
-        """Return a step whose traces have the mesh as context: a model may constrain shardings by axis names."""
+    def _with_mesh(
+        self, step: Callable[..., Any], mesh: AbstractMesh | None = None
+    ) -> Callable[..., Any]:
+        """Return a step whose traces have the mesh as context: a model may constrain shardings
+        by axis names.
+        """
         context = self.mesh.abstract_mesh if mesh is None else mesh
 
         # The name of the step becomes the name of the program in profiles and dumps.
@@ -180,11 +232,16 @@ class MeshStrategy(Strategy):
                 try:
                     return step(*args)
                 except Exception as error:
-                    if AxisType.Explicit in context.axis_types and re.search("shard|mesh", str(error)):
+                    if AxisType.Explicit in context.axis_types and re.search(
+                        "shard|mesh", str(error)
+                    ):
                         error.add_note(
-                            f"The mesh is {describe_mesh(self.mesh)}: with explicit axes a model must choose shardings "
-                            "that JAX cannot determine (`out_sharding=`, `jax.sharding.reshard`), and it cannot have "
-                            "`nn.with_partitioning` of Linen or `with_sharding_constraint`; axes of AxisType.Auto "
+                            f"The mesh is {describe_mesh(self.mesh)}: with explicit axes a model "
+                            "must choose shardings "
+                            "that JAX cannot determine (`out_sharding=`, `jax.sharding.reshard`), "
+                            "and it cannot have "
+                            "`nn.with_partitioning` of Linen or `with_sharding_constraint`; axes "
+                            "of AxisType.Auto "
                             "leave the choice to XLA."
                         )
                     raise
@@ -192,12 +249,14 @@ class MeshStrategy(Strategy):
         return run
 
     def _add_replica_axis(self, state: ArrayTree) -> PyTree:
-        """Convert the training state from a single device to this strategy; without replicas it is unchanged."""
+        """Convert the training state from a single device to this strategy; without replicas it
+        is unchanged.
+        """
         return state
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
-        # Moments, averages and frozen parameters have the parameter's path at the end of their own. The shape tells
-        # them from factored moments of the same name.
+        # Moments, averages and frozen parameters have the parameter's path at the end of their own.
+        # The shape tells them from factored moments of the same name.
         parts = path.split(".")
         for start in range(len(parts)):  # from the whole path to its last segment
             param_shape, spec = self._specs.get(".".join(parts[start:]), (None, None))
@@ -206,5 +265,7 @@ class MeshStrategy(Strategy):
         return PartitionSpec()
 
     def sharding(self, *axes: Axis) -> NamedSharding:
-        """Return the sharding over these mesh axes, one entry per array axis; without arguments, replicated."""
+        """Return the sharding over these mesh axes, one entry per array axis; without arguments,
+        replicated.
+        """
         return NamedSharding(self.mesh, PartitionSpec(*axes))

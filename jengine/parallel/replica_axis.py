@@ -1,4 +1,6 @@
-"""Replica axis, the leading axis of some leaves: conversion to other numbers of replicas, and gathering of examples."""
+"""Replica axis, the leading axis of some leaves: conversion to other numbers of replicas, and
+gathering of examples.
+"""
 
 import contextlib
 import contextvars
@@ -37,8 +39,10 @@ def is_per_replica(path: str) -> bool:
     """
     item, *rest = path.split(".")
     if item == "hook_state":  # hook_state.<hook>.model_state, such as averaged statistics
-        item, rest = ".".join(rest[1:2]), rest[2:]
-    # frozen parameters never change, so a copy per replica would only take memory and space in checkpoints
+        item = ".".join(rest[1:2])
+        rest = rest[2:]
+    # frozen parameters never change, so a copy per replica would only take memory and space in
+    # checkpoints
     return (item == "model_state" and rest[:1] != [FROZEN]) or _is_share(path)
 
 
@@ -49,7 +53,9 @@ def _is_share(path: str) -> bool:
 
 
 def map_per_replica(fn: Callable[[Any], Any], state: ArrayTree) -> PyTree:
-    """Apply `fn` to the per-replica leaves of `state`, a training state or a dict with the same items."""
+    """Apply `fn` to the per-replica leaves of `state`, a training state or a dict with the same
+    items.
+    """
     return paths.map_with_path(lambda path, leaf: fn(leaf) if is_per_replica(path) else leaf, state)
 
 
@@ -59,7 +65,8 @@ def take_first_replica(state: ArrayTree) -> PyTree:
     def first(leaf: jax.Array) -> jax.Array:
         sharding = leaf.sharding
         if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
-            leaf = jax.sharding.reshard(leaf, NamedSharding(sharding.mesh, PartitionSpec()))  # else it has no index
+            # else it has no index
+            leaf = jax.sharding.reshard(leaf, NamedSharding(sharding.mesh, PartitionSpec()))
         return leaf[0]
 
     return map_per_replica(first, state)
@@ -68,8 +75,9 @@ def take_first_replica(state: ArrayTree) -> PyTree:
 def convert_replica_axis(state: ArrayTree, before: int | None, after: int | None) -> PyTree:
     """Convert a state to another number of replicas.
 
-    Statistics are averaged, integers are taken from the first replica, and every new replica gets a copy. Accumulated
-    gradients and weights are summed, and every new replica gets an equal part of the sum.
+    Statistics are averaged, integers are taken from the first replica, and every new replica gets a
+    copy. Accumulated gradients and weights are summed, and every new replica gets an equal part of
+    the sum.
 
     Args:
       state: a training state, or a dict with the same items.
@@ -78,7 +86,9 @@ def convert_replica_axis(state: ArrayTree, before: int | None, after: int | None
     Returns:
       `state` itself if both are equal; otherwise with NumPy arrays for the per-replica leaves.
 
-    >>> convert_replica_axis({"model_state": {"mean": np.array([[1.0], [3.0]])}}, before=2, after=None)
+    >>> convert_replica_axis(
+    ...     {"model_state": {"mean": np.array([[1.0], [3.0]])}}, before=2, after=None
+    ... )
     {'model_state': {'mean': array([2.])}}
     """
     if before == after:
@@ -87,21 +97,27 @@ def convert_replica_axis(state: ArrayTree, before: int | None, after: int | None
     def convert(path: str, leaf: Any) -> Any:
         if not is_per_replica(path):
             return leaf
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):  # NumPy has no keys, only the numbers in them
-            return jax.random.wrap_key_data(convert(path, jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+        # NumPy has no keys, only the numbers in them
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(
+                convert(path, jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf)
+            )
         value = np.asarray(leaf)
         if before is not None:
             # Shares are summed: the update divides by the sum of the weights over all replicas.
             if _is_share(path):
                 value = np.asarray(value.sum(axis=0))  # each replica holds a share
-            # In float32, as a sum of bfloat16 numbers would round. JAX's `issubdtype` knows bfloat16; NumPy's does not.
+            # In float32, as a sum of bfloat16 numbers would round. JAX's `issubdtype` knows
+            # bfloat16; NumPy's does not.
             elif jax.numpy.issubdtype(value.dtype, np.floating):
                 value = np.asarray(value.mean(axis=0, dtype=np.float32)).astype(value.dtype)
             else:
                 value = np.asarray(value[0])  # a mean of counters would not be one
         if after is None:
             return value
-        return np.broadcast_to(value / np.float32(after) if _is_share(path) else value, (after, *value.shape))
+        return np.broadcast_to(
+            value / np.float32(after) if _is_share(path) else value, (after, *value.shape)
+        )
 
     return paths.map_with_path(convert, state)
 
@@ -125,8 +141,8 @@ def convert_replica_axis_structs(state: ArrayTree, before: int | None, after: in
 def gather_replicas(rows: jax.Array) -> jax.Array:
     """Return the rows of all replicas, real[B * replicas, ...], in batch order.
 
-    In a `DataParallel` step this is an exchange between the replicas, which all of them must reach. Elsewhere `rows`,
-    real[B, ...], already belong to the whole batch, and are returned.
+    In a `DataParallel` step this is an exchange between the replicas, which all of them must reach.
+    Elsewhere `rows`, real[B, ...], already belong to the whole batch, and are returned.
 
     >>> gather_replicas(jax.numpy.ones((2, 3))).shape
     (2, 3)

@@ -1,4 +1,6 @@
-"""Strategy interface: how a run places arrays and compiles steps; with the implementation for a single device."""
+"""Strategy interface: how a run places arrays and compiles steps; with the implementation for a
+single device.
+"""
 
 import collections
 import functools
@@ -9,14 +11,15 @@ from typing import Any, Protocol
 import jax
 
 from jengine.config.annotations import Index
-from jengine.model.model import ArrayTree, Batch, Model, ModelState, Params
 from jengine.config.registry import STRATEGIES
+from jengine.model.model import ArrayTree, Batch, Model, ModelState, Params
 from jengine.parallel.mesh import DataShard, check_context
 from jengine.parallel.placement import Rules
 
 PyTree = Any
 
-_FAST_COMPILATION = {"xla_backend_optimization_level": 1}  # of LLVM, on CPU; the results are bitwise the same
+# of LLVM, on CPU; the results are bitwise the same
+_FAST_COMPILATION = {"xla_backend_optimization_level": 1}
 
 
 class Strategy(Protocol):
@@ -54,8 +57,9 @@ class Strategy(Protocol):
         Args:
           batch: this process's share, real[B, ...]; see `DataShard`.
           chunked: whether `batch` is the stacked batches of a chunk, real[K, B, ...].
-          rules: the `batch_rules` of the loader for batches that have no axis of examples (`batch_axis=None`), which
-            each process has as a whole; None for those with such an axis.
+          rules: the `batch_rules` of the loader for batches that have no axis of examples
+            (`batch_axis=None`), which each process has as a whole; None for those with such an
+            axis.
 
         Raises:
           ValueError: a batch that cannot be divided.
@@ -65,17 +69,23 @@ class Strategy(Protocol):
         """Copy small values, which are equal on all processes, to every device."""
 
     def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call`, which calls a model outside a step, with the mesh as context if it has explicit axes."""
+        """Return `call`, which calls a model outside a step, with the mesh as context if it has
+        explicit axes.
+        """
         return call
 
-    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Model | None = None) -> Any:
+    def compile_init(
+        self, make: Callable[..., PyTree], *args: Any, model: Model | None = None
+    ) -> Any:
         """Compile `make`, called once with `args`, which returns the training state or hook states.
 
         `model` may have logical axes for the parameters.
         """
 
     def check_loop(self, steps_per_call: int) -> None:
-        """Raise ConfigError if the strategy cannot run a training loop with chunks of this many steps."""
+        """Raise ConfigError if the strategy cannot run a training loop with chunks of this many
+        steps.
+        """
         return  # by default all can
 
     def compile_train_step(
@@ -90,7 +100,8 @@ class Strategy(Protocol):
         """
 
     def constrain(self, tree: ArrayTree, under: str = "") -> PyTree:
-        """Set the shardings for a part of the training state within a compiled step, where XLA would choose them.
+        """Set the shardings for a part of the training state within a compiled step, where XLA
+        would choose them.
 
         Args:
           tree: a training state, gradients, or another part.
@@ -99,11 +110,15 @@ class Strategy(Protocol):
         return tree
 
     def gather_tables(self, params: Params) -> PyTree:
-        """Return the parameters for use in a model, with lookup tables replicated where XLA requires this."""
+        """Return the parameters for use in a model, with lookup tables replicated where XLA
+        requires this.
+        """
         return params
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile `step(params, model_state, metrics, batch) -> (metrics, predictions)`; the metrics are donated."""
+        """Compile `step(params, model_state, metrics, batch) -> (metrics, predictions)`; the
+        metrics are donated.
+        """
 
     def adapt_for_eval(self, model: Model, rules: Rules | None = None) -> Any:
         """Return the model for use in an evaluation step; `rules` as for `put_batch`."""
@@ -123,7 +138,9 @@ class SingleDevice(Strategy):
       axis_names: names of mapped axes that the model expects, see `bind_axis_names`.
 
     >>> strategy = SingleDevice()
-    >>> strategy.compile_train_step(lambda state, batch, inputs: (state + batch, {}))(jax.numpy.float32(1), 2.0, {})
+    >>> strategy.compile_train_step(lambda state, batch, inputs: (state + batch, {}))(
+    ...     jax.numpy.float32(1), 2.0, {}
+    ... )
     (Array(3., dtype=float32), {})
     """
 
@@ -135,14 +152,18 @@ class SingleDevice(Strategy):
     def __init__(self, device: Index = 0, axis_names: Sequence[str] = ()) -> None:
         devices = jax.local_devices()
         if not 0 <= device < len(devices):
-            raise ValueError(f"SingleDevice: device must be an index of the {len(devices)} local devices, got {device}")
+            raise ValueError(
+                f"SingleDevice: device must be an index of the {len(devices)} local devices, got "
+                f"{device}"
+            )
         self.device = devices[device]
         self.axis_names = tuple(axis_names)
         self.platform = self.device.platform
         check_context([self.device])
         # On CPU a compiled step reads host arrays directly, without the cost of `device_put`
         self._takes_host_batches = self.platform == "cpu"
-        self.max_in_flight = 8 if self.platform == "cpu" else 2  # on an accelerator each holds a batch in device memory
+        # on an accelerator each holds a batch in device memory
+        self.max_in_flight = 8 if self.platform == "cpu" else 2
 
     def put_batch(self, batch: Batch, chunked: bool = False, rules: Rules | None = None) -> PyTree:
         """Start the transfer of a host batch to the device; see `Strategy`."""
@@ -152,7 +173,9 @@ class SingleDevice(Strategy):
         """Copy values to the device."""
         return jax.device_put(tree, self.device)
 
-    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Model | None = None) -> Any:
+    def compile_init(
+        self, make: Callable[..., PyTree], *args: Any, model: Model | None = None
+    ) -> Any:
         """Compile a function that is called once with `args`; `model` is not used."""
         return jit_init(make, self.platform, jax.sharding.SingleDeviceSharding(self.device))
 
@@ -171,7 +194,8 @@ class SingleDevice(Strategy):
 def bind_axis_names(step: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
     """Return `step` within mapped axes of these names and of size 1.
 
-    Code for `jax.pmap` names the axis of its devices: `nn.BatchNorm(axis_name='batch')`. Where one program computes on
+    Code for `jax.pmap` names the axis of its devices: `nn.BatchNorm(axis_name='batch')`. Where one
+      program computes on
     the whole batch, a mean over the devices is the value itself.
 
     >>> bind_axis_names(lambda x: jax.lax.pmean(x, "batch"), ["batch"])(jax.numpy.float32(3)).item()
@@ -185,8 +209,8 @@ def bind_axis_names(step: Callable[..., Any], names: Sequence[str]) -> Callable[
 def _bind_axis_name(step: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(step)
     def run(*args: Any) -> Any:
-        # the output has the axis, since what depends on `jax.lax.axis_index` does
-        # A vmap binds the name for `jax.lax.pmean` without a device axis, and XLA removes the axis of size 1.
+        # the output has the axis, since what depends on `jax.lax.axis_index` does A vmap binds the
+        # name for `jax.lax.pmean` without a device axis, and XLA removes the axis of size 1.
         outputs = jax.vmap(step, in_axes=None, axis_size=1, axis_name=name)(*args)
         return jax.tree.map(lambda x: x[0], outputs)
 
@@ -203,27 +227,32 @@ def jit_init(make: Callable[..., Any], platform: str, out_shardings: Any) -> Cal
 
 
 def is_pending(array: Any) -> bool:
-    """Return whether the device has yet to compute a `jax.Array`, without blocking; False for a donated one."""
+    """Return whether the device has yet to compute a `jax.Array`, without blocking; False for a
+    donated one.
+    """
     if array.is_deleted():
         return False
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)  # an array of keys cannot be asked, but the numbers in it can
+        # an array of keys cannot be asked, but the numbers in it can
+        array = jax.random.key_data(array)
     return not array.is_ready()
 
 
 class DispatchLimiter:
     """Limit for dispatched steps that are unfinished.
 
-    Without a limit the queue, and the memory that it holds, would grow while the device is slower than the host. At the
-    limit the host waits until half of the steps are finished, so there are fewer wake-ups, each of which takes a core
-    from the running step on CPU. Waiting for a step transfers no data.
+    Without a limit the queue, and the memory that it holds, would grow while the device is slower
+    than the host. At the limit the host waits until half of the steps are finished, so there are
+    fewer wake-ups, each of which takes a core from the running step on CPU. Waiting for a step
+    transfers no data.
 
     Args:
       limit: number of steps.
     """
 
     def __init__(self, limit: int) -> None:
-        # Outputs, not states: the next step donates the state, and a donated array cannot be waited for.
+        # Outputs, not states: the next step donates the state, and a donated array cannot be waited
+        # for.
         self._tokens: collections.deque[jax.Array] = collections.deque()
         self.limit = limit
 

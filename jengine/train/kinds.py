@@ -1,6 +1,8 @@
-"""The averages. In all of them, `momentum` is the weight of the NEW value: 0.0002 is a decay of 0.9998.
+"""The averages. In all of them, `momentum` is the weight of the NEW value: 0.0002 is a decay of
+0.9998.
 
-The constructors raise ArgumentError for a value out of its range, and TypeError for one with another type.
+The constructors raise ArgumentError for a value out of its range, and TypeError for one with
+another type.
 """
 
 import dataclasses
@@ -18,7 +20,9 @@ Weight = Annotated[float, Range(gt=0, lt=1)]
 
 
 class _MomentumAverage(Average):
-    """Base class for averages with a `momentum`, which warns of one that is most probably a decay."""
+    """Base class for averages with a `momentum`, which warns of one that is most probably a
+    decay.
+    """
 
     momentum: float
 
@@ -26,7 +30,8 @@ class _MomentumAverage(Average):
         # In most papers and in optax, the number is a decay, the weight of the old value.
         if self.momentum > 0.5:
             warnings.warn(
-                f"{type(self).__name__}: momentum={self.momentum:g} is the weight of the new value, which is usually "
+                f"{type(self).__name__}: momentum={self.momentum:g} is the weight of the new "
+                "value, which is usually "
                 f"small; for a decay of {self.momentum:g} set momentum={1 - self.momentum:g}",
                 stacklevel=3,
             )
@@ -78,7 +83,8 @@ class StochasticWeightAverage(Average):
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
 class MomentumAnnealingEMA(_MomentumAverage):
-    """Exponential average with the weight `max(momentum, gamma / (gamma + steps))`, which is large early in training.
+    """Exponential average with the weight `max(momentum, gamma / (gamma + steps))`, which is large
+    early in training.
 
     Args:
       momentum: the minimum new value's weight, in (0, 1).
@@ -100,7 +106,8 @@ class MomentumAnnealingEMA(_MomentumAverage):
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
 class ExpMomentumEMA(_MomentumAverage):
-    """Exponential average with the weight `(1 - momentum) * exp(-(1 + steps) / gamma) + momentum` (MMDetection).
+    """Exponential average with the weight `(1 - momentum) * exp(-(1 + steps) / gamma) + momentum`
+    (MMDetection).
 
     Args:
       momentum: the weight's limit, in (0, 1).
@@ -121,9 +128,11 @@ class ExpMomentumEMA(_MomentumAverage):
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
 class CosineEMA(_MomentumAverage):
-    """Exponential average with a weight that follows half a cosine from `momentum` to `end_momentum`.
+    """Exponential average with a weight that follows half a cosine from `momentum` to
+    `end_momentum`.
 
-    BYOL and DINO use this schedule. As in MMPretrain, the values are weights of the new value: for a paper's decay that
+    BYOL and DINO use this schedule. As in MMPretrain, the values are weights of the new value: for
+      a paper's decay that
     rises from 0.996 to 1, set `momentum` to 0.004 and `end_momentum` to 0.
 
     Args:
@@ -140,12 +149,21 @@ class CosineEMA(_MomentumAverage):
 
     def with_total_steps(self, total_steps: int) -> Self:
         """Return the average with `total_steps` set, unless it is set already."""
-        return self if self.total_steps is not None else dataclasses.replace(self, total_steps=total_steps)
+        return (
+            self
+            if self.total_steps is not None
+            else dataclasses.replace(self, total_steps=total_steps)
+        )
 
     def weight(self, steps: jax.Array) -> jax.Array:
-        """Return `momentum` at step 0, `end_momentum` from step `total_steps` on, and half a cosine in between."""
+        """Return `momentum` at step 0, `end_momentum` from step `total_steps` on, and half a
+        cosine in between.
+        """
         if self.total_steps is None:
             raise ValueError("CosineEMA: total_steps must be set outside a Runner, got None")
         # A resumed, longer run keeps the last weight instead of following the cosine back up.
         progress = jnp.minimum(steps.astype(float) / self.total_steps, 1.0)
-        return self.end_momentum - (self.end_momentum - self.momentum) * (jnp.cos(math.pi * progress) + 1) / 2
+        return (
+            self.end_momentum
+            - (self.end_momentum - self.momentum) * (jnp.cos(math.pi * progress) + 1) / 2
+        )

@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from jengine.train import (AVERAGES, Average, CosineEMA, ExpMomentumEMA, ExponentialMovingAverage, MomentumAnnealingEMA, StochasticWeightAverage)
 from jengine.config.errors import ArgumentError
+from jengine.train import (
+    AVERAGES,
+    Average,
+    CosineEMA,
+    ExpMomentumEMA,
+    ExponentialMovingAverage,
+    MomentumAnnealingEMA,
+    StochasticWeightAverage,
+)
 
 DATA = pathlib.Path(__file__).parent.parent / "data" / "parity"
 

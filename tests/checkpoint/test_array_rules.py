@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jengine.checkpoint import CheckpointMismatchError
-from jengine.extras.weights import load_pretrained
 from jengine.checkpoint.array_rules import rearrange
+from jengine.extras.weights import load_pretrained
 
 RNG = np.random.RandomState(0)
 

@@ -8,8 +8,8 @@ import pytest
 from flax import linen as nn
 from safetensors.numpy import load_file, save_file
 
-from jengine.checkpoint import (CheckpointMismatchError, CorruptCheckpointError, arrays)
-from jengine.extras.weights import (export_params, import_batch_stats, import_params)
+from jengine.checkpoint import CheckpointMismatchError, CorruptCheckpointError, arrays
+from jengine.extras.weights import export_params, import_batch_stats, import_params
 
 from .conftest import make_meta
 

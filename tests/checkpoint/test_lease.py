@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from jengine.extras.cloud.lease import Lease
 from jengine.checkpoint.lock import is_locked, make_lock
 from jengine.checkpoint.lock_holder import LOCK, WorkDirLockedError
 from jengine.config.storage import get_filesystem
+from jengine.extras.cloud.lease import Lease
 
 HOLDER = """
 import sys

@@ -9,8 +9,8 @@ import pytest
 from jengine import checkpoint
 from jengine.checkpoint import Checkpointer, find_latest, restore
 from jengine.config.errors import ConfigError
-from jengine.hooks import CheckpointHook
 from jengine.config.storage import storage_path
+from jengine.hooks import CheckpointHook
 
 from .conftest import make_meta
 

@@ -9,11 +9,11 @@ from flax import nnx
 
 from jengine.checkpoint import read_meta
 from jengine.cli import main
+from jengine.config import load_config, resolve
 from jengine.extras.diagnose.lr_find import suggest
 from jengine.extras.diagnose.schedule import preview_schedules
-from jengine.config import load_config, resolve
-from jengine.model import CrossEntropy, FunctionalModel, NnxModel
 from jengine.extras.networks import LoRA
+from jengine.model import CrossEntropy, FunctionalModel, NnxModel
 
 CONFIG = """
 import jax.numpy as jnp

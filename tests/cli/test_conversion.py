@@ -5,11 +5,11 @@ import copy
 
 import pytest
 
-from jengine.extras.mmengine.conversion import Conversion
-from jengine.extras.mmengine.counterparts import convert_loss
+from jengine.config import HOOKS, MODELS
 from jengine.config.containers import iter_nodes
 from jengine.extras.augment import BatchAugmentHook
-from jengine.config import HOOKS, MODELS
+from jengine.extras.mmengine.conversion import Conversion
+from jengine.extras.mmengine.counterparts import convert_loss
 
 from .mmengine_shapes import SHAPES
 

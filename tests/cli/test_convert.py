@@ -6,8 +6,8 @@ import re
 import pytest
 
 from jengine.cli import main
-from jengine.extras.mmengine.conversion import Conversion
 from jengine.config import load_config, resolve
+from jengine.extras.mmengine.conversion import Conversion
 from jengine.runner import Runner
 
 CONFIGS = pathlib.Path(__file__).parent / "mmengine_configs"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from jengine.cli import main
+from jengine.data import build_dataloader
 from jengine.extras.diagnose.contact_sheet import to_uint8, write_contact_sheet
 from jengine.extras.diagnose.drawn_batches import draw_batches
-from jengine.data import build_dataloader
 
 CONFIG = """
 import itertools

@@ -14,9 +14,18 @@ import pytest
 import jengine
 from jengine.checkpoint import load
 from jengine.cli import main
-from jengine.config import dump_config, load_config, parse_config, resolve
+from jengine.config import (
+    FUNCTIONS,
+    METRICS,
+    MODELS,
+    PARAM_SCHEDULERS,
+    TRANSFORMS,
+    dump_config,
+    load_config,
+    parse_config,
+    resolve,
+)
 from jengine.config.errors import ConfigError
-from jengine.config import FUNCTIONS, METRICS, MODELS, PARAM_SCHEDULERS, TRANSFORMS
 from jengine.config.registry import resolve_functions
 from jengine.runner import Runner
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from jengine.cli import main
+from jengine.config import load_config, resolve
+from jengine.config.errors import ConfigError
+from jengine.data import ArrayDataset
 from jengine.extras.plan.plan import parse_mesh, scale_batches, set_devices
 from jengine.extras.plan.plan_report import format_plan
 from jengine.extras.plan.program_costs import compile_plan, estimate_time
 from jengine.extras.plan.topologies import CHIPS
-from jengine.config import load_config, resolve
-from jengine.data import ArrayDataset
-from jengine.config.errors import ConfigError
 from jengine.model import FunctionalModel
-from jengine.runner import Runner
 from jengine.parallel import build_mesh
+from jengine.runner import Runner
 from jengine.train.peak_flops import get_peak_flops
 
 CONFIG = """

@@ -2,11 +2,19 @@
 
 import pytest
 
+from jengine.config.errors import ConfigError
 from jengine.extras.plan.plan_process import PlanError
 from jengine.extras.plan.plan_report import format_search
-from jengine.extras.plan.plan_search import (Candidate, batch_space, build_space, iterate_meshes, rank, search, search_batch)
+from jengine.extras.plan.plan_search import (
+    Candidate,
+    batch_space,
+    build_space,
+    iterate_meshes,
+    rank,
+    search,
+    search_batch,
+)
 from jengine.extras.plan.topologies import parse_topology
-from jengine.config.errors import ConfigError
 
 CFG = dict(
     model=dict(type="M", module=dict(type="N", remat=False)),

@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from jengine.extras.cloud.lease import Lease
 from jengine.cli import main
-from jengine.extras.report.page import collect_data
 from jengine.config.storage import get_filesystem, read_bytes
+from jengine.extras.cloud.lease import Lease
+from jengine.extras.report.page import collect_data
 from tests.cli.report_runs import losses, write_run
 
 

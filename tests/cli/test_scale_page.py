@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from jengine.config import load_config, resolve
 from jengine.extras.plan.plan import set_devices
 from jengine.extras.plan.program_costs import compile_plan
-from jengine.config import load_config, resolve
 
 ROOT = pathlib.Path(__file__).parents[2]
 SIZE = dict(width=32, depth=2, mlp_width=64, vocab_size=256)

@@ -1,7 +1,13 @@
 import pytest
 
-from jengine.extras.plan.topologies import CHIPS, GPU_TARGETS, check_compiler, format_target, parse_topology
 from jengine.config.errors import ConfigError
+from jengine.extras.plan.topologies import (
+    CHIPS,
+    GPU_TARGETS,
+    check_compiler,
+    format_target,
+    parse_topology,
+)
 from jengine.train.peak_flops import get_peak_flops
 
 

@@ -6,9 +6,9 @@ import pickle
 import pytest
 from ml_collections import ConfigDict
 
-from jengine.extras.mmengine import Config
 from jengine.config import apply_overrides, load_config, resolve
 from jengine.config.errors import ConfigError
+from jengine.extras.mmengine import Config
 
 CFG = {
     "train_cfg": {"max_epochs": 3, "keys": {"a.b": 1, 6: "six"}},

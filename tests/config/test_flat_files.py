@@ -5,10 +5,9 @@ import logging
 
 import pytest
 
-from jengine.config import load_config, resolve
-from jengine.extras.mmengine.mmengine_keys import SECTIONS
+from jengine.config import HOOKS, load_config, resolve
 from jengine.config.errors import ConfigError
-from jengine.config import HOOKS
+from jengine.extras.mmengine.mmengine_keys import SECTIONS
 from jengine.runner import Runner
 
 BASE = """

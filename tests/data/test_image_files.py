@@ -8,12 +8,12 @@ import flax.linen as nn
 import fsspec
 import numpy as np
 import pytest
+from jengine.errors import ConfigError
+from jengine.storage import write_bytes
 
 from jengine import Runner
 from jengine.data import BaseDataset, DataLoader, ImageFolder, LoadImage, read_image
-from jengine.errors import ConfigError
 from jengine.model import CrossEntropy, LinenModel
-from jengine.storage import write_bytes
 
 Image = pytest.importorskip("PIL.Image")
 COLORS = {"blue": (0, 0, 255), "red": (255, 0, 0)}

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jengine.data import build_dataloader
 from jengine.config.errors import ConfigError
+from jengine.data import build_dataloader
 
 
 def batches(shards, **section):

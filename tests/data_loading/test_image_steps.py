@@ -3,12 +3,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.extras.augment import BatchNormalize, Normalize, Pad
-from jengine.data import Pipeline
-from jengine.extras.augment.image_steps import normalize
-from jengine.model import FunctionalModel, LinenModel, PreprocessedModel, get_model
-from jengine.extras.networks import SmallCNN
 from jengine.config import MODELS
+from jengine.data import Pipeline
+from jengine.extras.augment import BatchNormalize, Normalize, Pad
+from jengine.extras.augment.image_steps import normalize
+from jengine.extras.networks import SmallCNN
+from jengine.model import FunctionalModel, LinenModel, PreprocessedModel, get_model
 
 IMAGE = np.random.RandomState(0).randint(0, 256, (5, 6, 3), np.uint8)
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]

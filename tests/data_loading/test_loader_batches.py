@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from jengine.data import ArrayDataset, DataLoader, DefaultSampler, InfiniteSampler
 from jengine.config.errors import ConfigError
+from jengine.data import ArrayDataset, DataLoader, DefaultSampler, InfiniteSampler
 
 
 def make_dataset(size):

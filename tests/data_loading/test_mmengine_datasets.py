@@ -7,11 +7,17 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from jengine.extras.selfsup.pseudo_labels import PseudoLabelDataset
-from jengine.data import (ArrayDataset, Compose, DataLoader, TransformedDataset, build_dataloader)
-from jengine.extras.augment import (BaseDataset, ClassBalancedDataset, ConcatDataset, MixedDataset, RepeatDataset)
-from jengine.extras.augment.switch_recipe import set_pipeline
 from jengine.config import DATASETS
+from jengine.data import ArrayDataset, Compose, DataLoader, TransformedDataset, build_dataloader
+from jengine.extras.augment import (
+    BaseDataset,
+    ClassBalancedDataset,
+    ConcatDataset,
+    MixedDataset,
+    RepeatDataset,
+)
+from jengine.extras.augment.switch_recipe import set_pipeline
+from jengine.extras.selfsup.pseudo_labels import PseudoLabelDataset
 
 RECORDS = [dict(img_path=f"{i}.jpg", height=i, cat=i % 3) for i in range(6)]
 

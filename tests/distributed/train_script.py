@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.data import ArrayDataset
-from jengine.parallel import launch
 from jengine.evaluation import HostMetric
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
+from jengine.parallel import launch
 from jengine.runner import Runner
 
 PATIENCE = 180.0  # seconds

@@ -19,16 +19,22 @@ from flax import nnx
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
-from jengine.extras.selfsup import PseudoLabelDataset
 from jengine.data import ArrayDataset
 from jengine.data.masking import get_mask
-from jengine.parallel import all_gather_objects, assert_equal_across_processes, dist, get_processes, launch
 from jengine.evaluation import HostMetric, MetricAdapter
+from jengine.extras.selfsup import PseudoLabelDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel
-from jengine.runner import Runner
-from jengine.parallel import DataShard
+from jengine.parallel import (
+    DataShard,
+    all_gather_objects,
+    assert_equal_across_processes,
+    dist,
+    get_processes,
+    launch,
+)
 from jengine.parallel.mesh import find_data_shard
+from jengine.runner import Runner
 from tests.contrib.selfsup import test_odc_hook, test_swav_hook
 from tests.sharding import test_exactness
 from tests.sharding.conftest import make_loader

@@ -19,20 +19,30 @@ from flax import nnx
 
 import jengine
 from jengine import Runner, checkpoint, config
-from jengine.config import paths
 from jengine.checkpoint.array_rules import parse_rules
 from jengine.cli.main import build_parser
+from jengine.config import (
+    DATASETS,
+    FUNCTIONS,
+    HOOKS,
+    LOG_PROCESSORS,
+    LOOPS,
+    METRICS,
+    MODELS,
+    STRATEGIES,
+    VISUALIZERS,
+    paths,
+)
 from jengine.data import ArrayDataset, build_dataloader
 from jengine.evaluation import build_evaluator
 from jengine.evaluation.sections import split_dataloaders
+from jengine.extras.networks import SmallCNN
+from jengine.extras.report.run_table import read_table
 from jengine.logging import MessageHub
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel, NnxModel
-from jengine.extras.networks import SmallCNN
 from jengine.optim import build_optim_wrapper
 from jengine.optim.schedules import build_param_schedulers
-from jengine.config import (DATASETS, FUNCTIONS, HOOKS, LOG_PROCESSORS, LOOPS, METRICS, MODELS, STRATEGIES, VISUALIZERS)
 from jengine.runner.config_checks import train_loop_config
-from jengine.extras.report.run_table import read_table
 from tests import run_again
 from tests.docs_pages import PAGES, ROOT, blocks_of
 

@@ -8,11 +8,23 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn
 
-from jengine.extras.segmentation import IoUMetric
-from jengine.data import ArrayDataset, DataLoader
-from jengine.extras.metrics import (AUROC, BLEU, AveragePrecision, BitsPerByte, CalibrationError, ConfusionMatrix, MeanAbsoluteError, MeanSquaredErrorMetric, Perplexity, PrecisionRecallF1, R2Score)
-from jengine.evaluation import (Accuracy, Evaluator)
 from jengine.config import METRICS
+from jengine.data import ArrayDataset, DataLoader
+from jengine.evaluation import Accuracy, Evaluator
+from jengine.extras.metrics import (
+    AUROC,
+    BLEU,
+    AveragePrecision,
+    BitsPerByte,
+    CalibrationError,
+    ConfusionMatrix,
+    MeanAbsoluteError,
+    MeanSquaredErrorMetric,
+    Perplexity,
+    PrecisionRecallF1,
+    R2Score,
+)
+from jengine.extras.segmentation import IoUMetric
 
 SIZE, CLASSES = 61, 5
 ITEMS = ("precision", "recall", "f1")

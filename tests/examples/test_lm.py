@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from jengine import Runner, load_config
-from jengine.config import paths
-from jengine.config import resolve
+from jengine.config import paths, resolve
 from jengine.data import Sentences
-from jengine.hooks import Hook
 from jengine.extras.networks import TransformerLM
+from jengine.hooks import Hook
 from jengine.optim import build_optim_wrapper
 from jengine.parallel import Placement, build_mesh
 

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from jengine.hooks import EarlyStoppingHook
 from jengine.config import HOOKS
+from jengine.hooks import EarlyStoppingHook
 from tests.runner_fixture import QuickRunner
 
 

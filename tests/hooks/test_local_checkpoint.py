@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from jengine import checkpoint
-from jengine.extras.cloud.local_copies import POINTER, replace_unfit_copy
-from jengine.parallel.processes import SingleProcess
 from jengine.config.errors import ConfigError
-from jengine.hooks import Hook
-from jengine.extras.cloud import LocalCheckpointHook
 from jengine.config.storage import list_files, read_bytes
+from jengine.extras.cloud import LocalCheckpointHook
+from jengine.extras.cloud.local_copies import POINTER, replace_unfit_copy
+from jengine.hooks import Hook
+from jengine.parallel.processes import SingleProcess
 from tests.runner.conftest import make_runner as make_runner
 
 

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.hooks import (CheckInvalidLossHook, ClassNumCheckHook, Hook)
-from jengine.extras.diagnose import (EmptyCacheHook, MemoryProfilerHook, ProfilerHook)
-from jengine.extras.augment import MeanTeacherHook
-from jengine.extras.drawing import NaiveVisualizationHook
-from jengine.model import LinenModel, SwitchedLoss
-from jengine.extras.networks import SmallCNN
 from jengine.config import HOOKS
+from jengine.extras.augment import MeanTeacherHook
+from jengine.extras.diagnose import EmptyCacheHook, MemoryProfilerHook, ProfilerHook
+from jengine.extras.drawing import NaiveVisualizationHook
+from jengine.extras.networks import SmallCNN
+from jengine.hooks import CheckInvalidLossHook, ClassNumCheckHook, Hook
+from jengine.model import LinenModel, SwitchedLoss
 from jengine.train import StepContext
 from tests.runner_fixture import QuickRunner
 

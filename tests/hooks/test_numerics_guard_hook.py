@@ -6,12 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from jengine.hooks import EMAHook
+from jengine.config import HOOKS
 from jengine.extras.diagnose import NumericsGuardHook
 from jengine.extras.diagnose.numerics_guard import NumericsGuardState
+from jengine.hooks import EMAHook
 from jengine.model import FunctionalModel
 from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
-from jengine.config import HOOKS
 from jengine.train import build_train_step, create_train_state
 
 SGD = dict(type="SGD", lr=1.0)

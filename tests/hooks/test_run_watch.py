@@ -6,10 +6,10 @@ import signal
 import pytest
 
 from jengine.cli.main import main
+from jengine.config.storage import storage_path
 from jengine.hooks import Hook, IterTimerHook
 from jengine.hooks.run_record import read_sessions
 from jengine.hooks.run_watch import PROFILE_REQUEST, _Report, describe_slowest
-from jengine.config.storage import storage_path
 from tests.runner.conftest import make_runner  # noqa: F401
 
 

@@ -5,10 +5,21 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from jengine.config.errors import ConfigError
-from jengine.model import (CastModel, CrossEntropy, FunctionalModel, LinenModel, MeanSquaredError, Model, NnxModel, Precision, autocast, get_precision)
-from jengine.extras.networks import (SmallCNN, SmallViT)
 from jengine.config import MODELS
+from jengine.config.errors import ConfigError
+from jengine.extras.networks import SmallCNN, SmallViT
+from jengine.model import (
+    CastModel,
+    CrossEntropy,
+    FunctionalModel,
+    LinenModel,
+    MeanSquaredError,
+    Model,
+    NnxModel,
+    Precision,
+    autocast,
+    get_precision,
+)
 from jengine.train.flops import count_flops
 
 BATCH = {"image": np.linspace(0, 1, 4 * 8 * 8, dtype=np.float32).reshape(4, 8, 8, 1), "label": np.array([0, 1, 2, 1])}

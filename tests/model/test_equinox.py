@@ -8,8 +8,8 @@ import pytest
 
 from jengine import Runner, load_model
 from jengine.config import paths
-from jengine.data import ArrayDataset
 from jengine.config.errors import ConfigError
+from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel
 from jengine.optim import build_optim_wrapper
 

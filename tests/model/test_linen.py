@@ -8,8 +8,8 @@ import pytest
 from flax import linen as nn
 
 from jengine.config.errors import ConfigError
-from jengine.model import CastModel, LinenModel, Precision
 from jengine.config.paths import flatten
+from jengine.model import CastModel, LinenModel, Precision
 from jengine.runner import Runner
 
 BATCH = {"image": np.linspace(-1, 1, 4 * 6, dtype=np.float32).reshape(4, 6), "label": np.array([0, 1, 2, 1])}

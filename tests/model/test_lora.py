@@ -8,14 +8,13 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from jengine import Runner
-from jengine.config import paths
-from jengine.extras.weights import export_params
 from jengine.cli import main
-from jengine.data import ArrayDataset
+from jengine.config import MODELS, paths
 from jengine.config.errors import ConfigError
-from jengine.model import FunctionalModel, NnxModel
+from jengine.data import ArrayDataset
 from jengine.extras.networks import LoRA
-from jengine.config import MODELS
+from jengine.extras.weights import export_params
+from jengine.model import FunctionalModel, NnxModel
 
 VIT = dict(
     type="LinenModel",

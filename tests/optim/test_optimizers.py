@@ -8,9 +8,17 @@ import optax.contrib
 import pytest
 
 from jengine import optim
-from jengine.optim import OptimWrapper, build_optim_wrapper
-from jengine.optim.optimizers import adagrad, adam, adan, large_batch, optax_optimizers, rmsprop, sgd
 from jengine.config import OPTIMIZERS
+from jengine.optim import OptimWrapper, build_optim_wrapper
+from jengine.optim.optimizers import (
+    adagrad,
+    adam,
+    adan,
+    large_batch,
+    optax_optimizers,
+    rmsprop,
+    sgd,
+)
 
 RNG = np.random.default_rng(0)
 PARAMS = {"kernel": RNG.normal(size=(4, 3)).astype("f"), "bias": RNG.normal(size=3).astype("f")}

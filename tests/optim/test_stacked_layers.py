@@ -8,8 +8,8 @@ from flax import linen as nn
 from flax import nnx
 
 from jengine.extras import imix  # noqa: F401 - its constructors
-from jengine.model import CrossEntropy, LinenModel
 from jengine.extras.networks import MixtureOfExperts
+from jengine.model import CrossEntropy, LinenModel
 from jengine.optim import build_optim_wrapper
 from jengine.optim.param_groups.modules import get_params, module_tree
 

@@ -15,8 +15,8 @@ import pytest
 
 from jengine.config import registry
 from jengine.config.annotations import Range, parameters_of
-from jengine.data import ArrayDataset
 from jengine.config.errors import ConfigError
+from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner import Runner

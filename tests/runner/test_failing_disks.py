@@ -12,8 +12,8 @@ from jengine import checkpoint
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.lock_holder import LOCK
 from jengine.config.errors import ConfigError
-from jengine.hooks import Hook
 from jengine.config.storage import StorageError
+from jengine.hooks import Hook
 from jengine.logging import Visualizer
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=1))

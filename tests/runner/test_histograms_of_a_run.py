@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset
-from jengine.hooks import Hook
 from jengine.extras.diagnose.histogram import bin_elements
+from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 
 NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)

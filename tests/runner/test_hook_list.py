@@ -6,8 +6,13 @@ import types
 import numpy as np
 import pytest
 
-from jengine.hooks import (CheckInvalidLossHook, CheckpointHook, Hook, PreciseBNHook)
-from jengine.extras.diagnose import (EmptyCacheHook, MemoryProfilerHook, NumericsGuardHook, ProfilerHook)
+from jengine.extras.diagnose import (
+    EmptyCacheHook,
+    MemoryProfilerHook,
+    NumericsGuardHook,
+    ProfilerHook,
+)
+from jengine.hooks import CheckInvalidLossHook, CheckpointHook, Hook, PreciseBNHook
 from jengine.hooks.hook_list import HookList
 from jengine.train.scanned_step import ChunkMetrics
 

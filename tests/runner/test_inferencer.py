@@ -2,12 +2,11 @@ import flax.linen as nn
 import numpy as np
 import pytest
 
-from jengine.extras.mmengine import Config
-from jengine.data import ArrayDataset, Pipeline
-from jengine.extras.serving import BaseInferencer
-from jengine.extras.serving import BaseTTAModel
-from jengine.model import CrossEntropy, LinenModel
 from jengine.config import MODELS
+from jengine.data import ArrayDataset, Pipeline
+from jengine.extras.mmengine import Config
+from jengine.extras.serving import BaseInferencer, BaseTTAModel
+from jengine.model import CrossEntropy, LinenModel
 from jengine.runner import Runner
 
 X = np.random.RandomState(0).randn(7, 4).astype(np.float32)

@@ -17,14 +17,13 @@ from flax import nnx
 import jengine
 from jengine.checkpoint import CheckpointMismatchError
 from jengine.cli import main
-from jengine.config import dump_config
-from jengine.extras.mmengine.foreign import find_known_class, only_known_classes
-from jengine.data import ArrayDataset
+from jengine.config import DATASETS, MODELS, dump_config
 from jengine.config.errors import ConfigError
-from jengine.model import CrossEntropy, FunctionalModel, LinenModel
-from jengine.config import DATASETS, MODELS
-from jengine.runner import Runner
+from jengine.data import ArrayDataset
+from jengine.extras.mmengine.foreign import find_known_class, only_known_classes
 from jengine.extras.serving import export_model
+from jengine.model import CrossEntropy, FunctionalModel, LinenModel
+from jengine.runner import Runner
 from jengine.train import compilation_counter
 
 X = np.random.RandomState(0).randn(24, 4).astype(np.float32)

@@ -5,8 +5,8 @@ import pathlib
 import pytest
 
 from jengine.config import load_config, resolve
-from jengine.extras.mmengine.mmengine_keys import drop_without_effect
 from jengine.config.errors import ConfigError
+from jengine.extras.mmengine.mmengine_keys import drop_without_effect
 from jengine.runner import Runner
 
 FLAT = """

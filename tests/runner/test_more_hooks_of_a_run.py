@@ -7,12 +7,20 @@ import numpy as np
 import pytest
 
 from jengine.checkpoint import load
-from jengine.data import ArrayDataset
-from jengine.hooks import Hook
-from jengine.extras.serving import BaseTTAModel
-from jengine.model import (CastModel, CrossEntropy, FunctionalModel, LinenModel, Precision, SwitchedLoss, get_model)
 from jengine.config import MODELS
+from jengine.data import ArrayDataset
+from jengine.extras.serving import BaseTTAModel
+from jengine.hooks import Hook
 from jengine.logging import Visualizer
+from jengine.model import (
+    CastModel,
+    CrossEntropy,
+    FunctionalModel,
+    LinenModel,
+    Precision,
+    SwitchedLoss,
+    get_model,
+)
 
 NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
 

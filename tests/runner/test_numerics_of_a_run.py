@@ -6,13 +6,13 @@ import numpy as np
 import optax
 import pytest
 
-from jengine.extras.diagnose.replay_command import describe
-from jengine.data import ArrayDataset
-from jengine.hooks import Hook
-from jengine.model import FunctionalModel
 from jengine.config.paths import flatten
+from jengine.data import ArrayDataset
 from jengine.extras.diagnose import replay_step
 from jengine.extras.diagnose.replay import read_dump
+from jengine.extras.diagnose.replay_command import describe
+from jengine.hooks import Hook
+from jengine.model import FunctionalModel
 
 GUARD = dict(type="NumericsGuardHook", max_in_row=4)
 EMA = dict(type="EMAHook", momentum=0.2)

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jengine.extras.diagnose.out_of_memory import explain_out_of_memory
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.extras.diagnose.out_of_memory import explain_out_of_memory
 
 PIB = 2**50  # bytes: more than a process can address, so that no system promises it
 LOGGER = dict(checkpoint=None, logger=dict(type="LoggerHook", interval=1))

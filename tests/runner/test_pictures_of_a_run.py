@@ -3,10 +3,10 @@ import warnings
 import numpy as np
 import pytest
 
-from jengine.data import ArrayDataset
 from jengine.config.errors import ConfigError
-from jengine.model import FunctionalModel
+from jengine.data import ArrayDataset
 from jengine.extras.drawing import LocalVisualizer, display
+from jengine.model import FunctionalModel
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from jengine.extras.diagnose.schedule import preview_schedules
-from jengine.data import ArrayDataset
 from jengine.config.errors import ConfigError
+from jengine.data import ArrayDataset
+from jengine.extras.diagnose.schedule import preview_schedules
 
 SGD = dict(optimizer=dict(type="SGD", lr=1.0, momentum=0.9))
 

@@ -14,9 +14,9 @@ import numpy as np
 import optax
 import pytest
 
-from jengine.extras.imix import from_imix
-from jengine.data import ArrayDataset, DataLoader, DefaultSampler
 from jengine.config.errors import ConfigError
+from jengine.data import ArrayDataset, DataLoader, DefaultSampler
+from jengine.extras.imix import from_imix
 from jengine.hooks import EMAHook, Hook
 from jengine.model import FunctionalModel
 from jengine.optim import OptimWrapper

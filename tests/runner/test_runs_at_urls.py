@@ -9,10 +9,10 @@ import time
 import pytest
 
 from jengine.checkpoint import WorkDirLockedError
-from jengine.extras.cloud.lease import Lease
 from jengine.cli import main
-from jengine.hooks import Hook
 from jengine.config.storage import get_filesystem, list_files, read_bytes, write_bytes
+from jengine.extras.cloud.lease import Lease
+from jengine.hooks import Hook
 
 CONFIG = """
 import os

@@ -2,11 +2,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.data import ArrayDataset
-from jengine.extras.serving import BaseTTAModel
-from jengine.model import FunctionalModel
 from jengine.config import DATASETS, MODELS
-from jengine.extras.serving import build_runner_with_tta
+from jengine.data import ArrayDataset
+from jengine.extras.serving import BaseTTAModel, build_runner_with_tta
+from jengine.model import FunctionalModel
 
 
 @MODELS.register_module(force=True)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset
+from jengine.extras.plan import find_collectives
 from jengine.model import LinenModel
 from jengine.runner import Runner
-from jengine.extras.plan import find_collectives
 
 RNG = np.random.RandomState(0)
 X = RNG.randn(16, 8).astype(np.float32)

@@ -7,9 +7,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jengine.parallel import Pjit
 from jengine.extras.plan import Program, find_collectives, traffic
 from jengine.extras.plan.collectives import Collective
+from jengine.parallel import Pjit
 
 # as written by XLA for CPU and for GPU, with asynchronous operations for the latter
 TEXT = """

@@ -7,12 +7,12 @@ import numpy as np
 import optax
 import pytest
 
-from jengine.data import ArrayDataset
+from jengine.config import STRATEGIES
 from jengine.config.errors import ConfigError
+from jengine.data import ArrayDataset
+from jengine.extras.plan import Collective
 from jengine.hooks import Hook, SyncBuffersHook
 from jengine.model import FunctionalModel, LinenModel
-from jengine.config import STRATEGIES
-from jengine.extras.plan import Collective
 from jengine.parallel import DataParallel, convert_replica_axis
 from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives
 

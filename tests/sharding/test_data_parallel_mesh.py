@@ -8,11 +8,11 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
-from jengine.data import ArrayDataset
 from jengine.config.errors import ConfigError
+from jengine.data import ArrayDataset
+from jengine.extras.plan import find_collectives
 from jengine.hooks import Hook
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel
-from jengine.extras.plan import find_collectives
 from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives
 from tests.sharding.test_data_parallel import AMP, LARS, TEXT, make_plain_model, make_words_model
 

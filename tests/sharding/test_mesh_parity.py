@@ -5,8 +5,8 @@ import pytest
 
 from jengine.config import paths
 from jengine.model import LinenModel
-from jengine.runner import Runner
 from jengine.parallel.replica_axis import is_per_replica
+from jengine.runner import Runner
 from tests.sharding.conftest import Net, make_loader, squared_error
 
 # All leaves with two axes are sharded over `fsdp` and `tensor`; vectors of 16 elements over `fsdp` by their size.

@@ -10,13 +10,20 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jengine.config import paths
-from jengine.data import ArrayDataset
 from jengine.config.description import describe
 from jengine.config.errors import ConfigError
+from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import LinenModel, NnxModel
+from jengine.parallel import (
+    DataParallel,
+    Pjit,
+    Placement,
+    SingleDevice,
+    default_strategy,
+    gather_replicas,
+)
 from jengine.runner import Runner
-from jengine.parallel import DataParallel, Pjit, Placement, SingleDevice, default_strategy, gather_replicas
 from tests.sharding.conftest import Net, make_loader, squared_error
 
 VOCAB, LENGTH, WIDTH, HEADS = 16, 8, 8, 2

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jengine.data import ArrayDataset
+from jengine.config import STRATEGIES
 from jengine.config.errors import ConfigError
+from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import LinenModel
-from jengine.config import STRATEGIES
 from jengine.parallel import Pjit, SingleDevice, default_strategy
 from jengine.train import TrainState
 from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives

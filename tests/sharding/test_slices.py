@@ -6,8 +6,8 @@ import itertools
 import numpy as np
 import pytest
 
-from jengine.extras.plan.plan_search import iterate_meshes
 from jengine.config.errors import ConfigError
+from jengine.extras.plan.plan_search import iterate_meshes
 from jengine.parallel import build_mesh
 
 

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.config import HOOKS
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.config import HOOKS
 
 X = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
 DATA = dict(batch_size=8, dataset=[{"x": x, "y": x @ np.float32([1, 2, 3])} for x in X])

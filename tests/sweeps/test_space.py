@@ -1,8 +1,8 @@
 import pytest
 
-from jengine.extras.sweeps.sweep_check import complete_path
 from jengine.config.errors import ConfigError
 from jengine.extras.sweeps.space import list_settings, parse_grid, parse_ranges
+from jengine.extras.sweeps.sweep_check import complete_path
 
 
 def test_more_draws_begin_with_the_same_ones_and_stay_in_their_ranges():

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from jengine.config.errors import ConfigError
-from jengine.extras.sweeps.study import StudyLock, open_journal
 from jengine.extras.sweeps.search import Search
+from jengine.extras.sweeps.study import StudyLock, open_journal
 
 pytest.importorskip("optuna")
 

@@ -9,11 +9,11 @@ import pytest
 import jengine
 from jengine.cli import main
 from jengine.cli.parser import build_parser
-from jengine.extras.sweeps.sweep_check import make_plan
 from jengine.config.errors import ConfigError
 from jengine.extras.report.run_table import read_table
 from jengine.extras.sweeps.check import Request
 from jengine.extras.sweeps.space import ValueRange
+from jengine.extras.sweeps.sweep_check import make_plan
 from jengine.extras.sweeps.trials import make_trials, read_record
 
 ENDLESS = ["--config.train_cfg.max_iters=1000000", "--config.train_cfg.val_interval=1000000"]

@@ -5,8 +5,8 @@ import logging
 import numpy as np
 import pytest
 
-from jengine.logging import Visualizer
 from jengine.extras.drawing.canvas import Canvas
+from jengine.logging import Visualizer
 
 pytest.importorskip("matplotlib")
 SIZE = (40, 60)

@@ -4,13 +4,21 @@ import sys
 import numpy as np
 import pytest
 
-from jengine.config.errors import ConfigError
-from jengine.logging import build_logger
 from jengine.config import VISUALIZERS
+from jengine.config.errors import ConfigError
 from jengine.extras.drawing import LocalVisualizer, display
-from jengine.logging import Visualizer
-from jengine.extras.drawing.draw import (default_palette, draw_boxes, draw_masks, draw_sem_seg, draw_texts, fits, place_side_by_side, to_rgb)
+from jengine.extras.drawing.draw import (
+    default_palette,
+    draw_boxes,
+    draw_masks,
+    draw_sem_seg,
+    draw_texts,
+    fits,
+    place_side_by_side,
+    to_rgb,
+)
 from jengine.extras.drawing.samples import to_entry
+from jengine.logging import Visualizer, build_logger
 
 Image = pytest.importorskip("PIL.Image")
 

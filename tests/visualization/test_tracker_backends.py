@@ -11,8 +11,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from jengine.config.extras import check_extras
 from jengine.config.errors import MissingPackageError
+from jengine.config.extras import check_extras
 from jengine.extras.trackers import AimVisBackend, ClearMLVisBackend, CometVisBackend
 from jengine.logging.convert import histogram
 

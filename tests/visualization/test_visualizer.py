@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from jengine.config import load_config, resolve
-from jengine.config import VISBACKENDS, VISUALIZERS
+from jengine.config import VISBACKENDS, VISUALIZERS, load_config, resolve
 from jengine.logging import BaseVisBackend, LocalVisBackend, TensorboardVisBackend, Visualizer
 
 

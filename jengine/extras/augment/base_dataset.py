@@ -1,4 +1,6 @@
-"""Datasets as MMEngine's users write them: an annotation file, records, and a transform pipeline."""
+"""Datasets as MMEngine's users write them: an annotation file, records, and a transform
+pipeline.
+"""
 
 import copy
 import functools
@@ -11,13 +13,20 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from jengine.config.annotations import Count, is_mapping
+from jengine.config.errors import ConfigError, config_path
+from jengine.config.registry import DATASETS
+from jengine.config.storage import (
+    LARGE,
+    allowed_directory,
+    file_name,
+    is_url,
+    read_bytes,
+    read_text,
+)
 from jengine.data.host_entries import Sample
 from jengine.data.pipeline import Pipeline
 from jengine.data.samplers import random_state
 from jengine.extras.cloud.downloads import local_copy
-from jengine.config.errors import ConfigError, config_path
-from jengine.config.registry import DATASETS
-from jengine.config.storage import LARGE, allowed_directory, file_name, is_url, read_bytes, read_text
 
 Record = dict[str, Any]
 Indices = int | Sequence[int] | np.ndarray | None
@@ -39,10 +48,11 @@ def force_full_init(method: F) -> F:
 class BaseDataset:
     """Dataset with records from an annotation file, which a pipeline turns into samples.
 
-    The file is JSON or a pickle of `dict(metainfo=dict(...), data_list=[record, ...])`; a subclass overrides
-    `load_data_list` for any other source, and `parse_data_info` for paths and labels. Indexing returns
-    `pipeline(record)`, where the record has its index as `sample_idx`. A pipeline that returns None drops the sample:
-    in training another one takes its place, which the seed, the epoch and the index determine.
+    The file is JSON or a pickle of `dict(metainfo=dict(...), data_list=[record, ...])`; a subclass
+    overrides `load_data_list` for any other source, and `parse_data_info` for paths and labels.
+    Indexing returns `pipeline(record)`, where the record has its index as `sample_idx`. A pipeline
+    that returns None drops the sample: in training another one takes its place, which the seed, the
+    epoch and the index determine.
 
     >>> class Squares(BaseDataset):
     ...     METAINFO = dict(classes=("even", "odd"))
@@ -55,15 +65,16 @@ class BaseDataset:
 
     Args:
       ann_file: annotation file, below `data_root` unless it is an absolute path; '' for none.
-      metainfo: facts about the dataset, such as the class names; they replace those in `METAINFO`, which replace those
-        in the file. A file name stands for the list with its lines.
-      data_root: directory or URL with the files. For URLs the annotations are copied, see `local_copy`, which a
-        transform that reads other files should call too.
-      data_prefix: directories by name, each below `data_root`: `dict(img_path='train')`. A record's entry of this name
-        is completed with it.
+      metainfo: facts about the dataset, such as the class names; they replace those in `METAINFO`,
+        which replace those in the file. A file name stands for the list with its lines.
+      data_root: directory or URL with the files. For URLs the annotations are copied, see
+        `local_copy`, which a transform that reads other files should call too.
+      data_prefix: directories by name, each below `data_root`: `dict(img_path='train')`. A record's
+        entry of this name is completed with it.
       filter_cfg: passed on to `filter_data`, which a subclass overrides.
       indices: the records to keep: the first n, the last n for -n, or a list with indices.
-      serialize_data: keep the records pickled in one array, which worker processes share instead of copying it.
+      serialize_data: keep the records pickled in one array, which worker processes share instead of
+        copying it.
       pipeline: the transforms; see `Pipeline`.
       test_mode: whether a dropped sample is an error instead of replaced.
       lazy_init: read the annotations at the first use; `metainfo` in the file is known only then.
@@ -99,7 +110,8 @@ class BaseDataset:
         self.ann_file = os.path.join(data_root, ann_file) if ann_file else ""
         prefixes = {"img_path": ""} if data_prefix is None else dict(data_prefix)
         self.data_prefix = {name: os.path.join(data_root, part) for name, part in prefixes.items()}
-        # A subclass may change it while it filters; the config is saved later and must stay what was written.
+        # A subclass may change it while it filters; the config is saved later and must stay what
+        # was written.
         self.filter_cfg = copy.deepcopy(filter_cfg)
         self.serialize_data = serialize_data
         self.test_mode = test_mode
@@ -107,14 +119,16 @@ class BaseDataset:
         self.seed = seed
         with config_path("pipeline"):
             self.pipeline = Pipeline(pipeline)
-        self._metainfo = {name: _read_lines(x) for name, x in {**self.METAINFO, **(metainfo or {})}.items()}
+        self._metainfo = {
+            name: _read_lines(x) for name, x in {**self.METAINFO, **(metainfo or {})}.items()
+        }
         self._indices = indices
         self._epoch = 0
         self._parts: tuple[int, ...] = ()
         self._fully_initialized = False
         self.data_list: list[Record] = []
-        # Two arrays instead of a list of dicts: worker processes that are forked share their pages, while reading a
-        # list changes its reference counts and copies it.
+        # Two arrays instead of a list of dicts: worker processes that are forked share their pages,
+        # while reading a list changes its reference counts and copies it.
         self.data_bytes, self.data_address = np.zeros(0, np.uint8), np.zeros(0, np.int64)
         if not lazy_init:
             self.full_init()
@@ -126,10 +140,13 @@ class BaseDataset:
         if self._fully_initialized:
             return
         self.data_list = self.load_data_list()
-        # Filtered before indices are taken: `indices=100` are the first that remain, as in MMEngine.
+        # Filtered before indices are taken: `indices=100` are the first that remain, as in
+        # MMEngine.
         self.data_list = self.filter_data()
         if self._indices is not None:
-            self.data_list = [self.data_list[i] for i in _select(self._indices, len(self.data_list))]
+            self.data_list = [
+                self.data_list[i] for i in _select(self._indices, len(self.data_list))
+            ]
         if self.serialize_data:
             self._serialize(self.data_list)
         self._fully_initialized = True
@@ -139,7 +156,8 @@ class BaseDataset:
         annotations = _load_file(self.ann_file)
         if not is_mapping(annotations) or not {"metainfo", "data_list"} <= set(annotations):
             raise ConfigError(
-                f"`ann_file` must have the keys 'metainfo' and 'data_list', got {_describe(annotations)} in "
+                "`ann_file` must have the keys 'metainfo' and 'data_list', got "
+                f"{_describe(annotations)} in "
                 f"{self.ann_file}; another format needs a subclass with `load_data_list`"
             )
         # What the class and the config give replaces what the file says.
@@ -149,19 +167,26 @@ class BaseDataset:
             parsed = self.parse_data_info(raw)
             new = parsed if isinstance(parsed, list) else [parsed]
             if not all(map(is_mapping, new)):
-                raise TypeError(f"parse_data_info of {type(self).__name__} must return a dict or dicts, got {parsed!r}")
+                raise TypeError(
+                    f"parse_data_info of {type(self).__name__} must return a dict or dicts, got "
+                    f"{parsed!r}"
+                )
             records += new
         return records
 
     def parse_data_info(self, raw_data_info: Record) -> Record | list[Record]:
-        """Return a record, or several, for an entry in the file; here with `data_prefix` before its paths."""
+        """Return a record, or several, for an entry in the file; here with `data_prefix` before
+        its paths.
+        """
         for name, prefix in self.data_prefix.items():
             if name in raw_data_info:
                 raw_data_info[name] = os.path.join(prefix, raw_data_info[name])
         return raw_data_info
 
     def filter_data(self) -> list[Record]:
-        """Return the records to keep from `self.data_list`; a subclass may use `self.filter_cfg`."""
+        """Return the records to keep from `self.data_list`; a subclass may use
+        `self.filter_cfg`.
+        """
         return self.data_list
 
     # --- Access ---
@@ -180,7 +205,9 @@ class BaseDataset:
         if self.serialize_data:
             start = 0 if idx % count == 0 else int(self.data_address[idx % count - 1])
             # Only bytes that `_serialize` has written in this process.
-            info = pickle.loads(self.data_bytes[start : int(self.data_address[idx % count])].tobytes())
+            info = pickle.loads(
+                self.data_bytes[start : int(self.data_address[idx % count])].tobytes()
+            )
         else:
             # Transforms may change a sample in place, which must not reach the next epoch.
             info = copy.deepcopy(self.data_list[idx])
@@ -188,7 +215,9 @@ class BaseDataset:
 
     def get_cat_ids(self, idx: int) -> list[int]:
         """Return a sample's classes, for `ClassBalancedDataset`."""
-        raise NotImplementedError(f"{type(self).__name__} must define `get_cat_ids(idx)`, the classes of a sample")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define `get_cat_ids(idx)`, the classes of a sample"
+        )
 
     def prepare_data(self, idx: int) -> Sample:
         """Return the transformed sample; None if the pipeline drops it."""
@@ -205,14 +234,18 @@ class BaseDataset:
         if sample is not None:
             return sample
         if self.test_mode:
-            raise ValueError(f"the pipeline must return every sample with test_mode=True, got None for sample {idx}")
+            raise ValueError(
+                "the pipeline must return every sample with test_mode=True, got None for sample "
+                f"{idx}"
+            )
         rng = self._random_state(idx)  # a resumed run must read the same sample
         for _ in range(self.max_refetch):
             sample = self.prepare_data(int(rng.randint(len(self))))
             if sample is not None:
                 return sample
         raise ValueError(
-            f"the pipeline dropped {self.max_refetch} samples in a row (max_refetch); check its transforms"
+            f"the pipeline dropped {self.max_refetch} samples in a row (max_refetch); check its "
+            "transforms"
         )
 
     def at_epoch(self, epoch: int) -> Self:
@@ -281,7 +314,9 @@ def _load_file(path: str) -> Any:
     name = file_name(path)
     if name.endswith((".pkl", ".pickle")):
         if allowed_directory() is not None:
-            raise ConfigError(f"a config from elsewhere must name no pickle, which may run any code, got {path!r}")
+            raise ConfigError(
+                f"a config from elsewhere must name no pickle, which may run any code, got {path!r}"
+            )
         return pickle.loads(read_bytes(local_copy(path), limit=LARGE))
     if name.endswith(".json"):
         try:
@@ -289,10 +324,15 @@ def _load_file(path: str) -> Any:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"`ann_file` must be JSON, got {path}: {error}") from None
     raise ConfigError(
-        f"`ann_file` must end in .json, .pkl or .pickle, got {path!r}; another format needs a subclass with "
+        f"`ann_file` must end in .json, .pkl or .pickle, got {path!r}; another format needs a "
+        "subclass with "
         "`load_data_list`"
     )
 
 
 def _describe(annotations: Any) -> str:
-    return f"the keys {sorted(map(str, annotations))}" if is_mapping(annotations) else f"a {type(annotations).__name__}"
+    return (
+        f"the keys {sorted(map(str, annotations))}"
+        if is_mapping(annotations)
+        else f"a {type(annotations).__name__}"
+    )

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.config.errors import ConfigError, closest, config_path
 from jengine.data.batch_check import describe_batch
 from jengine.data.host_entries import Batch
 from jengine.data.pipeline import build_function
-from jengine.config.errors import ConfigError, closest, config_path
 
 AugmentFn = Callable[[Batch, jax.Array], Batch]
 _ENTRIES = ("augments", "probs")
@@ -35,7 +35,8 @@ class BatchAugment:
     def __init__(self, augments: Sequence[AugmentFn], probs: Sequence[float]) -> None:
         if len(probs) != len(augments) or min(probs) < 0 or sum(probs) > 1 + 1e-6:
             raise ConfigError(
-                f"probs must be {len(augments)} numbers of 0 or more with a sum of at most 1, one for each "
+                f"probs must be {len(augments)} numbers of 0 or more with a sum of at most 1, one "
+                "for each "
                 f"augmentation, got {list(probs)}"
             )
         self.augments = list(augments)
@@ -52,17 +53,22 @@ class BatchAugment:
         return jax.lax.switch(index, [*self.augments, identity], batch, augment_rng)
 
     def check(self, batch: Batch, rng: jax.Array) -> None:
-        """Raise ConfigError if an augmentation changes the structure, a shape or a dtype in `batch`."""
+        """Raise ConfigError if an augmentation changes the structure, a shape or a dtype in
+        `batch`.
+        """
         before = describe_batch(batch)
         for augment in self.augments:
-            # `lax.switch` needs equal results of all branches, and its own error names types and no augmentation.
+            # `lax.switch` needs equal results of all branches, and its own error names types and no
+            # augmentation.
             after = describe_batch(jax.eval_shape(augment, batch, rng))
             if after != before:
                 path = next(p for p in {**before, **after} if before.get(p) != after.get(p))
                 raise ConfigError(
-                    "an augmentation that is drawn or switched must keep the shapes and dtypes of a batch; "
+                    "an augmentation that is drawn or switched must keep the shapes and dtypes of "
+                    "a batch; "
                     f"{getattr(augment, '__name__', augment)} turns the entry {path!r} from "
-                    f"{before.get(path, 'nothing')} into {after.get(path, 'nothing')}; a BatchAugmentHook before it "
+                    f"{before.get(path, 'nothing')} into {after.get(path, 'nothing')}; a "
+                    "BatchAugmentHook before it "
                     "may change them"
                 )
 
@@ -77,8 +83,8 @@ def build_batch_augment(cfg: Any) -> BatchAugment:
 
     Args:
       cfg: a function `(batch, rng) -> batch`; a config for one that is registered in TRANSFORMS; or
-        `dict(augments=[...], probs=[...])` with several, from which one is drawn for each batch. Without `probs` all
-        are equally probable.
+        `dict(augments=[...], probs=[...])` with several, from which one is drawn for each batch.
+        Without `probs` all are equally probable.
 
     Raises:
       ConfigError: a dict with other entries. TypeError: an augmentation that is not a function.
@@ -93,7 +99,9 @@ def build_batch_augment(cfg: Any) -> BatchAugment:
             )
     entries = cfg.get("augments")
     if not isinstance(entries, Sequence) or not entries:
-        raise ConfigError(f"batch_augments.augments must be a list of augmentations, got {entries!r}")
+        raise ConfigError(
+            f"batch_augments.augments must be a list of augmentations, got {entries!r}"
+        )
     augments = []
     for i, entry in enumerate(entries):
         with config_path("augments", i):

@@ -1,4 +1,6 @@
-"""Datasets made from others: one after the other, repeated, balanced over classes, or mixed with weights."""
+"""Datasets made from others: one after the other, repeated, balanced over classes, or mixed with
+weights.
+"""
 
 import collections
 import copy
@@ -11,10 +13,10 @@ from typing import Annotated, Any, Self
 import numpy as np
 
 from jengine.config.annotations import ConfigOf, Count, Fraction, NonNegative, is_mapping
-from jengine.data.host_entries import Sample
-from jengine.data.pipeline import at_epoch, fold_in
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import DATASETS
+from jengine.data.host_entries import Sample
+from jengine.data.pipeline import at_epoch, fold_in
 
 DatasetConfig = Annotated[Any, ConfigOf(DATASETS)]
 
@@ -41,11 +43,15 @@ class _Wrapper:
     def dataset(self) -> Any:
         """The inner dataset, if there is one: the way to its `pipeline`, which hooks change."""
         if len(self.datasets) != 1:
-            raise AttributeError(f"{type(self).__name__} has {len(self.datasets)} datasets: see `datasets`")
+            raise AttributeError(
+                f"{type(self).__name__} has {len(self.datasets)} datasets: see `datasets`"
+            )
         return self.datasets[0]
 
     def _locate(self, idx: int) -> tuple[int, int, int]:
-        """Return the dataset, the index in it, and the epoch, which varies the random numbers of a repeated sample."""
+        """Return the dataset, the index in it, and the epoch, which varies the random numbers of
+        a repeated sample.
+        """
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -100,8 +106,8 @@ class ConcatDataset(_Wrapper):
 
     Args:
       datasets: the datasets, or configs for them.
-      lazy_init: as in MMEngine: leave the inner annotations for later. The metainfo is then compared as
-        far as it is known.
+      lazy_init: as in MMEngine: leave the inner annotations for later. The metainfo is then
+        compared as far as it is known.
       ignore_keys: metainfo keys that may differ; the others must be equal.
 
     Raises:
@@ -109,7 +115,10 @@ class ConcatDataset(_Wrapper):
     """
 
     def __init__(
-        self, datasets: Sequence[DatasetConfig], lazy_init: bool = False, ignore_keys: str | Sequence[str] | None = None
+        self,
+        datasets: Sequence[DatasetConfig],
+        lazy_init: bool = False,
+        ignore_keys: str | Sequence[str] | None = None,
     ) -> None:
         self.datasets = _build_all(datasets)
         if not self.datasets:
@@ -117,14 +126,20 @@ class ConcatDataset(_Wrapper):
         if not lazy_init:
             self.full_init()
         ignored = {ignore_keys} if isinstance(ignore_keys, str) else set(ignore_keys or ())
-        # Class names by index: with other classes, labels of the datasets would mean different things.
+        # Class names by index: with other classes, labels of the datasets would mean different
+        # things.
         expected = {name: value for name, value in self.metainfo.items() if name not in ignored}
         for i, dataset in enumerate(self.datasets):
-            found = {name: value for name, value in _metainfo(dataset).items() if name not in ignored}
+            found = {
+                name: value for name, value in _metainfo(dataset).items() if name not in ignored
+            }
             if not _equal(found, expected):
-                names = sorted(k for k in {**found, **expected} if not _equal(found.get(k), expected.get(k)))
+                names = sorted(
+                    k for k in {**found, **expected} if not _equal(found.get(k), expected.get(k))
+                )
                 raise ConfigError(
-                    f"ConcatDataset: all datasets must have the metainfo of the first, got another {', '.join(names)} "
+                    "ConcatDataset: all datasets must have the metainfo of the first, got "
+                    f"another {', '.join(names)} "
                     f"in datasets[{i}]; `ignore_keys` names what may differ"
                 )
 
@@ -173,8 +188,9 @@ class RepeatDataset(_Wrapper):
 class ClassBalancedDataset(_Wrapper):
     """Dataset in which samples with rare classes are repeated.
 
-    A class in a fraction f of the samples has the factor max(1, sqrt(oversample_thr / f)); a sample is repeated by the
-    greatest factor among its classes, rounded up. The dataset must have `get_cat_ids(index)`, a sample's classes.
+    A class in a fraction f of the samples has the factor max(1, sqrt(oversample_thr / f)); a sample
+    is repeated by the greatest factor among its classes, rounded up. The dataset must have
+    `get_cat_ids(index)`, a sample's classes.
 
     >>> class Pets:
     ...     def __len__(self):
@@ -199,12 +215,15 @@ class ClassBalancedDataset(_Wrapper):
     Source: Gupta et al., LVIS, arXiv:1908.03195, appendix B.
     """
 
-    def __init__(self, dataset: DatasetConfig, oversample_thr: Fraction, lazy_init: bool = False) -> None:
+    def __init__(
+        self, dataset: DatasetConfig, oversample_thr: Fraction, lazy_init: bool = False
+    ) -> None:
         self.datasets = _build_all([dataset], "dataset")
         self.oversample_thr = oversample_thr
         if not hasattr(self.datasets[0], "get_cat_ids"):
             raise ConfigError(
-                "ClassBalancedDataset: `dataset` must have get_cat_ids(index), the classes of a sample, got a "
+                "ClassBalancedDataset: `dataset` must have get_cat_ids(index), the classes of a "
+                "sample, got a "
                 f"{type(self.datasets[0]).__name__}"
             )
         if not lazy_init:
@@ -219,8 +238,12 @@ class ClassBalancedDataset(_Wrapper):
         classes = [set(dataset.get_cat_ids(i)) for i in range(len(dataset))]
         counts = collections.Counter(itertools.chain.from_iterable(classes))
         total = len(dataset)
-        # Gupta et al., LVIS (2019): the square root of threshold over frequency, and no class less often than it is.
-        factors = {c: max(1.0, math.sqrt(self.oversample_thr * total / count)) for c, count in counts.items()}
+        # Gupta et al., LVIS (2019): the square root of threshold over frequency, and no class less
+        # often than it is.
+        factors = {
+            c: max(1.0, math.sqrt(self.oversample_thr * total / count))
+            for c, count in counts.items()
+        }
         # A sample with several classes follows its rarest one.
         repeats = [math.ceil(max((factors[c] for c in each), default=1.0)) for each in classes]
         return [index for index, times in enumerate(repeats) for _ in range(times)]
@@ -229,7 +252,8 @@ class ClassBalancedDataset(_Wrapper):
     def _copies(self) -> np.ndarray:
         """The number of each sample among its repetitions, from 0."""
         indices = np.asarray(self.repeat_indices)
-        return np.arange(len(indices)) - np.searchsorted(indices, indices)  # less the place of the first of them
+        # less the place of the first of them
+        return np.arange(len(indices)) - np.searchsorted(indices, indices)
 
     def __len__(self) -> int:
         return len(self.repeat_indices)
@@ -241,11 +265,12 @@ class ClassBalancedDataset(_Wrapper):
 
 @DATASETS.register_module()
 class MixedDataset(_Wrapper):
-    """Weighted dataset mixture: each epoch has them in fixed proportions, by grain's `MapDataset.mix`.
+    """Weighted dataset mixture: each epoch has them in fixed proportions, by grain's
+    `MapDataset.mix`.
 
-    Each dataset is shuffled and repeated on its own, and an epoch continues where the last one ended, so that a large
-    dataset is read whole over several epochs. A sample that is repeated within an epoch has other random transforms
-    each time.
+    Each dataset is shuffled and repeated on its own, and an epoch continues where the last one
+    ended, so that a large dataset is read whole over several epochs. A sample that is repeated
+    within an epoch has other random transforms each time.
 
     >>> from jengine.data.datasets import ArrayDataset
     >>> few, many = ArrayDataset({"x": np.zeros(10)}), ArrayDataset({"x": np.ones(90)})
@@ -275,20 +300,25 @@ class MixedDataset(_Wrapper):
         self.datasets = _build_all(datasets)
         if len(weights) != len(self.datasets) or sum(weights) <= 0:
             raise ConfigError(
-                f"MixedDataset: `weights` must be {len(self.datasets)} numbers, one for each dataset, with a sum above "
+                f"MixedDataset: `weights` must be {len(self.datasets)} numbers, one for each "
+                "dataset, with a sum above "
                 f"0, got {list(weights)}"
             )
         self.full_init()
         shares = [weight / sum(weights) for weight in weights]
         used = [i for i, share in enumerate(shares) if share > 0]
         # grain mixes indices, not samples: a transform then sees its own index and epoch
-        ranges = [grain.MapDataset.range(len(self.datasets[i])).shuffle(seed=seed + i) for i in used]
+        ranges = [
+            grain.MapDataset.range(len(self.datasets[i])).shuffle(seed=seed + i) for i in used
+        ]
         endless = [
             each.repeat().map_with_index(functools.partial(_place, i, len(each)))
             for i, each in zip(used, ranges, strict=True)
         ]
         self._mix: Any = grain.MapDataset.mix(endless, weights=[shares[i] for i in used])
-        self._length = length or max(1, math.floor(min(len(self.datasets[i]) / shares[i] for i in used)))
+        self._length = length or max(
+            1, math.floor(min(len(self.datasets[i]) / shares[i] for i in used))
+        )
 
     def __len__(self) -> int:
         return self._length
@@ -307,19 +337,26 @@ def _build_all(datasets: Sequence[Any], name: str = "datasets") -> list[Any]:
     built = []
     for i, dataset in enumerate(datasets):
         with config_path(*([name, i] if name == "datasets" else [name])):
-            built.append(DATASETS.build(dataset) if isinstance(dataset, str) or is_mapping(dataset) else dataset)
+            built.append(
+                DATASETS.build(dataset)
+                if isinstance(dataset, str) or is_mapping(dataset)
+                else dataset
+            )
             if not hasattr(built[-1], "__getitem__"):
                 raise TypeError(f"`{name}` must have datasets or their configs, got {built[-1]!r}")
     return built
 
 
 def _metainfo(dataset: Any) -> dict[str, Any]:
-    return copy.deepcopy(dict(getattr(dataset, "metainfo", None) or {}))  # optional in datasets of users
+    # optional in datasets of users
+    return copy.deepcopy(dict(getattr(dataset, "metainfo", None) or {}))
 
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(one, other)
     if is_mapping(one) and is_mapping(other):
-        return one.keys() == other.keys() and all(_equal(value, other[name]) for name, value in one.items())
+        return one.keys() == other.keys() and all(
+            _equal(value, other[name]) for name, value in one.items()
+        )
     return bool(one == other)

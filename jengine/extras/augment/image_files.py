@@ -1,4 +1,6 @@
-"""Images in files, on a disk or at URLs: a transform that reads one, and a dataset with one directory per class."""
+"""Images in files, on a disk or at URLs: a transform that reads one, and a dataset with one
+directory per class.
+"""
 
 import dataclasses
 import io
@@ -9,12 +11,12 @@ from typing import Any, Literal
 import numpy as np
 
 from jengine.config.annotations import Count
-from jengine.extras.augment.base_dataset import BaseDataset, Indices, Record
-from jengine.data.host_entries import Sample
-from jengine.extras.cloud.downloads import apply_backend_args, check_backend_args
 from jengine.config.errors import ConfigError, require_extra
 from jengine.config.registry import DATASETS, TRANSFORMS
 from jengine.config.storage import list_files, read_bytes
+from jengine.data.host_entries import Sample
+from jengine.extras.augment.base_dataset import BaseDataset, Indices, Record
+from jengine.extras.cloud.downloads import apply_backend_args, check_backend_args
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 Mode = Literal["RGB", "L"]
@@ -34,14 +36,17 @@ def read_image(
 
     Args:
       path: a file that Pillow reads. One at a URL is read each time: nothing is kept on the disk.
-      mode: 'RGB', 'L' for gray values, or None for the values in the file, which are the classes in a PNG with labels.
+      mode: 'RGB', 'L' for gray values, or None for the values in the file, which are the classes in
+        a PNG with labels.
       size: (height, width) of the result; bilinear, with `mode=None` the nearest pixel.
 
     Returns:
-      uint8[H, W, 3] for 'RGB', uint8[H, W, 1] for 'L'; without a mode, the dtype and axes in the file.
+      uint8[H, W, 3] for 'RGB', uint8[H, W, 1] for 'L'; without a mode, the dtype and axes in the
+      file.
 
     Raises:
-      FileNotFoundError: there is no such file. ValueError: it is not an image. MissingPackageError: without Pillow.
+      FileNotFoundError: there is no such file. ValueError: it is not an image. MissingPackageError:
+        without Pillow.
     """
     with require_extra("draw", "reading images requires Pillow"):
         from PIL import Image
@@ -51,7 +56,8 @@ def read_image(
             image = file if mode is None else file.convert(mode)
             if size is not None:
                 image = image.resize(
-                    size[::-1], Image.Resampling.NEAREST if mode is None else Image.Resampling.BILINEAR
+                    size[::-1],
+                    Image.Resampling.NEAREST if mode is None else Image.Resampling.BILINEAR,
                 )
             pixels = np.array(image)
     except (OSError, ValueError, SyntaxError) as error:  # all of these are Pillow's
@@ -64,13 +70,16 @@ def read_image(
 class LoadImage:
     """Image file that is read and replaces its path in the sample; see `read_image`.
 
-    >>> LoadImage(path="seg_map_path", image="label", mode=None)  # class of each pixel, next to `LoadImage()`
+    >>> LoadImage(
+    ...     path="seg_map_path", image="label", mode=None
+    ... )  # class of each pixel, next to `LoadImage()`
     LoadImage(path='seg_map_path', image='label', mode=None, size=None, backend_args=None)
 
     Args:
       path: name for the entry with the path or URL, which is removed.
       image: name for the image entry.
-      mode: 'RGB', 'L' for gray values, or None for the values in the file, such as segmentation classes.
+      mode: 'RGB', 'L' for gray values, or None for the values in the file, such as segmentation
+        classes.
       size: (height, width) of the result.
       backend_args: as in MMEngine, see `jengine.extras.cloud.downloads.apply_backend_args`.
     """
@@ -88,7 +97,10 @@ class LoadImage:
     def __call__(self, sample: Sample) -> Sample:
         """Return the sample with the image."""
         if self.path not in sample:
-            raise ConfigError(f"`LoadImage.path` must be an entry of the samples, got {self.path!r}: {sorted(sample)}")
+            raise ConfigError(
+                f"`LoadImage.path` must be an entry of the samples, got {self.path!r}: "
+                f"{sorted(sample)}"
+            )
         rest = {name: value for name, value in sample.items() if name != self.path}
         path = apply_backend_args("LoadImage.path", sample[self.path], self.backend_args)
         return {**rest, self.image: read_image(path or "", self.mode, self.size)}
@@ -98,7 +110,8 @@ class LoadImage:
 class ImageFolder(BaseDataset):
     """Images in directories named by their class: `root/cat/1.jpg`, `root/dog/a/2.png`.
 
-    Samples are `image`: uint8[H, W, 3], `label`: int32[], the class index in alphabetical order, and
+    Samples are `image`: uint8[H, W, 3], `label`: int32[], the class index in alphabetical order,
+      and
     `sample_idx`. The files are listed once. `metainfo["classes"]` has the class names, and
     `get_data_info(i)["img_path"]` is the image path.
 
@@ -107,7 +120,11 @@ class ImageFolder(BaseDataset):
     ...     with fsspec.open(f"memory://animals/{name}", "wb") as file:
     ...         PIL.Image.new("RGB", (4, 4)).save(file, "PNG")
     >>> dataset = ImageFolder("memory://animals", size=(2, 2))
-    >>> dataset.metainfo["classes"], [int(dataset[i]["label"]) for i in range(len(dataset))], dataset[0]["image"].shape
+    >>> (
+    ...     dataset.metainfo["classes"],
+    ...     [int(dataset[i]["label"]) for i in range(len(dataset))],
+    ...     dataset[0]["image"].shape,
+    ... )
     (['cat', 'dog'], [0, 0, 1], (2, 2, 3))
 
     Args:
@@ -118,7 +135,8 @@ class ImageFolder(BaseDataset):
       indices, seed, metainfo, lazy_init: see `BaseDataset`.
 
     Raises:
-      FileNotFoundError: there is nothing at `root`. ConfigError: there are no directories, or no images in one.
+      FileNotFoundError: there is nothing at `root`. ConfigError: there are no directories, or no
+        images in one.
     """
 
     extra = "draw"
@@ -138,15 +156,20 @@ class ImageFolder(BaseDataset):
         self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
         # Files are read by the pipeline, in the workers, and not when the list is made.
         steps = [LoadImage(size=size), *pipeline]
-        super().__init__(indices=indices, seed=seed, metainfo=metainfo, lazy_init=lazy_init, pipeline=steps)
+        super().__init__(
+            indices=indices, seed=seed, metainfo=metainfo, lazy_init=lazy_init, pipeline=steps
+        )
 
     def load_data_list(self) -> list[Record]:
         """Return a record for each image, ordered by class and name."""
         names = list_files(self.root)
         if not names:
-            raise FileNotFoundError(f"ImageFolder: `root` must be a directory with files, got {self.root}")
+            raise FileNotFoundError(
+                f"ImageFolder: `root` must be a directory with files, got {self.root}"
+            )
         found: dict[str, list[str]] = {}
-        # Sorted, as file systems and stores list in orders of their own: labels and indices must not depend on them.
+        # Sorted, as file systems and stores list in orders of their own: labels and indices must
+        # not depend on them.
         for name in sorted(names):
             directory, _, rest = name.replace(os.sep, "/").partition("/")
             if rest:
@@ -155,12 +178,14 @@ class ImageFolder(BaseDataset):
                     found[directory].append(name)
         if not found:
             raise ConfigError(
-                f"ImageFolder: `root` must have a directory for each class, got only files in {self.root}, such as "
+                "ImageFolder: `root` must have a directory for each class, got only files in "
+                f"{self.root}, such as "
                 f"{min(names)}"
             )
         if empty := [directory for directory, images in found.items() if not images]:
             raise ConfigError(
-                f"ImageFolder: each directory in `root` must have images, got none in {self.root}/{empty[0]}: files "
+                "ImageFolder: each directory in `root` must have images, got none in "
+                f"{self.root}/{empty[0]}: files "
                 f"with other extensions than {', '.join(self.extensions)} are ignored"
             )
         classes = sorted(found)

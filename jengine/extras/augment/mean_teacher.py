@@ -6,12 +6,12 @@ import jax
 import optax
 
 from jengine.config.annotations import Count, Range
-from jengine.train.average import AverageState
-from jengine.train.kinds import ExponentialMovingAverage
+from jengine.config.registry import HOOKS
 from jengine.hooks.ema import cast_average
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.config.registry import HOOKS
+from jengine.train.average import AverageState
+from jengine.train.kinds import ExponentialMovingAverage
 from jengine.train.traced_hooks import StepContext
 
 PyTree = Any
@@ -31,14 +31,15 @@ class MeanTeacherHook(Hook):
 
     Tarvainen & Valpola 2017, "Mean teachers are better role models".
 
-    The model loss reads the teacher in `hyperparams['teacher']`, `dict(params=..., model_state=...)`, as it was before
-    the step and without gradients. The teacher starts as a copy of the model, is updated in the compiled step, and is
-    saved in checkpoints.
+    The model loss reads the teacher in `hyperparams['teacher']`, `dict(params=...,
+    model_state=...)`, as it was before the step and without gradients. The teacher starts as a copy
+    of the model, is updated in the compiled step, and is saved in checkpoints.
 
     Args:
       momentum: weight of the model in an update, in (0, 1).
       interval: iterations between two updates.
-      skip_buffer: do not average the model state (batch statistics): the teacher uses that of the model.
+      skip_buffer: do not average the model state (batch statistics): the teacher uses that of the
+        model.
       evaluate_on_teacher: validate and test the teacher instead of the model.
 
     Examples:
@@ -61,7 +62,8 @@ class MeanTeacherHook(Hook):
         """Return a copy of the model."""
         average = self.average.init((params, None if self.skip_buffer else model_state))
         teacher, teacher_state = average.params
-        return MeanTeacherHookState(teacher, teacher_state, average.steps + 1)  # the copy was the first update
+        # the copy was the first update
+        return MeanTeacherHookState(teacher, teacher_state, average.steps + 1)
 
     def traced_batch(self, ctx: StepContext) -> StepContext:
         """Pass the teacher to the loss."""
@@ -74,7 +76,9 @@ class MeanTeacherHook(Hook):
         """Update the teacher if it is due."""
         state: MeanTeacherHookState = ctx.hook_state
         average = AverageState((state.params, state.model_state), state.steps)
-        average = self.average.update(average, (ctx.params, None if self.skip_buffer else ctx.model_state))
+        average = self.average.update(
+            average, (ctx.params, None if self.skip_buffer else ctx.model_state)
+        )
         params, model_state = average.params
         return ctx.replace(hook_state=MeanTeacherHookState(params, model_state, average.steps))
 
@@ -92,9 +96,13 @@ class MeanTeacherHook(Hook):
         return {**variables, "": cast_average(state, *variables[""])}
 
     def before_save_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
-        """Record under `evaluated` that the teacher is validated, for predictions from the checkpoint."""
+        """Record under `evaluated` that the teacher is validated, for predictions from the
+        checkpoint.
+        """
         name = type(self).__name__
         state = checkpoint["state"]["hook_state"].get(name)
         if state is not None and self.evaluate_on_teacher:
-            items = [item for item in ("params", "model_state") if jax.tree.leaves(getattr(state, item))]
+            items = [
+                item for item in ("params", "model_state") if jax.tree.leaves(getattr(state, item))
+            ]
             checkpoint["evaluated"] = {item: f"hook_state.{name}.{item}" for item in items}

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from jengine.config.annotations import Count, Index, check_values
+from jengine.config.errors import ConfigError, closest, config_path
+from jengine.config.registry import HOOKS
 from jengine.data.pipeline import Pipeline
 from jengine.extras.augment.batch_augments import BatchAugment, build_batch_augment, identity
-from jengine.config.errors import ConfigError, closest, config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.config.registry import HOOKS
 from jengine.train.traced_hooks import StepContext
 
 _KEYS = ("action_epoch", "train_pipeline", "batch_augments", "loss", "hyperparams")
@@ -23,24 +23,30 @@ _AUGMENT_KEY = "augment_index"  # the hyperparameter that selects the augmentati
 class SwitchRecipeHook(Hook):
     """Schedule of data, augmentations, losses and hyperparameters by epoch, without a new trace.
 
-    `train_pipeline` becomes the `Pipeline` of the training dataset, on the host. Everything else is compiled into the
-    step once and selected there by hyperparameters. `batch_augments` are functions `(batch, rng) -> batch` on the
-    device; see `build_batch_augment`. `loss=1` selects the second loss in a `SwitchedLoss`.
-    `hyperparams=dict(mixup=0.0)` sets the value that the model loss reads as `hyperparams['mixup']`.
+    `train_pipeline` becomes the `Pipeline` of the training dataset, on the host. Everything else is
+    compiled into the step once and selected there by hyperparameters. `batch_augments` are
+    functions `(batch, rng) -> batch` on the device; see `build_batch_augment`. `loss=1` selects the
+    second loss in a `SwitchedLoss`. `hyperparams=dict(mixup=0.0)` sets the value that the model
+    loss reads as `hyperparams['mixup']`.
 
     A resumed run first applies all earlier changes again, in order.
 
     Args:
-      schedule: one dict for each change: `action_epoch`, the first epoch with the change, counted from 1, and one or
-        more of `train_pipeline`, `batch_augments` (None for none from then on), `loss` and `hyperparams`. Every
-        hyperparameter needs a value from epoch 1 on. The run starts with the first loss and without augmentations.
+      schedule: one dict for each change: `action_epoch`, the first epoch with the change, counted
+        from 1, and one or more of `train_pipeline`, `batch_augments` (None for none from then on),
+        `loss` and `hyperparams`. Every hyperparameter needs a value from epoch 1 on. The run starts
+        with the first loss and without augmentations.
 
     Raises:
-      ConfigError: an invalid change; two changes in one epoch; a hyperparameter without a first value; from the hook, a
-        dataset without a pipeline, a training loop that counts iterations, an augmentation that changes shapes.
+      ConfigError: an invalid change; two changes in one epoch; a hyperparameter without a first
+        value; from the hook, a dataset without a pipeline, a training loop that counts iterations,
+        an augmentation that changes shapes.
 
     Examples:
-      >>> first, last = dict(action_epoch=1, hyperparams={"mixup": 1}), dict(action_epoch=90, hyperparams={"mixup": 0})
+      >>> first, last = (
+      ...     dict(action_epoch=1, hyperparams={"mixup": 1}),
+      ...     dict(action_epoch=90, hyperparams={"mixup": 0}),
+      ... )
       >>> hook = SwitchRecipeHook(schedule=[first, last])
     """
 
@@ -53,24 +59,36 @@ class SwitchRecipeHook(Hook):
         self.schedule = sorted(items, key=lambda item: item["action_epoch"])
         epochs = [item["action_epoch"] for item in self.schedule]
         if twice := [epoch for epoch in epochs if epochs.count(epoch) > 1]:
-            raise ConfigError(f"SwitchRecipeHook: each action_epoch must occur once, got {twice[0]} twice or more")
-        # Hyperparameters are inputs of the compiled step: all names must exist at the first call, or a change would
-        # compile again.
-        first = {name for item in self.schedule if item["action_epoch"] == 1 for name in item.get("hyperparams", ())}
+            raise ConfigError(
+                f"SwitchRecipeHook: each action_epoch must occur once, got {twice[0]} twice or more"
+            )
+        # Hyperparameters are inputs of the compiled step: all names must exist at the first call,
+        # or a change would compile again.
+        first = {
+            name
+            for item in self.schedule
+            if item["action_epoch"] == 1
+            for name in item.get("hyperparams", ())
+        }
         for item in self.schedule:
             for name in item.get("hyperparams", ()):
                 if name not in first:
                     raise ConfigError(
-                        f"SwitchRecipeHook: hyperparams must have a first value in a change with action_epoch=1, "
+                        "SwitchRecipeHook: hyperparams must have a first value in a change with "
+                        "action_epoch=1, "
                         f"got {name!r} first in epoch {item['action_epoch']}{closest(name, first)}"
                     )
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Apply the recipe for the current epoch, also after a restart."""
         if not runner.train_loop.by_epoch and self.schedule[-1]["action_epoch"] > 1:
-            raise ConfigError("SwitchRecipeHook: the training loop must count epochs, got one that counts iterations")
+            raise ConfigError(
+                "SwitchRecipeHook: the training loop must count epochs, got one that counts "
+                "iterations"
+            )
         if any("loss" in item for item in self.schedule):
-            runner.hyperparams["loss_index"] = 0  # a name that comes later would compile the step again
+            # a name that comes later would compile the step again
+            runner.hyperparams["loss_index"] = 0
         if self._augments:
             runner.hyperparams[_AUGMENT_KEY] = 0
         for item in self.schedule:
@@ -80,10 +98,13 @@ class SwitchRecipeHook(Hook):
     def before_train_epoch(self, runner: RunnerProtocol) -> None:
         """Apply the change of this epoch, if there is one."""
         for item in self.schedule:
-            if 1 < item["action_epoch"] == runner.epoch + 1:  # `before_train` has applied those of the first
+            # `before_train` has applied those of the first
+            if 1 < item["action_epoch"] == runner.epoch + 1:
                 self._apply(runner, item)
                 changed = ", ".join(name for name in item if name != "action_epoch")
-                runner.logger.info(f"SwitchRecipeHook: changed {changed} from epoch {item['action_epoch']} on")
+                runner.logger.info(
+                    f"SwitchRecipeHook: changed {changed} from epoch {item['action_epoch']} on"
+                )
 
     def traced_batch(self, ctx: StepContext) -> StepContext:
         """Apply the augmentation that the hyperparameter selects."""
@@ -92,13 +113,17 @@ class SwitchRecipeHook(Hook):
         for augment in self._augments:
             augment.check(ctx.batch, ctx.rng)  # branches of a switch return equal shapes
         index = jnp.asarray(ctx.hyperparams[_AUGMENT_KEY]).astype(jnp.int32)
-        return ctx.replace(batch=jax.lax.switch(index, [identity, *self._augments], ctx.batch, ctx.rng))
+        return ctx.replace(
+            batch=jax.lax.switch(index, [identity, *self._augments], ctx.batch, ctx.rng)
+        )
 
     def _build_item(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """Build the objects in a change, and replace the augmentation by an index."""
         for name in item:
             if name not in _KEYS:
-                raise ConfigError(f"SwitchRecipeHook: a change has no entry {name!r}{closest(name, _KEYS)}")
+                raise ConfigError(
+                    f"SwitchRecipeHook: a change has no entry {name!r}{closest(name, _KEYS)}"
+                )
         built = dict(item.items())
         check_values("", _read_epoch, {"action_epoch": None, **built})
         if "train_pipeline" in built:
@@ -107,7 +132,8 @@ class SwitchRecipeHook(Hook):
         if built.get("batch_augments") is not None:
             with config_path("batch_augments"):
                 self._augments.append(build_batch_augment(built["batch_augments"]))
-            # An index: all augmentations are compiled into one step, which the number selects from; 0 is none.
+            # An index: all augmentations are compiled into one step, which the number selects from;
+            # 0 is none.
             built["batch_augments"] = len(self._augments)
         return built
 
@@ -123,7 +149,8 @@ class SwitchRecipeHook(Hook):
 
 @HOOKS.register_module()
 class PipelineSwitchHook(Hook):
-    """Switch to another `Pipeline` of the training dataset; a run resumed afterwards starts with the new one.
+    """Switch to another `Pipeline` of the training dataset; a run resumed afterwards starts with
+    the new one.
 
     Args:
       switch_epoch: the first epoch with the new pipeline, counted from 0.
@@ -139,14 +166,20 @@ class PipelineSwitchHook(Hook):
     def before_train(self, runner: RunnerProtocol) -> None:
         """Check that the training loop counts epochs."""
         if not runner.train_loop.by_epoch:
-            raise ConfigError("PipelineSwitchHook: the training loop must count epochs, got one that counts iterations")
+            raise ConfigError(
+                "PipelineSwitchHook: the training loop must count epochs, got one that counts "
+                "iterations"
+            )
 
     def before_train_epoch(self, runner: RunnerProtocol) -> None:
         """Switch if it is due."""
         if runner.epoch >= self.switch_epoch and not self._is_switched:
             set_pipeline(runner.train_loop.dataloader, self.switch_pipeline)
             self._is_switched = True
-            runner.logger.info(f"PipelineSwitchHook: changed the pipeline from epoch {runner.epoch} on, counted from 0")
+            runner.logger.info(
+                f"PipelineSwitchHook: changed the pipeline from epoch {runner.epoch} on, counted "
+                "from 0"
+            )
 
 
 def _read_epoch(action_epoch: Count) -> None:
@@ -154,12 +187,15 @@ def _read_epoch(action_epoch: Count) -> None:
 
 
 def set_pipeline(loader: Any, pipeline: Pipeline) -> None:
-    """Set the pipeline of the outermost dataset with one, and discard batches read ahead with the old pipeline."""
+    """Set the pipeline of the outermost dataset with one, and discard batches read ahead with
+    the old pipeline.
+    """
     owner = loader.dataset
     while not hasattr(owner, "pipeline"):
         if not hasattr(owner, "dataset"):
             raise ConfigError(
-                f"the dataset must have a `pipeline` to change, got {type(loader.dataset).__name__}; "
+                "the dataset must have a `pipeline` to change, got "
+                f"{type(loader.dataset).__name__}; "
                 "wrap it: dict(type='TransformedDataset', dataset=..., pipeline=[...])"
             )
         owner = owner.dataset

@@ -1,9 +1,11 @@
-"""Lock on a URL of object storage, which has no file locks: a lease that the run renews while it lives.
+"""Lock on a URL of object storage, which has no file locks: a lease that the run renews while it
+lives.
 
-The lease is an object with the owner and a duration. Each write of it names the version that it replaces, and the store
-refuses the write if another one came first: `ifGenerationMatch` on Google Cloud Storage, `If-Match` and `If-None-Match`
-on S3. Nobody compares clocks of two machines: a run that finds a lease watches it by its own clock, and takes it over
-only if its owner has not renewed it for the whole duration. The age of a lease is told by the store's clock.
+The lease is an object with the owner and a duration. Each write of it names the version that it
+replaces, and the store refuses the write if another one came first: `ifGenerationMatch` on Google
+Cloud Storage, `If-Match` and `If-None-Match` on S3. Nobody compares clocks of two machines: a run
+that finds a lease watches it by its own clock, and takes it over only if its owner has not renewed
+it for the whole duration. The age of a lease is told by the store's clock.
 """
 
 import atexit
@@ -20,7 +22,13 @@ from typing import Any
 
 import jax
 
-from jengine.checkpoint.lock_holder import LOCK, WorkDirLockedError, describe_holder, parse_holder, this_process
+from jengine.checkpoint.lock_holder import (
+    LOCK,
+    WorkDirLockedError,
+    describe_holder,
+    parse_holder,
+    this_process,
+)
 from jengine.config.errors import read_seconds
 from jengine.config.json_codec import decode, encode
 from jengine.config.storage import get_filesystem
@@ -33,7 +41,8 @@ _STOPS = "this run was paused or cut off for so long that it lost its lock, and 
 
 
 class Lease:
-    """Exclusive access to a URL, from `acquire` to `release`, or until its duration after the process is gone.
+    """Exclusive access to a URL, from `acquire` to `release`, or until its duration after the
+    process is gone.
 
     With several processes, the first one holds the lease for all.
 
@@ -58,7 +67,8 @@ class Lease:
         self._done = threading.Event()  # ends the thread
 
     def acquire(self) -> None:
-        """Acquire the lease if this object does not hold it; take over that of a killed run with a warning.
+        """Acquire the lease if this object does not hold it; take over that of a killed run with a
+        warning.
 
         If there is a lease, this waits until its owner renews it, at most for its duration.
 
@@ -72,21 +82,26 @@ class Lease:
         found, version = self._object.read()
         if version is not None:
             self._wait_until_expired(parse_holder(found), version)
-        # Conditional on the version that was read: of two processes that find an expired lease, the store lets one
-        # write.
+        # Conditional on the version that was read: of two processes that find an expired lease, the
+        # store lets one write.
         self._write(version)
         self._done = threading.Event()
-        threading.Thread(target=self._keep, args=(self._done,), name="jengine-lease", daemon=True).start()
+        threading.Thread(
+            target=self._keep, args=(self._done,), name="jengine-lease", daemon=True
+        ).start()
         atexit.register(self.release)
 
     def release(self) -> None:
-        """Remove the lease; do nothing if this object, or a process that it was forked from, does not hold it."""
+        """Remove the lease; do nothing if this object, or a process that it was forked from,
+        does not hold it.
+        """
         if self._entries["pid"] != os.getpid():
             return
         atexit.unregister(self.release)
         self._done.set()
         with self._mutex:
-            version, self._version = self._version, None
+            version = self._version
+            self._version = None
         if version is not None:
 
             def remove() -> None:
@@ -98,18 +113,26 @@ class Lease:
             thread.join(self._seconds)  # a store that does not answer must not keep the process
 
     def check(self, *, before_write: bool = False) -> None:
-        """Raise WorkDirLockedError if another run has taken over, as after a pause longer than the duration.
+        """Raise WorkDirLockedError if another run has taken over, as after a pause longer than the
+        duration.
 
         Args:
-          before_write: ask the store if the last renewal was some time ago; without it nothing waits.
+          before_write: ask the store if the last renewal was some time ago; without it nothing
+            waits.
         """
-        if before_write and time.monotonic() - self._renewed > self._seconds / 2 and self._lost is None:
+        if (
+            before_write
+            and time.monotonic() - self._renewed > self._seconds / 2
+            and self._lost is None
+        ):
             self._renew()
         if self._lost is not None:
             raise self._lost
 
     def _wait_until_expired(self, holder: dict[str, Any], version: str) -> None:
-        """Return when the lease has expired; raise WorkDirLockedError if the owner renews it meanwhile."""
+        """Return when the lease has expired; raise WorkDirLockedError if the owner renews it
+        meanwhile.
+        """
         seconds = holder.get("seconds")
         duration = self._seconds
         if isinstance(seconds, int | float) and 0 < seconds < _MOST_SECONDS:
@@ -117,8 +140,10 @@ class Lease:
         deadline = time.monotonic() + duration
         _LOGGER.info(
             "%s is locked by %s: waiting at most %.0f s to see whether that run still trains.",
-            self._url, describe_holder(holder), duration,
-        )  # fmt: skip
+            self._url,
+            describe_holder(holder),
+            duration,
+        )
         while (rest := deadline - time.monotonic()) > 0:
             time.sleep(min(rest, duration / _RENEWALS / 2))
             found, current = self._object.read()
@@ -128,13 +153,15 @@ class Lease:
                 raise WorkDirLockedError(self._url, parse_holder(found))
         _LOGGER.warning(
             "%s: the previous run (%s) ended without releasing its lock; taking over",
-            self._url, describe_holder(holder),
-        )  # fmt: skip
+            self._url,
+            describe_holder(holder),
+        )
 
     def _write(self, version: str | None) -> None:
         """Replace this version of the object (None: there is none) by one of this run."""
         started = time.monotonic()
-        content = encode({**self._entries, "renewed": time.time()}).encode()  # other bytes each time, for S3's ETag
+        # other bytes each time, for S3's ETag
+        content = encode({**self._entries, "renewed": time.time()}).encode()
         try:
             try:
                 self._version = self._object.write(content, version)
@@ -150,15 +177,16 @@ class Lease:
         self._renewed = started
 
     def _renew(self) -> None:
-        # The keeper's thread and the loop both renew; the second would otherwise take the version of the first for
-        # another run.
+        # The keeper's thread and the loop both renew; the second would otherwise take the version
+        # of the first for another run.
         with self._mutex:
             if self._version is None or self._lost is not None:
                 return
             try:
                 self._write(self._version)
             except WorkDirLockedError as error:
-                # Stored, not raised: this is the keeper's thread, and the loop raises it at its next check.
+                # Stored, not raised: this is the keeper's thread, and the loop raises it at its
+                # next check.
                 self._lost = WorkDirLockedError(self._url, error.holder, _STOPS)
                 _LOGGER.error("%s", self._lost)
 
@@ -169,14 +197,17 @@ class Lease:
             try:
                 self._renew()
                 is_reachable = True
-            except Exception as error:  # the next renewal may succeed; without one, `check` fails before a write
+            except Exception as error:
+                # the next renewal may succeed; without one, `check` fails before a write
                 if is_reachable:
                     _LOGGER.warning("the lock of %s could not be renewed: %s", self._url, error)
                 is_reachable = False
 
 
 def is_leased(url: str | os.PathLike[str]) -> bool:
-    """Return whether a run is training at a URL: whether the last renewal is recent, by the store's clock."""
+    """Return whether a run is training at a URL: whether the last renewal is recent, by the
+    store's clock.
+    """
     lease = _make_object(f"{os.fspath(url)}/{LOCK}")
     seconds = parse_holder(lease.read()[0]).get("seconds")
     if not isinstance(seconds, int | float):
@@ -187,7 +218,9 @@ def is_leased(url: str | os.PathLike[str]) -> bool:
 
 
 class _GoogleObject:
-    """Object whose writes name the generation that they replace; FileExistsError if it is another."""
+    """Object whose writes name the generation that they replace; FileExistsError if it is
+    another.
+    """
 
     def __init__(self, url: str) -> None:
         self._filesystem = get_filesystem(url)
@@ -196,7 +229,9 @@ class _GoogleObject:
     def read(self) -> tuple[bytes, str | None]:
         """Return content and generation, which is None if there is no object."""
         try:
-            headers, content = self._filesystem.call("GET", "b/{}/o/{}", self._bucket, self._key, alt="media")
+            headers, content = self._filesystem.call(
+                "GET", "b/{}/o/{}", self._bucket, self._key, alt="media"
+            )
         except FileNotFoundError:
             return b"", None
         return content, headers["x-goog-generation"]
@@ -209,11 +244,19 @@ class _GoogleObject:
 
     def write(self, content: bytes, version: str | None) -> str:
         path = self._filesystem.base.replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"
-        settings = dict(uploadType="media", name=self._key, ifGenerationMatch=version or "0", json_out=True)
-        return str(self._filesystem.call("POST", path, self._bucket, data=content, **settings)["generation"])
+        settings = dict(
+            uploadType="media", name=self._key, ifGenerationMatch=version or "0", json_out=True
+        )
+        return str(
+            self._filesystem.call("POST", path, self._bucket, data=content, **settings)[
+                "generation"
+            ]
+        )
 
     def remove(self, version: str) -> None:
-        self._filesystem.call("DELETE", "b/{}/o/{}", self._bucket, self._key, ifGenerationMatch=version)
+        self._filesystem.call(
+            "DELETE", "b/{}/o/{}", self._bucket, self._key, ifGenerationMatch=version
+        )
 
 
 class _S3Object:
@@ -247,10 +290,13 @@ class _S3Object:
     def write(self, content: bytes, version: str | None) -> str:
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         try:
-            answer = self._filesystem.call_s3("put_object", Body=content, **self._names, **condition)
+            answer = self._filesystem.call_s3(
+                "put_object", Body=content, **self._names, **condition
+            )
         except OSError as error:
             response = getattr(error.__cause__, "response", {})
-            if response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (404, 412):  # 404: it does not exist
+            # 404: it does not exist
+            if response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (404, 412):
                 raise FileExistsError(str(error)) from error
             raise
         return str(answer["ETag"])

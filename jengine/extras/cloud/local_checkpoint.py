@@ -2,26 +2,28 @@
 
 import os
 
-from jengine.config.annotations import Count, Duration
 from jengine.checkpoint.checkpointer import Checkpointer, CheckpointSaveError
 from jengine.checkpoint.layout import list_checkpoints
-from jengine.extras.cloud.local_copies import announce_copies, copies_path, describe_layout
+from jengine.config.annotations import Count, Duration
+from jengine.config.registry import HOOKS
+from jengine.config.storage import check_local_path
 from jengine.data.batch_check import Batch
+from jengine.extras.cloud.local_copies import announce_copies, copies_path, describe_layout
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.hooks.save_schedule import make_schedule
-from jengine.config.registry import HOOKS
-from jengine.config.storage import check_local_path
 
 
 @HOOKS.register_module()
 class LocalCheckpointHook(Hook):
-    """Copies of the newest state on a local disk of each host, between the checkpoints of CheckpointHook.
+    """Copies of the newest state on a local disk of each host, between the checkpoints of
+    CheckpointHook.
 
-    A local disk is faster than a bucket, so copies can be frequent. `resume=True` continues from them if they are newer
-    than the newest checkpoint, and whole: all processes have one of the same iteration. A host that is replaced has
-    none, so the run then continues from the checkpoint. Each process writes what its devices hold, without waiting for
-    the others, and keeps two copies. A copy that cannot be written is a warning.
+    A local disk is faster than a bucket, so copies can be frequent. `resume=True` continues from
+    them if they are newer than the newest checkpoint, and whole: all processes have one of the same
+    iteration. A host that is replaced has none, so the run then continues from the checkpoint. Each
+    process writes what its devices hold, without waiting for the others, and keeps two copies. A
+    copy that cannot be written is a warning.
 
     Args:
       directory: a directory on a disk of each host, such as '/local/ssd/jengine'.
@@ -46,14 +48,24 @@ class LocalCheckpointHook(Hook):
     def before_train(self, runner: RunnerProtocol) -> None:
         """Find the copies that are there."""
         path = copies_path(self.directory, runner.work_dir, runner.run_id, runner.processes)
-        # The logs of the iterations up to a copy must not be lost either, if they are written to a bucket
+        # The logs of the iterations up to a copy must not be lost either, if they are written to a
+        # bucket
         files = dict(before_seal=runner.files.send) if runner.is_main_process else {}
         self._checkpointer = Checkpointer(path, runner.run_id, alone=True, **files)
         self._is_announced = False
-        iterations = sorted(int(name) for copy in list_checkpoints(path) if (name := copy.rpartition("_")[2]).isdigit())
-        self._written = [f"iter_{iteration}" for iteration in iterations if iteration <= runner.iter]
-        # What a run did after the checkpoint that it now continues from, another host had no copy of
-        self._checkpointer.evict(path, [f"iter_{iteration}" for iteration in iterations if iteration > runner.iter])
+        iterations = sorted(
+            int(name)
+            for copy in list_checkpoints(path)
+            if (name := copy.rpartition("_")[2]).isdigit()
+        )
+        self._written = [
+            f"iter_{iteration}" for iteration in iterations if iteration <= runner.iter
+        ]
+        # What a run did after the checkpoint that it now continues from, another host had no copy
+        # of
+        self._checkpointer.evict(
+            path, [f"iter_{iteration}" for iteration in iterations if iteration > runner.iter]
+        )
         if self._schedule is not None:
             self._schedule.start(runner, runner.iter)
 
@@ -64,7 +76,11 @@ class LocalCheckpointHook(Hook):
         return self._schedule.next_step(runner, step)
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Outputs = None,
     ) -> None:
         """Write a copy if it is due."""
         if self._schedule is None:
@@ -79,15 +95,22 @@ class LocalCheckpointHook(Hook):
 
     def _save(self, runner: RunnerProtocol, iteration: int) -> None:
         assert self._checkpointer is not None
-        # All processes have their last copy once they exchange the position in the data, so the one before can go
+        # All processes have their last copy once they exchange the position in the data, so the one
+        # before can go
         self._wait(runner)
         name = f"iter_{iteration}"
         *older, newest = self._written or [name]
         try:
             runner.save_checkpoint(
-                out_dir=str(copies_path(self.directory, runner.work_dir, runner.run_id, runner.processes)),
+                out_dir=str(
+                    copies_path(self.directory, runner.work_dir, runner.run_id, runner.processes)
+                ),
                 filename=name,
-                meta={"epoch": runner.epoch, "iter": iteration, "layout": describe_layout(runner.state)},
+                meta={
+                    "epoch": runner.epoch,
+                    "iter": iteration,
+                    "layout": describe_layout(runner.state),
+                },
                 by_epoch=False,
                 evict=older,
                 checkpointer=self._checkpointer,
@@ -108,6 +131,6 @@ class LocalCheckpointHook(Hook):
         except CheckpointSaveError as error:
             runner.logger.warning(f"A local copy could not be written: {error}")
 
-    # The last copy is finished in any case: after a signal CheckpointHook saves what is newer; after an error a restart
-    # may continue from the copy.
+    # The last copy is finished in any case: after a signal CheckpointHook saves what is newer;
+    # after an error a restart may continue from the copy.
     after_train = on_interrupt = on_failure = _wait

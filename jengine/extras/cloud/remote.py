@@ -3,16 +3,18 @@
 import os
 import pathlib
 
-from jengine.extras.cloud.downloads import temporary_copies
 from jengine.config.storage import download_file, get_filesystem, strip_query
+from jengine.extras.cloud.downloads import temporary_copies
 
 _DIRECTORY = "configs"  # of temporary copies
 
 
 def fetch_config(url: str) -> pathlib.Path:
-    """Copy a config file and the other Python files of its directory, which it may import, and return the local path.
+    """Copy a config file and the other Python files of its directory, which it may import, and
+    return the local path.
 
-    The copies have the directories of the URL, so that a config inherits from `../base.py` as in a clone.
+    The copies have the directories of the URL, so that a config inherits from `../base.py` as in a
+    clone.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -36,8 +38,11 @@ def fetch_modules(url: str) -> pathlib.Path:
     try:
         found = sorted(str(entry).rpartition("/")[2] for entry in store.ls(url, detail=False))
     except Exception as error:
-        # A web server need not list its files, whatever it answers; then only the config itself is fetched.
-        if scheme in ("http", "https") or isinstance(error, FileNotFoundError | NotImplementedError):
+        # A web server need not list its files, whatever it answers; then only the config itself is
+        # fetched.
+        if scheme in ("http", "https") or isinstance(
+            error, FileNotFoundError | NotImplementedError
+        ):
             return directory
         raise
     for name in found:
@@ -47,7 +52,9 @@ def fetch_modules(url: str) -> pathlib.Path:
 
 
 def fetch_base(file: pathlib.Path) -> None:
-    """Fetch a base file, by the path that it would have next to the copy of a config, if it is missing."""
+    """Fetch a base file, by the path that it would have next to the copy of a config, if it is
+    missing.
+    """
     if not file.exists() and (directory := find_origin(file.parent)) is not None:
         fetch_config(f"{directory}/{file.name}")
 

@@ -1,9 +1,11 @@
-"""Local paths of arrays for Orbax, which cannot verify what it reads, nor reach each store and each path.
+"""Local paths of arrays for Orbax, which cannot verify what it reads, nor reach each store and each
+path.
 
-From a bucket, a restore downloads the files of the arrays and compares them with the manifest's hashes before Orbax
-reads them; only several processes read `gs://` directly, each what its devices hold. Orbax writes files and `gs://`:
-for `s3://`, a save writes to a temporary directory and uploads the files. So the local disk needs room for a
-checkpoint, and one process must hold the whole state: Orbax merges the files of several in one directory.
+From a bucket, a restore downloads the files of the arrays and compares them with the manifest's
+hashes before Orbax reads them; only several processes read `gs://` directly, each what its devices
+hold. Orbax writes files and `gs://`: for `s3://`, a save writes to a temporary directory and
+uploads the files. So the local disk needs room for a checkpoint, and one process must hold the
+whole state: Orbax merges the files of several in one directory.
 """
 
 import concurrent.futures
@@ -21,13 +23,21 @@ import jax
 
 from jengine.checkpoint.manifest import confirm, find_damage, read_manifest
 from jengine.config.errors import ConfigError
-from jengine.config.storage import FileInfo, StorageError, download_file, is_url, list_files, upload_file
+from jengine.config.storage import (
+    FileInfo,
+    StorageError,
+    download_file,
+    is_url,
+    list_files,
+    upload_file,
+)
 
 # Orbax puts paths into patterns of globs, and TensorStore takes a backslash for a slash
 _SPECIAL = re.compile(r"[*?\[\]\\]")
 _ATTEMPTS = 3  # of a download
 _TRANSFERS = 16  # at a time
-_copy: tuple[Any, tempfile.TemporaryDirectory[str]] | None = None  # the last one: a restore opens it several times
+# the last one: a restore opens it several times
+_copy: tuple[Any, tempfile.TemporaryDirectory[str]] | None = None
 
 
 def is_staged(directory: str | os.PathLike[str]) -> bool:
@@ -43,18 +53,25 @@ def check_processes(name: str, directory: str | os.PathLike[str]) -> None:
     """Raise ConfigError if several processes cannot save to `directory`."""
     if is_staged(directory) and jax.process_count() > 1:
         raise ConfigError(
-            f"`{name}` must be a local path or a URL of gs:// with {jax.process_count()} processes, got "
-            f"{os.fspath(directory)!r}: Orbax has no driver for this store, and cannot merge files of several hosts"
+            f"`{name}` must be a local path or a URL of gs:// with {jax.process_count()} "
+            "processes, got "
+            f"{os.fspath(directory)!r}: Orbax has no driver for this store, and cannot merge "
+            "files of several hosts"
         )
 
 
 def upload_after(
-    write: Callable[[PurePath], Callable[[], None]], directory: PurePath, prepare: Callable[[], None] = lambda: None
+    write: Callable[[PurePath], Callable[[], None]],
+    directory: PurePath,
+    prepare: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:
-    """Start `write` with a local directory; return a function that finishes it, calls `prepare` and uploads."""
+    """Start `write` with a local directory; return a function that finishes it, calls `prepare`
+    and uploads.
+    """
     folder = tempfile.TemporaryDirectory(prefix="jengine-save-")
     local = PurePath(folder.name, directory.name)
-    # The write has begun when this returns, so that the arrays may be donated; sending is left to the background.
+    # The write has begun when this returns, so that the arrays may be donated; sending is left to
+    # the background.
     finish_write = write(local)
 
     def finish() -> None:
@@ -75,7 +92,8 @@ def _compare_upload(local: PurePath, directory: PurePath, names: Iterable[str]) 
     found = list_files(directory)
     stored = {name: found.get(name, FileInfo(-1)) for name in names}
     problems = (
-        find_damage(local / name, name, info.size, info.md5 and f"md5:{info.md5}") for name, info in stored.items()
+        find_damage(local / name, name, info.size, info.md5 and f"md5:{info.md5}")
+        for name, info in stored.items()
     )
     return next(filter(None, problems), None)
 
@@ -106,7 +124,11 @@ def find_local(directory: PurePath, *, arrays: bool = False) -> PurePath:
 
         def fetch(name: str) -> None:
             listed = (files[name].size, files[name].md5 and f"md5:{files[name].md5}")
-            _download(directory / name, Path(folder.name, name), *sealed.get(f"{directory.name}/{name}", listed))
+            _download(
+                directory / name,
+                Path(folder.name, name),
+                *sealed.get(f"{directory.name}/{name}", listed),
+            )
 
         with concurrent.futures.ThreadPoolExecutor(_TRANSFERS) as pool:
             list(pool.map(fetch, files))  # which raises errors
@@ -131,7 +153,8 @@ def _download(url: PurePath, target: Path, size: int, digest: str | None) -> Non
 
 
 def make_plain(directory: PurePath) -> PurePath:
-    """Return another path of a local directory if Orbax could not read or write at its own: one through a link.
+    """Return another path of a local directory if Orbax could not read or write at its own: one
+    through a link.
 
     >>> from jengine.config.storage import storage_path
     >>> make_plain(storage_path("path", "/runs/a")).as_posix()

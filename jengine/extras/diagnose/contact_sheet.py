@@ -11,12 +11,16 @@ import numpy as np
 from jengine.logging.convert import import_pillow
 
 _SIDE = 128  # of an image on the sheet, at most, in pixels
-_MARGIN, _LINE = 4, 14
-_WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
+_MARGIN = 4
+_LINE = 14
+_WHITE = (255, 255, 255)
+_BLACK = (0, 0, 0)
 
 
 def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Sequence[str]) -> None:
-    """Write images, uint8 or float [H, W, C] with C of 1, 3 or 4, in rows from the top left; "" is no caption."""
+    """Write images, uint8 or float [H, W, C] with C of 1, 3 or 4, in rows from the top left; ""
+    is no caption.
+    """
     pillow = import_pillow("--sheet")
     columns = math.ceil(math.sqrt(len(images)))
     cell = _SIDE + _MARGIN, _SIDE + _MARGIN + (_LINE if any(captions) else 0)
@@ -24,10 +28,14 @@ def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Seque
     sheet = pillow.Image.new("RGB", (columns * cell[0] + _MARGIN, rows * cell[1] + _MARGIN), _WHITE)
     draw = pillow.ImageDraw.Draw(sheet)
     for i, (pixels, caption) in enumerate(zip(to_uint8(images), captions, strict=True)):
-        left, top = (_MARGIN + index * size for index, size in zip((i % columns, i // columns), cell, strict=True))
+        left, top = (
+            _MARGIN + index * size
+            for index, size in zip((i % columns, i // columns), cell, strict=True)
+        )
         image = _fit(pillow, pixels)
         sheet.paste(image, (left, top), image if image.mode == "RGBA" else None)
-        # By measured width: the letters of the font differ, and a caption must not run into the next image.
+        # By measured width: the letters of the font differ, and a caption must not run into the
+        # next image.
         while draw.textlength(caption) > _SIDE:
             caption = caption[:-1]
         draw.text((left, top + _SIDE), caption, fill=_BLACK)
@@ -36,7 +44,8 @@ def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Seque
 
 
 def to_uint8(images: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return images as uint8; floats are scaled from their finite range in all images, others become 0.
+    """Return images as uint8; floats are scaled from their finite range in all images, others
+    become 0.
 
     >>> to_uint8([np.array([[[-1.0], [0.0]]]), np.array([[[1.0], [np.nan]]])])[1].ravel().tolist()
     [255, 0]
@@ -50,13 +59,17 @@ def to_uint8(images: Sequence[np.ndarray]) -> list[np.ndarray]:
     high = max((float(values.max()) for values in finite if values.size), default=1.0)
     scale = 255 / ((high - low) or 1.0)
     return [
-        np.where(np.isfinite(image), np.round((np.nan_to_num(image) - low) * scale).clip(0, 255), 0).astype(np.uint8)
+        np.where(
+            np.isfinite(image), np.round((np.nan_to_num(image) - low) * scale).clip(0, 255), 0
+        ).astype(np.uint8)
         for image in floats
     ]
 
 
 def _fit(pillow: types.ModuleType, pixels: np.ndarray) -> Any:
-    """Return an image with at most `_SIDE` pixels a side; small ones are enlarged by a whole number."""
+    """Return an image with at most `_SIDE` pixels a side; small ones are enlarged by a whole
+    number.
+    """
     image = pillow.Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     side = max(image.size)
     factor = float(_SIDE // side) if side <= _SIDE else _SIDE / side

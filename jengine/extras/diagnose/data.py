@@ -1,4 +1,6 @@
-"""`jengine data`: batches from a dataloader, drawn on the host, with shapes, ranges, speed and source."""
+"""`jengine data`: batches from a dataloader, drawn on the host, with shapes, ranges, speed and
+source.
+"""
 
 import argparse
 import itertools
@@ -8,21 +10,27 @@ from typing import Any
 import numpy as np
 
 from jengine.cli.commands import config_name, load
-from jengine.extras.diagnose.contact_sheet import write_contact_sheet
-from jengine.extras.diagnose.drawn_batches import HOST_REASONS, DrawnBatches, describe_entry, draw_batches
-from jengine.data.loader import DataLoader
-from jengine.data.iterables import IterableLoader
-from jengine.data.build import build_dataloader
-from jengine.data.batch_check import describe_batch
 from jengine.config.errors import ConfigError, config_path, did_you_mean
+from jengine.data.batch_check import describe_batch
+from jengine.data.build import build_dataloader
+from jengine.data.iterables import IterableLoader
+from jengine.data.loader import DataLoader
 from jengine.evaluation.sections import list_dataloaders, loader_path
-from jengine.logging.tables import format_table
+from jengine.extras.diagnose.contact_sheet import write_contact_sheet
+from jengine.extras.diagnose.drawn_batches import (
+    HOST_REASONS,
+    DrawnBatches,
+    describe_entry,
+    draw_batches,
+)
 from jengine.logging.convert import import_pillow
+from jengine.logging.tables import format_table
 
 _MAX_IMAGES = 64
 _POSITION = {
     "exact": "a resumed run continues with the same examples",
-    "replayed": "it is not saved; a resumed run reads and drops the batches before it, so it is exact only if the data "
+    "replayed": "it is not saved; a resumed run reads and drops the batches before it, so it is exact "
+    "only if the data "
     "repeat their order",
     "lost": "it is not saved; a resumed run continues with what the data yield next",
 }
@@ -32,8 +40,13 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Draw batches and print the report. Neither the model nor an array on a device is created."""
     cfg = load(args, overrides)
     mode, _, name = args.loader.partition(".")
-    section, loaders = loader_path(mode, name), list_dataloaders(cfg)
-    sheet = f"{config_name(args)}_{args.loader.replace('.', '_')}.png" if args.sheet == "" else args.sheet
+    section = loader_path(mode, name)
+    loaders = list_dataloaders(cfg)
+    sheet = (
+        f"{config_name(args)}_{args.loader.replace('.', '_')}.png"
+        if args.sheet == ""
+        else args.sheet
+    )
     if args.batches < 1:
         raise ConfigError(f"`--batches` must be at least 1, got {args.batches}")
     if sheet is not None:
@@ -62,7 +75,10 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 
 def _describe_loader(
-    loader: DataLoader | IterableLoader, drawn: DrawnBatches, args: argparse.Namespace, given: int | None
+    loader: DataLoader | IterableLoader,
+    drawn: DrawnBatches,
+    args: argparse.Namespace,
+    given: int | None,
 ) -> list[tuple[str, str]]:
     lines = []
     if loader.dataset_size is not None and loader.dataset_size >= 0:
@@ -73,16 +89,27 @@ def _describe_loader(
     length = f"unknown; `{setting}` sets it" if loader.length is None else f"{loader.length:,}"
     lines.append(("batches per epoch", length if given is None else f"{given:,}, from `{setting}`"))
     if drawn.count < args.batches:
-        lines.append(("", f"the pass over the data ended after {drawn.count} of {args.batches} batches"))
+        lines.append(
+            ("", f"the pass over the data ended after {drawn.count} of {args.batches} batches")
+        )
     lines.append(("position", f"{loader.resume}: {_POSITION[loader.resume]}"))
     if loader.advice and loader.resume != "exact":
         lines.append(("", f"for an exact position: {loader.advice}"))
-    # Apart from the others: starting workers takes seconds, and would make the rate of a short look meaningless.
-    lines.append(("first batch", f"{drawn.seconds[0]:.3g} s, start of threads and workers included"))
+    # Apart from the others: starting workers takes seconds, and would make the rate of a short look
+    # meaningless.
+    lines.append(
+        ("first batch", f"{drawn.seconds[0]:.3g} s, start of threads and workers included")
+    )
     if drawn.count > 1:
-        examples, seconds = sum(drawn.examples[1:]), sum(drawn.seconds[1:])
+        examples = sum(drawn.examples[1:])
+        seconds = sum(drawn.seconds[1:])
         rate = examples / max(seconds, 1e-9)
-        lines.append(("speed after it", f"{rate:,.0f} examples/s on the host ({examples:,} in {seconds:.3g} s)"))
+        lines.append(
+            (
+                "speed after it",
+                f"{rate:,.0f} examples/s on the host ({examples:,} in {seconds:.3g} s)",
+            )
+        )
     labels = drawn.find_labels()
     if labels is not None:
         lines.append((f"labels `{labels}`", _describe_labels(drawn, labels)))
@@ -91,9 +118,11 @@ def _describe_loader(
 
 def _describe_labels(drawn: DrawnBatches, path: str) -> str:
     classes, counts = np.unique(np.stack(list(drawn.iterate(path))), return_counts=True)
-    rare, frequent = counts.argmin(), counts.argmax()
+    rare = counts.argmin()
+    frequent = counts.argmax()
     return (
-        f"{len(classes)} classes in {counts.sum():,} examples, {classes[0]} to {classes[-1]}; fewest: {counts[rare]:,} "
+        f"{len(classes)} classes in {counts.sum():,} examples, {classes[0]} to {classes[-1]}; "
+        f"fewest: {counts[rare]:,} "
         f"of class {classes[rare]}, most: {counts[frequent]:,} of class {classes[frequent]}"
     )
 
@@ -110,7 +139,9 @@ def _format_entries(drawn: DrawnBatches) -> str:
     if drawn.varies():
         lines.append("Shapes vary between batches: the step is compiled for each shape.")
     for path, kind in drawn.host_entries.items():
-        lines.append(f"`{path}` stays on the host, for hooks and host metrics: {HOST_REASONS[kind]}.")
+        lines.append(
+            f"`{path}` stays on the host, for hooks and host metrics: {HOST_REASONS[kind]}."
+        )
     return "\n".join(lines)
 
 
@@ -119,7 +150,8 @@ def _write_sheet(drawn: DrawnBatches, metainfo: Mapping[str, Any] | None, file: 
     if path is None:
         entries = describe_batch({path: leaves[0] for path, leaves in drawn.entries.items()})
         raise ConfigError(
-            "`--sheet` must be given for data with images, uint8 or float [B, H, W, C] with 1, 3 or 4 channels, "
+            "`--sheet` must be given for data with images, uint8 or float [B, H, W, C] with 1, 3 "
+            "or 4 channels, "
             f"got {entries}"
         )
     # Bounded: a sheet of a whole batch of 4,096 images would be a picture that no viewer opens.

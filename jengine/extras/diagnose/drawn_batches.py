@@ -1,4 +1,6 @@
-"""Batches from a loader, with dtypes, shapes and ranges, and a guess which entries are labels or images."""
+"""Batches from a loader, with dtypes, shapes and ranges, and a guess which entries are labels or
+images.
+"""
 
 import contextlib
 import dataclasses
@@ -13,17 +15,18 @@ import jax
 import numpy as np
 
 from jengine.config import paths
+from jengine.config.errors import ConfigError, config_path
 from jengine.data.batch_check import BatchCheck
 from jengine.data.batch_stream import BatchStream
-from jengine.data.loader import DataLoader
-from jengine.data.iterables import IterableLoader
-from jengine.data.host_entries import list_host_entries
 from jengine.data.collate import to_numpy
-from jengine.data.host_entries import is_array
+from jengine.data.host_entries import is_array, list_host_entries
+from jengine.data.iterables import IterableLoader
+from jengine.data.loader import DataLoader
 from jengine.data.masking import get_mask
-from jengine.config.errors import ConfigError, config_path
 
-_NUM_VALUES, _WIDTH = 3, 24  # values of a host entry in the table, and characters of each
+# values of a host entry in the table, and characters of each
+_NUM_VALUES = 3
+_WIDTH = 24
 # Why devices cannot store arrays, by NumPy dtype kind.
 HOST_REASONS = {
     "O": "JAX has no arrays of Python objects",
@@ -41,10 +44,12 @@ class DrawnBatches:
 
     seconds: list[float] = dataclasses.field(default_factory=list)  # to draw each batch
     examples: list[int] = dataclasses.field(default_factory=list)  # in each batch, without padding
-    # For each batch that is kept: arrays by dotted path, and bool[B] that marks real examples, or a slice for all.
+    # For each batch that is kept: arrays by dotted path, and bool[B] that marks real examples, or a
+    # slice for all.
     entries: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
     masks: list[np.ndarray | slice] = dataclasses.field(default_factory=list)
-    host_entries: dict[str, str] = dataclasses.field(default_factory=dict)  # dtype kinds by path; they stay on the host
+    # dtype kinds by path; they stay on the host
+    host_entries: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -58,11 +63,15 @@ class DrawnBatches:
 
     def varies(self) -> bool:
         """Return whether an entry for the device has several shapes."""
-        on_device = (leaves for path, leaves in self.entries.items() if path not in self.host_entries)
+        on_device = (
+            leaves for path, leaves in self.entries.items() if path not in self.host_entries
+        )
         return any(len({leaf.shape for leaf in leaves}) > 1 for leaves in on_device)
 
     def find_labels(self) -> str | None:
-        """Return the path of an entry like labels: integers [B], at least 0, that repeat or are named so; else None."""
+        """Return the path of an entry like labels: integers [B], at least 0, that repeat or are
+        named so; else None.
+        """
 
         def is_like_labels(leaf: np.ndarray) -> bool:
             return leaf.dtype.kind in "iu" and leaf.ndim == 1 and bool((leaf >= 0).all())
@@ -71,39 +80,63 @@ class DrawnBatches:
             values = list(map(int, self.iterate(path)))
             return len(set(values)) < len(values)
 
-        candidates = [path for path, leaves in self.entries.items() if all(map(is_like_labels, leaves))]
-        # By name first. Without one, integers that repeat are classes, those that never do are indices or IDs.
+        candidates = [
+            path for path, leaves in self.entries.items() if all(map(is_like_labels, leaves))
+        ]
+        # By name first. Without one, integers that repeat are classes, those that never do are
+        # indices or IDs.
         named = (path for path in candidates if "label" in path.lower())
         return next(itertools.chain(named, filter(repeats, candidates)), None)
 
     def find_images(self) -> str | None:
-        """Return the path of the first entry like images, uint8 or float [B, H, W, 1 | 3 | 4]; None without one."""
+        """Return the path of the first entry like images, uint8 or float [B, H, W, 1 | 3 | 4];
+        None without one.
+        """
 
         def is_like_image(leaf: np.ndarray) -> bool:
             is_number = leaf.dtype == np.uint8 or jax.dtypes.issubdtype(leaf.dtype, np.floating)
-            return is_number and leaf.ndim == 4 and leaf.shape[-1] in (1, 3, 4) and 0 not in leaf.shape
+            return (
+                is_number and leaf.ndim == 4 and leaf.shape[-1] in (1, 3, 4) and 0 not in leaf.shape
+            )
 
-        return next((path for path, leaves in self.entries.items() if all(map(is_like_image, leaves))), None)
+        return next(
+            (path for path, leaves in self.entries.items() if all(map(is_like_image, leaves))), None
+        )
 
     def list_captions(self, metainfo: Mapping[str, Any] | None) -> list[str]:
-        """Return for each real example the label, named by `classes` in `metainfo`, or else a string; or nothing."""
+        """Return for each real example the label, named by `classes` in `metainfo`, or else a
+        string; or nothing.
+        """
         labels = self.find_labels()
         if labels is not None:
             classes = list((metainfo or {}).get("classes") or ())
             indices = [int(label) for label in self.iterate(labels)]
-            return [str(classes[index]) if index < len(classes) else str(index) for index in indices]
-        texts = (path for path, leaves in self.entries.items() if leaves[0].dtype.kind == "U" and leaves[0].ndim == 1)
+            return [
+                str(classes[index]) if index < len(classes) else str(index) for index in indices
+            ]
+        texts = (
+            path
+            for path, leaves in self.entries.items()
+            if leaves[0].dtype.kind == "U" and leaves[0].ndim == 1
+        )
         path = next(texts, None)
         return [] if path is None else [os.path.basename(str(text)) for text in self.iterate(path)]
 
 
-def draw_batches(loader: DataLoader | IterableLoader, count: int, name: str, max_bytes: int = 2**30) -> DrawnBatches:
-    """Draw the first `count` batches in a pass, with the checks in a run, and keep `max_bytes` besides the first one.
+def draw_batches(
+    loader: DataLoader | IterableLoader, count: int, name: str, max_bytes: int = 2**30
+) -> DrawnBatches:
+    """Draw the first `count` batches in a pass, with the checks in a run, and keep `max_bytes`
+    besides the first one.
 
-    Errors in the data get notes with the batch and the line of code; messages contain the name, 'train_dataloader'.
+    Errors in the data get notes with the batch and the line of code; messages contain the name,
+    'train_dataloader'.
     """
-    drawn, num_bytes = DrawnBatches(), 0
-    with contextlib.closing(BatchStream(loader, BatchCheck(name, loader.batch_axis, loader.batch_rules))) as stream:
+    drawn = DrawnBatches()
+    num_bytes = 0
+    with contextlib.closing(
+        BatchStream(loader, BatchCheck(name, loader.batch_axis, loader.batch_rules))
+    ) as stream:
         for index in range(count):
             start = time.perf_counter()
             with config_path(name), _noting_place(index):
@@ -124,20 +157,28 @@ def draw_batches(loader: DataLoader | IterableLoader, count: int, name: str, max
                 drawn.entries.setdefault(path, []).append(np.array(leaf))
             drawn.masks.append(slice(None) if mask is None else np.array(mask))
             if not index:
-                drawn.host_entries = {path: np.asarray(leaves[path]).dtype.kind for path in list_host_entries(batch)}
+                drawn.host_entries = {
+                    path: np.asarray(leaves[path]).dtype.kind for path in list_host_entries(batch)
+                }
     if not drawn.count:
-        raise ConfigError(f"`{name}` must yield at least one batch, got none; check the data, and filters of it")
+        raise ConfigError(
+            f"`{name}` must yield at least one batch, got none; check the data, and filters of it"
+        )
     return drawn
 
 
 @contextlib.contextmanager
 def _noting_place(index: int) -> Iterator[None]:
-    """Add the batch and the line of code to errors, which the command line shows without a traceback."""
+    """Add the batch and the line of code to errors, which the command line shows without a
+    traceback.
+    """
     try:
         yield
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        error.add_note(f"in batch {index}, raised in {frame.name} at {frame.filename}:{frame.lineno}")
+        error.add_note(
+            f"in batch {index}, raised in {frame.name} at {frame.filename}:{frame.lineno}"
+        )
         raise
 
 
@@ -153,14 +194,17 @@ def describe_entry(leaves: Sequence[np.ndarray]) -> tuple[str, str, str, str]:
         place = "host"
     else:
         dtype = leaves[0].dtype
-        # What JAX makes of it: float64 becomes float32 unless x64 is enabled, which users often do not know.
+        # What JAX makes of it: float64 becomes float32 unless x64 is enabled, which users often do
+        # not know.
         on_device = jax.dtypes.canonicalize_dtype(dtype)
         place = "device" if on_device == dtype else f"device, as {on_device}"
     return ", ".join(dtypes), shapes, _describe_values(leaves), place
 
 
 def _merge_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
-    """Return one shape, with the shortest and longest length of an axis that varies: `[64, 12-40]`."""
+    """Return one shape, with the shortest and longest length of an axis that varies: `[64,
+    12-40]`.
+    """
     if len(set(map(len, shapes))) > 1:
         return " or ".join(sorted({str(list(shape)) for shape in shapes}))
     axes = [(min(lengths), max(lengths)) for lengths in zip(*shapes, strict=True)]
@@ -174,10 +218,17 @@ def _describe_values(leaves: Sequence[np.ndarray]) -> str:
         return "empty"
     if not is_array(leaves[0]):
         values = leaves[0].ravel()[:_NUM_VALUES]
-        texts = [str(value) if value.dtype.kind in "Mm" else repr(value.item()) for value in map(np.asarray, values)]
+        texts = [
+            str(value) if value.dtype.kind in "Mm" else repr(value.item())
+            for value in map(np.asarray, values)
+        ]
         more = ", ..." if sum(leaf.size for leaf in leaves) > len(texts) else ""
-        return ", ".join(text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..." for text in texts) + more
-    kind, size = leaves[0].dtype.kind, sum(leaf.size for leaf in leaves)
+        return (
+            ", ".join(text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..." for text in texts)
+            + more
+        )
+    kind = leaves[0].dtype.kind
+    size = sum(leaf.size for leaf in leaves)
     if kind == "b":
         return f"{sum(int(leaf.sum()) for leaf in leaves) / size:.4g} of them True"
     if kind in "iu":
@@ -188,7 +239,8 @@ def _describe_values(leaves: Sequence[np.ndarray]) -> str:
     if not finite:
         return "not finite"
     count = sum(values.size for values in finite)
-    low, high = min(float(values.min()) for values in finite), max(float(values.max()) for values in finite)
+    low = min(float(values.min()) for values in finite)
+    high = max(float(values.max()) for values in finite)
     # In float64: a float16 sum overflows, a float32 one of many pixels loses digits.
     mean = sum(float(values.sum(dtype=np.float64)) for values in finite) / count
     text = f"{low:.4g} to {high:.4g}, mean {mean:.4g}"

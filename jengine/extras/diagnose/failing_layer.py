@@ -25,11 +25,13 @@ class _Found(NamedTuple):
 
 
 def explain_failing_layer(error: Exception, example: str = "") -> Exception:
-    """Return the error with a note on the layer or the function that failed, or a clear error about its input.
+    """Return the error with a note on the layer or the function that failed, or a clear error about
+    its input.
 
     Args:
       error: from a trace of the model or the loss.
-      example: the entries of the batch with dtypes and shapes, for their names: 'x f32[16,5], y i32[16]'.
+      example: the entries of the batch with dtypes and shapes, for their names: 'x f32[16,5], y
+        i32[16]'.
     """
     found = _find_layer(error)
     if found is None:
@@ -42,8 +44,8 @@ def explain_failing_layer(error: Exception, example: str = "") -> Exception:
         listed = f": {describe_tree(found.inputs, 'call')}" if found.inputs else ""
         error.add_note(f"in the layer {found.name}{listed}")
         return error
-    # A new error instead of a note, as the library's own text speaks of a kernel that the user has never seen; its
-    # traceback stays.
+    # A new error instead of a note, as the library's own text speaks of a kernel that the user has
+    # never seen; its traceback stays.
     clear = ConfigError(message)
     if own := _own_frames(error):
         frame, line = own[-1]
@@ -51,41 +53,60 @@ def explain_failing_layer(error: Exception, example: str = "") -> Exception:
     return clear.with_traceback(error.__traceback__)
 
 
-def _describe_wrong_input(error: Exception, found: _Found, setting: str, example: str) -> str | None:
-    """Return the message about an input with too few axes or another number of features; None if both are right.
+def _describe_wrong_input(
+    error: Exception, found: _Found, setting: str, example: str
+) -> str | None:
+    """Return the message about an input with too few axes or another number of features; None if
+    both are right.
 
     `setting` is the argument with the network.
     """
-    layer, array = found.layer, next(iter(found.inputs.values()), None)
-    if array is None or not array.shape or type(layer).__module__.startswith("equinox."):  # it has another layout
+    layer = found.layer
+    array = next(iter(found.inputs.values()), None)
+    # it has another layout
+    if array is None or not array.shape or type(layer).__module__.startswith("equinox."):
         return None
     shown = describe_array(array)
-    if type(error).__name__ == "ScopeParamShapeError":  # of Linen, whose layers are made for the first inputs
+    # of Linen, whose layers are made for the first inputs
+    if type(error).__name__ == "ScopeParamShapeError":
         reason = str(error).partition(". (http")[0]
         return (
-            f"{setting} must get samples of the same shapes from all dataloaders, got {shown} for the layer "
+            f"{setting} must get samples of the same shapes from all dataloaders, got {shown} for "
+            "the layer "
             f"{found.name}, which was made for others: {reason}"
         )
-    kernel, features = getattr(layer, "kernel_size", ()), getattr(layer, "in_features", None)
+    kernel = getattr(layer, "kernel_size", ())
+    features = getattr(layer, "in_features", None)
     space = _SPACE.get(len(kernel)) if isinstance(kernel, tuple | list) else None
     size = array.shape[-1]
     if space and array.ndim < len(kernel) + 1:
         is_nnx = features is not None
-        other = f"type='flax.nnx.Linear', in_features={size}" if is_nnx else "type='flax.linen.Dense', features=N"
-        expected, inside = f"takes [batch, {space}, channels]", "give it these axes where it is called"
+        other = (
+            f"type='flax.nnx.Linear', in_features={size}"
+            if is_nnx
+            else "type='flax.linen.Dense', features=N"
+        )
+        expected = f"takes [batch, {space}, channels]"
+        inside = "give it these axes where it is called"
         outside = (
-            f"for vectors write another network, such as module=dict({other}{', out_features=N' * is_nnx}) with N "
+            "for vectors write another network, such as "
+            f"module=dict({other}{', out_features=N' * is_nnx}) with N "
             f"outputs; else give samples of the shape [{space}, channels] in the dataset"
         )
     elif isinstance(features, int) and size != features:
-        expected, inside = f"has in_features={features}", f"write in_features={size} for this layer"
-        outside = f"{inside}, or give samples whose last axis has the size {features} in the dataset"
+        expected = f"has in_features={features}"
+        inside = f"write in_features={size} for this layer"
+        outside = (
+            f"{inside}, or give samples whose last axis has the size {features} in the dataset"
+        )
     else:
         return None
     got = f"got {type(found.network).__name__}, whose layer {found.name} {expected}"
     names = re.findall(rf"(\S+) {re.escape(shown)}(?:,|$)", example)
     if len(names) != 1:  # another layer returned it
-        return f"{setting} must have layers that fit together, {got}, with the input {shown}; {inside}"
+        return (
+            f"{setting} must have layers that fit together, {got}, with the input {shown}; {inside}"
+        )
     return f"{setting} must be a network for {names[0]!r}, {shown}, {got}; {outside}"
 
 
@@ -94,14 +115,18 @@ def _find_layer(error: BaseException) -> _Found | None:
     calls = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         bases = (
-            (base.__name__, base.__module__.partition(".")[0]) for base in type(frame.f_locals.get("self")).__mro__
+            (base.__name__, base.__module__.partition(".")[0])
+            for base in type(frame.f_locals.get("self")).__mro__
         )
-        if frame.f_code.co_name == "__call__" and any(n == "Module" and lib in _LIBRARIES for n, lib in bases):
+        if frame.f_code.co_name == "__call__" and any(
+            n == "Module" and lib in _LIBRARIES for n, lib in bases
+        ):
             calls.append(frame)
     if not calls:
         return None
     # The innermost one: outer modules only pass the input on.
-    layer, network = calls[-1].f_locals["self"], calls[0].f_locals["self"]
+    layer = calls[-1].f_locals["self"]
+    network = calls[0].f_locals["self"]
     names = calls[-1].f_code.co_varnames[1 : calls[-1].f_code.co_argcount]
     values = {name: calls[-1].f_locals.get(name) for name in names}
     inputs = {name: value for name, value in values.items() if hasattr(value, "shape")}
@@ -116,7 +141,9 @@ def _find_path(layer: Any, network: Any) -> tuple[str, ...]:
     nnx = sys.modules.get("flax.nnx")
     if nnx is None or not isinstance(network, nnx.Module):
         return ()
-    return next((tuple(map(str, path)) for path, module in nnx.iter_modules(network) if module is layer), ())
+    return next(
+        (tuple(map(str, path)) for path, module in nnx.iter_modules(network) if module is layer), ()
+    )
 
 
 def _find_adapter(error: BaseException) -> str | None:
@@ -130,7 +157,9 @@ def _find_adapter(error: BaseException) -> str | None:
 
 
 def _describe_call(error: BaseException) -> str | None:
-    """Return the arrays with which the innermost function of the user was called; None without one."""
+    """Return the arrays with which the innermost function of the user was called; None without
+    one.
+    """
     if not (own := _own_frames(error)):
         return None
     frame, _ = own[-1]
@@ -148,8 +177,12 @@ def _describe_call(error: BaseException) -> str | None:
 
 
 def _own_frames(error: BaseException) -> list[tuple[types.FrameType, int]]:
-    """Return the calls of the user's functions with their lines, without those of the script that starts the run."""
-    inner = itertools.dropwhile(lambda call: not _is_library(call[0]), traceback.walk_tb(error.__traceback__))
+    """Return the calls of the user's functions with their lines, without those of the script
+    that starts the run.
+    """
+    inner = itertools.dropwhile(
+        lambda call: not _is_library(call[0]), traceback.walk_tb(error.__traceback__)
+    )
     return [(frame, line) for frame, line in inner if not _is_library(frame)]
 
 

@@ -12,14 +12,14 @@ import optax
 
 from jengine.config import paths
 from jengine.config.annotations import Count
-from jengine.data.batch_check import Batch
 from jengine.config.errors import ConfigError
+from jengine.config.registry import HOOKS
+from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.config.registry import HOOKS
-from jengine.train.traced_hooks import StepContext
-from jengine.logging.visualizer import Visualizer
 from jengine.logging.convert import Histogram
+from jengine.logging.visualizer import Visualizer
+from jengine.train.traced_hooks import StepContext
 
 PyTree = Any
 
@@ -39,16 +39,18 @@ class BinnedArray(NamedTuple):
 class HistogramHook(Hook):
     """Histograms of the gradients and the weights of each parameter, every `interval` iterations.
 
-    They are computed inside the step, only in the iterations that are due, and written to the visualizer in the
-    background as `gradients/<path>` and `weights/<path>`: TensorBoard and W&B draw them, other backends get the mean,
-    the standard deviation and the range. With gradient accumulation the gradients are those of one iteration.
+    They are computed inside the step, only in the iterations that are due, and written to the
+    visualizer in the background as `gradients/<path>` and `weights/<path>`: TensorBoard and W&B
+    draw them, other backends get the mean, the standard deviation and the range. With gradient
+    accumulation the gradients are those of one iteration.
 
     Args:
       interval: iterations between two records.
       bins: number of bins.
       gradients: whether to record gradients, before clipping.
       weights: whether to record weights, after the update.
-      patterns: regular expressions, one of which must be found in the dotted path of a parameter; None for all.
+      patterns: regular expressions, one of which must be found in the dotted path of a parameter;
+        None for all.
 
     Raises:
       ConfigError: nothing to record, or, before training, patterns that match no parameter.
@@ -68,7 +70,9 @@ class HistogramHook(Hook):
 
     def __post_init__(self) -> None:
         if not self.gradients and not self.weights:
-            raise ConfigError("HistogramHook: one of gradients and weights must be True, got False and False")
+            raise ConfigError(
+                "HistogramHook: one of gradients and weights must be True, got False and False"
+            )
 
     # --- In the step. ---
 
@@ -76,7 +80,9 @@ class HistogramHook(Hook):
         """Return empty histograms of the selected parameters."""
         found = [path for path in paths.flatten(params) if self._is_selected(path)]
         if not found:
-            raise ConfigError(f"HistogramHook: patterns must match a parameter, got {self.patterns}")
+            raise ConfigError(
+                f"HistogramHook: patterns must match a parameter, got {self.patterns}"
+            )
         kinds = [name for name in ("gradients", "weights") if getattr(self, name)]
         return {kind: paths.nest({path: _empty(self.bins) for path in found}) for kind in kinds}
 
@@ -92,17 +98,25 @@ class HistogramHook(Hook):
         """Record the weights if they are due."""
         return self.traced_update(ctx)
 
-    def _record(self, ctx: StepContext, kind: str, tree: PyTree, axis_name: str | None) -> StepContext:
+    def _record(
+        self, ctx: StepContext, kind: str, tree: PyTree, axis_name: str | None
+    ) -> StepContext:
         state = ctx.hook_state
         # With several optimizers the gradients are those of some parameters.
-        arrays = {path: leaf for path, leaf in paths.flatten(tree).items() if self._is_selected(path)}
+        arrays = {
+            path: leaf for path, leaf in paths.flatten(tree).items() if self._is_selected(path)
+        }
 
         def compute() -> PyTree:
-            new = {path: bin_elements(array, self.bins, axis_name) for path, array in arrays.items()}
+            new = {
+                path: bin_elements(array, self.bins, axis_name) for path, array in arrays.items()
+            }
             return paths.nest({**_flatten(state[kind]), **new})
 
         is_due = (ctx.step + 1) % self.interval == 0
-        return ctx.replace(hook_state={**state, kind: jax.lax.cond(is_due, compute, lambda: state[kind])})
+        return ctx.replace(
+            hook_state={**state, kind: jax.lax.cond(is_due, compute, lambda: state[kind])}
+        )
 
     def _is_selected(self, path: str) -> bool:
         return self.patterns is None or any(re.search(pattern, path) for pattern in self.patterns)
@@ -114,7 +128,11 @@ class HistogramHook(Hook):
         return self.next_multiple(self.interval, step)
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Outputs = None,
     ) -> None:
         """Write the histograms if they are due."""
         if self.every_n_train_iters(runner, self.interval):
@@ -124,7 +142,8 @@ class HistogramHook(Hook):
 
 
 def bin_elements(array: jax.Array, bins: int, axis_name: str | None = None) -> BinnedArray:
-    """Return the distribution of an array with equal bins between its extremes, as `numpy.histogram` does.
+    """Return the distribution of an array with equal bins between its extremes, as
+    `numpy.histogram` does.
 
     >>> bin_elements(jnp.array([0.0, 1.0, 1.0, jnp.nan]), bins=2).counts
     Array([1, 2], dtype=int32)
@@ -139,9 +158,11 @@ def bin_elements(array: jax.Array, bins: int, axis_name: str | None = None) -> B
     finite = jnp.isfinite(x)
     low = lanes(jnp.where(finite, x, jnp.inf).min(initial=jnp.inf), jax.lax.pmin)
     high = lanes(jnp.where(finite, x, -jnp.inf).max(initial=-jnp.inf), jax.lax.pmax)
-    low, high = jnp.where(low > high, 0.0, low), jnp.where(low > high, 0.0, high)  # no finite element
+    # no finite element
+    low, high = jnp.where(low > high, 0.0, low), jnp.where(low > high, 0.0, high)
     # numpy.histogram widens an empty range by one half to both sides
-    start, width = jnp.where(low == high, low - 0.5, low), jnp.where(low == high, 1.0, high - low)
+    start = jnp.where(low == high, low - 0.5, low)
+    width = jnp.where(low == high, 1.0, high - low)
     index = jnp.clip(((x - start) / width * bins).astype(jnp.int32), 0, bins - 1)
     # A sum of comparisons, since a scatter is slow on accelerators and would gather shards
     hits = (index[..., None] == jnp.arange(bins)) & finite[..., None]
@@ -157,7 +178,9 @@ def _empty(bins: int) -> BinnedArray:
 
 
 def _flatten(tree: PyTree) -> dict[str, BinnedArray]:
-    nodes = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: isinstance(node, BinnedArray))[0]
+    nodes = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda node: isinstance(node, BinnedArray)
+    )[0]
     return {paths.dotted(path): node for path, node in nodes}
 
 
@@ -165,6 +188,10 @@ def _write(visualizer: Visualizer, state: dict[str, PyTree], step: int) -> None:
     """Fetch the histograms and write them to all backends."""
     for kind, tree in jax.device_get(state).items():
         for path, binned in _flatten(tree).items():
-            edges = np.histogram_bin_edges(np.asarray([binned.low, binned.high], np.float64), len(binned.counts))
-            histogram = Histogram(np.asarray(binned.counts, np.int64), edges, float(binned.mean), float(binned.std))
+            edges = np.histogram_bin_edges(
+                np.asarray([binned.low, binned.high], np.float64), len(binned.counts)
+            )
+            histogram = Histogram(
+                np.asarray(binned.counts, np.int64), edges, float(binned.mean), float(binned.std)
+            )
             visualizer.add_histogram(f"{kind}/{path}", histogram, step)

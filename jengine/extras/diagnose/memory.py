@@ -10,11 +10,11 @@ from typing import Any
 import jax
 
 from jengine.config.annotations import Count
-from jengine.data.batch_check import Batch
 from jengine.config.errors import ConfigError
+from jengine.config.registry import HOOKS
+from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.config.registry import HOOKS
 
 _MB = 2**20
 
@@ -24,14 +24,16 @@ _MB = 2**20
 class EmptyCacheHook(Hook):
     """Garbage collection before epochs, after epochs or after iterations, in all loops.
 
-    This frees device arrays that only reference cycles keep alive. XLA keeps the memory that it has allocated on the
-    device; to return it, set `XLA_PYTHON_CLIENT_ALLOCATOR=platform` in the environment.
+    This frees device arrays that only reference cycles keep alive. XLA keeps the memory that it has
+    allocated on the device; to return it, set `XLA_PYTHON_CLIENT_ALLOCATOR=platform` in the
+    environment.
 
     Args:
       before_epoch: collect before each epoch.
       after_epoch: collect after each epoch.
       after_iter: collect after each iteration.
-      clear_caches: also drop compiled functions and the memory they use; each will be compiled again.
+      clear_caches: also drop compiled functions and the memory they use; each will be compiled
+        again.
     """
 
     before_epoch: bool = False
@@ -43,7 +45,8 @@ class EmptyCacheHook(Hook):
         # Clearing drops compiled programs too; the next call would compile the step.
         if self.clear_caches and self.after_iter:
             raise ConfigError(
-                "EmptyCacheHook: clear_caches needs after_iter=False; together they recompile the step each time"
+                "EmptyCacheHook: clear_caches needs after_iter=False; together they recompile the "
+                "step each time"
             )
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
@@ -59,7 +62,12 @@ class EmptyCacheHook(Hook):
             self._collect_garbage()
 
     def _after_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None, mode: str = "train"
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Any = None,
+        mode: str = "train",
     ) -> None:
         if self.after_iter:
             self._collect_garbage()
@@ -74,7 +82,8 @@ class EmptyCacheHook(Hook):
 class MemoryProfilerHook(Hook):
     """Log line with the memory use every `interval` iterations, in all loops.
 
-    For the host: the memory available, used and swapped (with psutil installed), and used by the process. For each
+    For the host: the memory available, used and swapped (with psutil installed), and used by the
+      process. For each
     device that reports it: the memory in use, and the peak.
 
     Args:
@@ -89,7 +98,12 @@ class MemoryProfilerHook(Hook):
         return self.next_multiple(self.interval, step)
 
     def _after_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None, mode: str = "train"
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Any = None,
+        mode: str = "train",
     ) -> None:
         if mode == "train":
             is_due = self.every_n_train_iters(runner, self.interval)
@@ -99,7 +113,8 @@ class MemoryProfilerHook(Hook):
             entries = _host_memory()
             for device in jax.local_devices():
                 if stats := device.memory_stats():  # some devices do not report it
-                    use, peak = stats["bytes_in_use"] // _MB, stats.get("peak_bytes_in_use", 0) // _MB
+                    use = stats["bytes_in_use"] // _MB
+                    peak = stats.get("peak_bytes_in_use", 0) // _MB
                     entries.append(f"{device.platform}:{device.id}: {use} MB (peak {peak} MB)")
             runner.logger.info("Memory " + ", ".join(entries))
 
@@ -109,10 +124,15 @@ def _host_memory() -> list[str]:
     try:
         import psutil
     except ImportError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, kilobytes elsewhere
+        # bytes on macOS, kilobytes elsewhere
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return [f"process_peak: {peak // (_MB if sys.platform == 'darwin' else 1024)} MB"]
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    memory = psutil.virtual_memory()
+    swap = psutil.swap_memory()
     sizes = dict(
-        available=memory.available, used=memory.used, swap=swap.used, process=psutil.Process().memory_info().rss
+        available=memory.available,
+        used=memory.used,
+        swap=swap.used,
+        process=psutil.Process().memory_info().rss,
     )
     return [f"{name}: {size // _MB} MB" for name, size in sizes.items()]

@@ -13,11 +13,15 @@ from jengine.versions import describe_device
 
 _EXPLANATION = "the device ran out of memory"
 _REMEDIES = (
-    "  fewer examples at a time: `train_cfg.micro_batch=N`, or a smaller `train_dataloader.batch_size` with "
-    "`optim_wrapper.accumulative_counts=N`, for the same gradients, or a smaller `val_dataloader.batch_size`",
-    "  smaller intermediate results: `precision='bfloat16'`, and `nn.remat` in the model (`model.module.remat=True` of "
+    "  fewer examples at a time: `train_cfg.micro_batch=N`, or a smaller "
+    "`train_dataloader.batch_size` with "
+    "`optim_wrapper.accumulative_counts=N`, for the same gradients, or a smaller "
+    "`val_dataloader.batch_size`",
+    "  smaller intermediate results: `precision='bfloat16'`, and `nn.remat` in the model "
+    "(`model.module.remat=True` of "
     "TransformerLM)",
-    "  more devices: `parallel=dict(type='Pjit', mesh=dict(fsdp=N))` divides parameters, optimizer state and examples",
+    "  more devices: `parallel=dict(type='Pjit', mesh=dict(fsdp=N))` divides parameters, "
+    "optimizer state and examples",
 )
 
 
@@ -36,7 +40,8 @@ def explain_out_of_memory(
       name: the program that failed: 'the training step'.
       program: what `jax.jit` returned, for the memory that it needs.
       args: the arguments, arrays or `jax.ShapeDtypeStruct`s; None if it was not called.
-      noticed: whether the program failed on the device, so that a hook named in the error only waited for it.
+      noticed: whether the program failed on the device, so that a hook named in the error only
+        waited for it.
       cfg: the config, for the settings that make the largest array as large as it is.
     """
     # The same error passes several layers, each of which may explain it; once is enough.
@@ -47,8 +52,11 @@ def explain_out_of_memory(
     # CPUs have no statistics: there the memory of the machine is the limit.
     limit = (device.memory_stats() or {}).get("bytes_limit") or _host_memory(device)
     size = "" if limit is None else f" of {_format_bytes(limit)}"
-    is_of_compiler = "compil" in str(error).lower()  # compiling again would take as long and fail again
-    memory, results = (None, None) if args is None or is_of_compiler else _plan_memory(program, args)
+    # compiling again would take as long and fail again
+    is_of_compiler = "compil" in str(error).lower()
+    memory, results = (
+        (None, None) if args is None or is_of_compiler else _plan_memory(program, args)
+    )
     lines = [f"{_EXPLANATION}: {describe_device(device)}{size}, in {name}"]
     lines += [] if memory is None else [f"  {_describe_plan(memory)}"]
     remedies = ["What needs less memory (docs/scale.md):", *_REMEDIES]
@@ -56,9 +64,13 @@ def explain_out_of_memory(
         if memory.argument_size_in_bytes > limit:
             needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
             remedies = _describe_excess(*(args or ()), limit=limit, cfg=cfg, needed=needed)
-        elif memory.output_size_in_bytes - memory.alias_size_in_bytes > limit:  # the state, which is created
+        elif memory.output_size_in_bytes - memory.alias_size_in_bytes > limit:
+            # the state, which is created
             remedies = _describe_excess(results, limit=limit, cfg=cfg, needed=_count_bytes(results))
-    error.__notes__ = ["\n".join([*lines, *remedies]), *(_mark_as_waiting(note) if noticed else note for note in notes)]
+    error.__notes__ = [
+        "\n".join([*lines, *remedies]),
+        *(_mark_as_waiting(note) if noticed else note for note in notes),
+    ]
 
 
 def _mark_as_waiting(note: str) -> str:
@@ -75,18 +87,26 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any, needed: int) -> list[str]:
-    """Return what to change if the state, or the batch among `others`, do not fit into `limit` bytes.
+    """Return what to change if the state, or the batch among `others`, do not fit into `limit`
+    bytes.
 
-    The program needs `needed` bytes, which a mesh divides over its devices; for `cfg` see `explain_out_of_memory`.
+    The program needs `needed` bytes, which a mesh divides over its devices; for `cfg` see
+    `explain_out_of_memory`.
     """
     if _count_bytes(others) > _count_bytes(state):
-        return ["The batch alone is larger than the memory: set a smaller `train_dataloader.batch_size`."]
+        return [
+            "The batch alone is larger than the memory: set a smaller "
+            "`train_dataloader.batch_size`."
+        ]
     path, largest = max(paths.flatten(state).items(), key=lambda item: item[1].size)
     settings = locate_sizes(cfg, largest.shape)
-    smaller = ", ".join(f"`{path}`, now {value}" for path, value in settings.items()) or "`model.module`"
+    smaller = (
+        ", ".join(f"`{path}`, now {value}" for path, value in settings.items()) or "`model.module`"
+    )
     parts = -(-needed // limit)
     return [
-        "The parameters and the state of the optimizer alone are larger than the memory, so smaller batches do not "
+        "The parameters and the state of the optimizer alone are larger than the memory, so "
+        "smaller batches do not "
         f"help. The largest array is {path}, {describe_array(largest)}. What helps (docs/scale.md):",
         f"  a model with 1/{parts} of the memory: set a smaller {smaller}",
         f"{_REMEDIES[-1]}; N must be at least {parts} here",
@@ -100,12 +120,18 @@ def _count_bytes(tree: Any) -> int:
 def _host_memory(device: jax.Device) -> int | None:
     """Return the machine's memory for its CPU; None for another device, or if it is unknown."""
     with contextlib.suppress(ValueError, OSError, AttributeError):  # not a POSIX system
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if device.platform == "cpu" else None
+        return (
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            if device.platform == "cpu"
+            else None
+        )
     return None
 
 
 def _plan_memory(program: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return a program's memory on each device, as compiled, and the result shapes; None if unknown."""
+    """Return a program's memory on each device, as compiled, and the result shapes; None if
+    unknown.
+    """
     with contextlib.suppress(Exception):  # the first error matters more; a pmap has no plan
         lowered = program.lower(*args)
         return lowered.compile().memory_analysis(), lowered.out_info
@@ -116,9 +142,13 @@ def _describe_plan(memory: Any) -> str:
     parts = {
         "arguments": memory.argument_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
-        "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,  # a donated argument is an output too
+        # a donated argument is an output too
+        "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,
     }
-    return f"on each device it needs {', '.join(f'{part} {_format_bytes(size)}' for part, size in parts.items())}"
+    return (
+        "on each device it needs "
+        f"{', '.join(f'{part} {_format_bytes(size)}' for part, size in parts.items())}"
+    )
 
 
 def _format_bytes(size: int) -> str:

@@ -12,15 +12,18 @@ from typing import Any, NamedTuple
 import jax
 
 from jengine.config.annotations import Count, Index
-from jengine.data.batch_check import Batch
-from jengine.parallel.processes import get_processes
 from jengine.config.errors import ConfigError, closest, config_path
+from jengine.config.registry import HOOKS, check_arguments
+from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.run_watch import TRACES, own_directory, view_command
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.config.registry import HOOKS, check_arguments
+from jengine.parallel.processes import get_processes
 
-_LOG_TRACE = ": PyTorch's table of operators does not exist in JAX; xprof shows the operations of a tb_trace by time"
+_LOG_TRACE = (
+    ": PyTorch's table of operators does not exist in JAX; xprof shows the operations of a "
+    "tb_trace by time"
+)
 
 
 class Schedule(NamedTuple):
@@ -37,21 +40,24 @@ class Schedule(NamedTuple):
 class ProfilerHook(Hook):
     """Trace of training iterations with `jax.profiler`.
 
-    Without a `schedule` the hook traces the first epoch, or with `by_epoch=False` the first `profile_times` iterations.
-    With a schedule, which counts iterations in any case, it skips the first `skip_first` iterations; then, `repeat`
-    times (0: to the end), it skips `wait` and `warmup` iterations and traces `active` ones. You should skip the first
-    two iterations, which compile.
+    Without a `schedule` the hook traces the first epoch, or with `by_epoch=False` the first
+    `profile_times` iterations. With a schedule, which counts iterations in any case, it skips the
+    first `skip_first` iterations; then, `repeat` times (0: to the end), it skips `wait` and
+    `warmup` iterations and traces `active` ones. You should skip the first two iterations, which
+    compile.
 
-    Each trace is a directory `iter_<first>` that TensorBoard's profile plugin opens; below it each process has its own
-    directory if a host has several.
+    Each trace is a directory `iter_<first>` that TensorBoard's profile plugin opens; below it each
+    process has its own directory if a host has several.
 
     Args:
       by_epoch: trace a whole epoch.
       profile_times: epochs (1 at most) or iterations to trace.
       schedule: `dict(skip_first=0, wait=0, warmup=0, active=1, repeat=1)`, in iterations.
-      on_trace_ready: a function that receives the directory of each trace, or `dict(type='tb_trace',
-        dir_name=...)` with the directory of traces relative to the log directory, by default `tf_tracing_logs`.
-      json_trace_path: a file for the newest trace as Chrome's JSON, which https://ui.perfetto.dev opens.
+      on_trace_ready: a function that receives the directory of each trace, or
+        `dict(type='tb_trace', dir_name=...)` with the directory of traces relative to the log
+        directory, by default `tf_tracing_logs`.
+      json_trace_path: a file for the newest trace as Chrome's JSON, which https://ui.perfetto.dev
+        opens.
 
     Examples:
       >>> hook = ProfilerHook(by_epoch=False, schedule=dict(skip_first=10, active=5))
@@ -70,13 +76,17 @@ class ProfilerHook(Hook):
     ) -> None:
         by_epoch = by_epoch and schedule is None
         if by_epoch and profile_times > 1:
-            raise ConfigError(f"ProfilerHook: profile_times must be 1 with by_epoch=True, got {profile_times}")
+            raise ConfigError(
+                f"ProfilerHook: profile_times must be 1 with by_epoch=True, got {profile_times}"
+            )
         self.by_epoch = by_epoch
         self.profile_times = profile_times
         with config_path("schedule"):
             check_arguments(Schedule, dict(schedule or {}))
         cycle = Schedule(active=profile_times) if schedule is None else Schedule(**schedule)
-        self._skipped, self._idle, self._repeat = cycle.skip_first, cycle.wait + cycle.warmup, cycle.repeat
+        self._skipped = cycle.skip_first
+        self._idle = cycle.wait + cycle.warmup
+        self._repeat = cycle.repeat
         self._active: float = cycle.active
         self.json_trace_path = json_trace_path
         self._dir_name, self._on_ready = _parse_on_trace_ready(on_trace_ready)
@@ -90,7 +100,8 @@ class ProfilerHook(Hook):
         if runner.train_loop is not None and self.profile_times > length:
             unit = "epochs" if self.by_epoch else "iterations"
             raise ConfigError(
-                f"ProfilerHook: profile_times must be at most the {length} {unit} of the run, got {self.profile_times}"
+                f"ProfilerHook: profile_times must be at most the {length} {unit} of the run, got "
+                f"{self.profile_times}"
             )
 
     def before_train(self, runner: RunnerProtocol) -> None:
@@ -102,15 +113,23 @@ class ProfilerHook(Hook):
         if self.by_epoch:
             self._active = runner.train_loop.epoch_length or math.inf  # then `after_train` ends it
 
-    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
+    def before_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None
+    ) -> None:
         """Start a trace if it is due."""
         if self._path is None and self._is_traced(runner.iter - self._start):
             name = os.path.join(f"iter_{runner.iter}", self._own_directory).rstrip(os.sep)
             self._path = os.path.join(runner.log_dir, self._dir_name, name)
-            jax.profiler.start_trace(self._path, create_perfetto_trace=self.json_trace_path is not None)
+            jax.profiler.start_trace(
+                self._path, create_perfetto_trace=self.json_trace_path is not None
+            )
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Outputs = None,
     ) -> None:
         """End the trace after its last iteration."""
         if self._path is not None:
@@ -135,18 +154,25 @@ class ProfilerHook(Hook):
         return self._start + index if self._is_traced(index) else math.inf
 
     def _is_traced(self, index: float) -> bool:
-        """Return whether to trace an iteration; `index` counts from the first iteration in this session."""
+        """Return whether to trace an iteration; `index` counts from the first iteration in this
+        session.
+        """
         cycle, position = divmod(index - self._skipped, self._idle + self._active)
         is_active = index >= self._skipped and position >= self._idle
         return is_active and (not self._repeat or cycle < self._repeat)
 
     def _end_trace(self, runner: RunnerProtocol, outputs: Any) -> None:
-        jax.block_until_ready(runner.state if outputs is None else outputs)  # or the trace would end before the device
+        # or the trace would end before the device
+        jax.block_until_ready(runner.state if outputs is None else outputs)
         jax.profiler.stop_trace()
-        path, self._path = self._path, None
+        path = self._path
+        self._path = None
         assert path is not None
-        target = path.replace(runner.log_dir, os.path.join(runner.work_dir, runner.timestamp))  # where it will be sent
-        runner.logger.info(f"ProfilerHook: wrote the trace {target}; to view it: {view_command(target)}")
+        # where it will be sent
+        target = path.replace(runner.log_dir, os.path.join(runner.work_dir, runner.timestamp))
+        runner.logger.info(
+            f"ProfilerHook: wrote the trace {target}; to view it: {view_command(target)}"
+        )
         if self.json_trace_path is not None and runner.is_main_process:
             _write_json_trace(path, self.json_trace_path)
         if self._on_ready is not None:
@@ -166,15 +192,20 @@ def _parse_on_trace_ready(on_trace_ready: Any) -> tuple[str, Callable[[str], Any
     if on_trace_ready is None or callable(on_trace_ready):
         return TRACES, on_trace_ready
     if not hasattr(on_trace_ready, "items"):
-        raise TypeError(f"ProfilerHook: on_trace_ready must be a function or a dict, got {on_trace_ready!r}")
+        raise TypeError(
+            f"ProfilerHook: on_trace_ready must be a function or a dict, got {on_trace_ready!r}"
+        )
     options = dict(on_trace_ready)
     kind = options.pop("type", None)
     if kind != "tb_trace":
         raise ConfigError(
-            "ProfilerHook: on_trace_ready must be dict(type='tb_trace', dir_name=...) or a function, "
+            "ProfilerHook: on_trace_ready must be dict(type='tb_trace', dir_name=...) or a "
+            "function, "
             f"got the type {kind!r}{_LOG_TRACE if kind == 'log_trace' else ''}"
         )
     for name in options:
         if name != "dir_name":
-            raise ConfigError(f"ProfilerHook: a tb_trace has no {name!r}{closest(name, ['dir_name'])}")
+            raise ConfigError(
+                f"ProfilerHook: a tb_trace has no {name!r}{closest(name, ['dir_name'])}"
+            )
     return options.get("dir_name", TRACES), None

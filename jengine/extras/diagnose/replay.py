@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.data.batch_check import Batch
-from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.config.paths import flatten
 from jengine.config.storage import LARGE, read_bytes
+from jengine.data.batch_check import Batch
+from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.train.phases import PhaseConfig
 from jengine.train.state import TrainState
 from jengine.train.step import build_train_step
@@ -26,15 +26,22 @@ _COUNT_PREFIX = "non-finite elements of "
 
 
 def write_dump(path: str | os.PathLike[str], **arguments: PyTree) -> None:
-    """Write pytrees of arrays, by name, to a file; every process must call this, and process 0 writes."""
+    """Write pytrees of arrays, by name, to a file; every process must call this, and process 0
+    writes.
+    """
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
         def fetch(leaf: Any) -> Any:
-            if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+            if (
+                not isinstance(leaf, jax.Array)
+                or leaf.is_fully_addressable
+                or leaf.is_fully_replicated
+            ):
                 return leaf
             array = multihost_utils.process_allgather(leaf, tiled=True)
-            return array if jax.process_index() == 0 else None  # the others must not hold a whole state
+            # the others must not hold a whole state
+            return array if jax.process_index() == 0 else None
 
         arguments = jax.tree.map(fetch, arguments)
     if jax.process_index() == 0:
@@ -50,12 +57,15 @@ def read_dump(path: str | os.PathLike[str]) -> dict[str, PyTree]:
     The file is a pickle: you should read only files that you trust.
     """
     try:
-        # Pickle: only dumps of the user's own runs are read, which may hold any pytree classes of their code.
+        # Pickle: only dumps of the user's own runs are read, which may hold any pytree classes of
+        # their code.
         arguments = pickle.loads(read_bytes(path, limit=LARGE))
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path} must be a dump of a training step, got another file") from error
     return jax.tree.map(
-        lambda x: jax.random.wrap_key_data(jnp.asarray(x.data), impl=x.impl) if isinstance(x, _Key) else x,
+        lambda x: (
+            jax.random.wrap_key_data(jnp.asarray(x.data), impl=x.impl) if isinstance(x, _Key) else x
+        ),
         arguments,
         # Keys are stored as data and implementation, since JAX does not pickle them.
         is_leaf=lambda x: isinstance(x, _Key),
@@ -99,16 +109,26 @@ def replay_step(
     """Run one training step on recorded arguments, and count the non-finite elements of all arrays.
 
     Args:
-      model, optim_wrapper, hooks, update, phases: see `build_train_step`. Hooks that skip steps are not run.
+      model, optim_wrapper, hooks, update, phases: see `build_train_step`. Hooks that skip steps are
+        not run.
       state, batch, hyperparams: arguments of the step.
-      compile_step: compiles the step; one with a mapped axis requires the strategy's `compile_train_step`.
+      compile_step: compiles the step; one with a mapped axis requires the strategy's
+        `compile_train_step`.
     """
     hooks = [hook for hook in hooks if not hook.update_on_skipped_steps]
-    step = build_train_step(model, optim_wrapper, [*hooks, _NonFiniteCounter()], update=update, phases=phases)
+    step = build_train_step(
+        model, optim_wrapper, [*hooks, _NonFiniteCounter()], update=update, phases=phases
+    )
     # a copy, because the step donates its state, which the counts and the search need afterwards
     _, metrics = compile_step(step)(jax.tree.map(jnp.copy, state), batch, hyperparams)
-    values = {name: float(value) for name, value in metrics.items() if not name.startswith(_COUNT_PREFIX)}
-    counts = {name.removeprefix(_COUNT_PREFIX): int(n) for name, n in metrics.items() if name.startswith(_COUNT_PREFIX)}
+    values = {
+        name: float(value) for name, value in metrics.items() if not name.startswith(_COUNT_PREFIX)
+    }
+    counts = {
+        name.removeprefix(_COUNT_PREFIX): int(n)
+        for name, n in metrics.items()
+        if name.startswith(_COUNT_PREFIX)
+    }
     ordered: dict[str, Any] = {
         **_count_non_finite("params", state.params),
         **_count_non_finite("model_state", state.model_state),
@@ -143,7 +163,12 @@ class _NonFiniteCounter:
         if ctx.axis_name is not None:
             counts = jax.lax.psum(counts, ctx.axis_name)
         # each of several optimizers has gradients of its own
-        return ctx.replace(metrics={**ctx.metrics, **{key: n + ctx.metrics.get(key, 0) for key, n in counts.items()}})
+        return ctx.replace(
+            metrics={
+                **ctx.metrics,
+                **{key: n + ctx.metrics.get(key, 0) for key, n in counts.items()},
+            }
+        )
 
 
 def _count_non_finite(name: str, tree: PyTree) -> dict[str, jax.Array]:

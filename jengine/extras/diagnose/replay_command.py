@@ -1,4 +1,6 @@
-"""`jengine replay`: a training step that the numerics guard dropped, repeated to find the first bad values."""
+"""`jengine replay`: a training step that the numerics guard dropped, repeated to find the first
+bad values.
+"""
 
 import argparse
 import contextlib
@@ -8,15 +10,16 @@ import jax
 from jax.sharding import AxisType
 
 from jengine.cli.commands import load, temporary_runner
+from jengine.extras.diagnose.replay import Findings, read_dump, replay_step
 from jengine.parallel.pjit import Pjit
-from jengine.extras.diagnose.replay import Findings, replay_step
-from jengine.extras.diagnose.replay import read_dump
 
 _MAX_PATHS = 20
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Replay the dump `args.dump` with the model and optimizer in the config, and print the findings."""
+    """Replay the dump `args.dump` with the model and optimizer in the config, and print the
+    findings.
+    """
     cfg = load(args, overrides)
     dump = read_dump(args.dump)
     with temporary_runner(cfg) as runner:
@@ -25,12 +28,17 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         is_explicit = isinstance(strategy, Pjit) and AxisType.Explicit in strategy.mesh.axis_types
         with jax.set_mesh(strategy.mesh) if is_explicit else contextlib.nullcontext():
             findings = replay_step(
-                runner.model, runner.build_optimizer(), runner.hooks, dump["state"], dump["batch"], dump["hyperparams"],
+                runner.model,
+                runner.build_optimizer(),
+                runner.hooks,
+                dump["state"],
+                dump["batch"],
+                dump["hyperparams"],
                 update=bool(dump["update"]),
                 phases=cfg["train_cfg"].get("phases"),
                 # replicas of DataParallel exist only within its own compiled step
                 compile_step=strategy.compile_train_step if strategy.axis_name else jax.jit,
-            )  # fmt: skip
+            )
     print(describe(int(dump["state"].step), findings))
 
 

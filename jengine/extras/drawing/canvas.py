@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jengine.config.errors import require_extra
-from jengine.logging.console import print_log
 from jengine.extras.drawing import draw
 from jengine.extras.drawing.display import show_image
+from jengine.logging.console import print_log
 
 Colors = str | tuple[int, int, int] | Sequence[str | tuple[int, int, int]]
 """A name that matplotlib knows, RGB from 0 to 255, or a list of either with one for each shape."""
@@ -23,13 +23,16 @@ _DPI = 100
 class Canvas:
     """Image with shapes and texts drawn over it.
 
-    `set_image` starts a picture, the methods `draw_*` draw on it and return the canvas, so that calls can be chained,
-    and `get_image` returns it. Coordinates are (x, y) in pixels, from the upper left corner. Colors are names that
-    matplotlib knows or RGB from 0 to 255, line styles and markers are matplotlib's; lists have one for each shape.
+    `set_image` starts a picture, the methods `draw_*` draw on it and return the canvas, so that
+    calls can be chained, and `get_image` returns it. Coordinates are (x, y) in pixels, from the
+    upper left corner. Colors are names that matplotlib knows or RGB from 0 to 255, line styles and
+    markers are matplotlib's; lists have one for each shape.
 
     >>> canvas = Canvas()
     >>> canvas.set_image(np.zeros((20, 30, 3), np.uint8))
-    >>> canvas.draw_bboxes([5, 5, 15, 15], edge_colors="r").draw_texts("cat", [5, 5]).get_image().shape
+    >>> canvas.draw_bboxes([5, 5, 15, 15], edge_colors="r").draw_texts(
+    ...     "cat", [5, 5]
+    ... ).get_image().shape
     (20, 30, 3)
     """
 
@@ -59,9 +62,15 @@ class Canvas:
         canvas.draw()
         return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
-    def show(self, drawn_img: np.ndarray | None = None, win_name: str = "image", wait_time: float = 0.0) -> None:
-        """Show a picture, by default that of `get_image`, in a window for `wait_time` seconds; 0 keeps it open."""
-        if not show_image(self.get_image() if drawn_img is None else drawn_img, win_name, wait_time):
+    def show(
+        self, drawn_img: np.ndarray | None = None, win_name: str = "image", wait_time: float = 0.0
+    ) -> None:
+        """Show a picture, by default that of `get_image`, in a window for `wait_time` seconds; 0
+        keeps it open.
+        """
+        if not show_image(
+            self.get_image() if drawn_img is None else drawn_img, win_name, wait_time
+        ):
             print_log(f"There is no display to show {win_name} on.", logger="current")
 
     def draw_points(
@@ -73,7 +82,9 @@ class Canvas:
     ) -> Self:
         """Draw points, float[N, 2]; `sizes` are areas in square points."""
         points = _check("positions", positions, 2)
-        self._require_image().scatter(points[:, 0], points[:, 1], c=_to_colors(colors), s=sizes, marker=marker)
+        self._require_image().scatter(
+            points[:, 0], points[:, 1], c=_to_colors(colors), s=sizes, marker=marker
+        )
         return self
 
     def draw_texts(
@@ -88,22 +99,33 @@ class Canvas:
         bboxes: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
         font_properties: Any = None,
     ) -> Self:
-        """Draw texts at positions, float[N, 2]; the other arguments are matplotlib's, `bboxes` are backgrounds."""
+        """Draw texts at positions, float[N, 2]; the other arguments are matplotlib's, `bboxes`
+        are backgrounds.
+        """
         texts = [texts] if isinstance(texts, str) else list(texts)
-        points, count = _check("positions", positions, 2), len(texts)
+        points = _check("positions", positions, 2)
+        count = len(texts)
         if len(points) != count:
-            raise ValueError(f"`positions` must have one entry per text, {count}, got {len(points)}")
+            raise ValueError(
+                f"`positions` must have one entry per text, {count}, got {len(points)}"
+            )
         self._warn_outside("positions", points)
-        axes, size = self._require_image(), max(math.sqrt(math.prod(self._size)) // 90, 10)
+        axes = self._require_image()
+        size = max(math.sqrt(math.prod(self._size)) // 90, 10)
         for i, (text, (x, y)) in enumerate(zip(texts, points.tolist(), strict=True)):
             axes.text(
-                x, y, text, size=_pick("font_sizes", font_sizes, i, count) or size,
-                color=_pick("colors", _to_colors(colors), i, count), bbox=_pick("bboxes", bboxes, i, count),
+                x,
+                y,
+                text,
+                size=_pick("font_sizes", font_sizes, i, count) or size,
+                color=_pick("colors", _to_colors(colors), i, count),
+                bbox=_pick("bboxes", bboxes, i, count),
                 verticalalignment=_pick("vertical_alignments", vertical_alignments, i, count),
                 horizontalalignment=_pick("horizontal_alignments", horizontal_alignments, i, count),
                 family=_pick("font_families", font_families, i, count),
-                fontproperties=_pick("font_properties", font_properties, i, count), clip_on=True,
-            )  # fmt: skip
+                fontproperties=_pick("font_properties", font_properties, i, count),
+                clip_on=True,
+            )
         return self
 
     def draw_lines(
@@ -115,7 +137,8 @@ class Canvas:
         line_widths: float | Sequence[float] = 2,
     ) -> Self:
         """Draw lines from (x[0], y[0]) to (x[1], y[1]), with x and y float[N, 2]."""
-        x, y = _check("x_datas", x_datas, 2), _check("y_datas", y_datas, 2)
+        x = _check("x_datas", x_datas, 2)
+        y = _check("y_datas", y_datas, 2)
         if x.shape != y.shape:
             raise ValueError(f"`y_datas` must have the shape of x_datas, {x.shape}, got {y.shape}")
         self._warn_outside("x_datas, y_datas", np.stack([x, y], -1))
@@ -134,12 +157,17 @@ class Canvas:
         """Draw circles with centers float[N, 2] and radii float[N]."""
         from matplotlib.patches import Circle
 
-        centers, radii = _check("center", center, 2), np.atleast_1d(np.asarray(radius, float))
+        centers = _check("center", center, 2)
+        radii = np.atleast_1d(np.asarray(radius, float))
         if radii.shape != (len(centers),):
-            raise ValueError(f"`radius` must have one entry per circle, {len(centers)}, got shape {radii.shape}")
+            raise ValueError(
+                f"`radius` must have one entry per circle, {len(centers)}, got shape {radii.shape}"
+            )
         self._warn_outside("center", np.stack([centers - radii[:, None], centers + radii[:, None]]))
         circles = [Circle(xy, r) for xy, r in zip(centers.tolist(), radii.tolist(), strict=True)]
-        return self._add("PatchCollection", circles, edge_colors, line_styles, line_widths, face_colors, alpha)
+        return self._add(
+            "PatchCollection", circles, edge_colors, line_styles, line_widths, face_colors, alpha
+        )
 
     def draw_bboxes(
         self,
@@ -155,9 +183,13 @@ class Canvas:
         if not (boxes[:, :2] <= boxes[:, 2:]).all():
             raise ValueError("`bboxes` must have left <= right and top <= bottom")
         return self.draw_polygons(
-            list(boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)), edge_colors, line_styles, line_widths,
-            face_colors, alpha,
-        )  # fmt: skip
+            list(boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)),
+            edge_colors,
+            line_styles,
+            line_widths,
+            face_colors,
+            alpha,
+        )
 
     def draw_polygons(
         self,
@@ -172,10 +204,15 @@ class Canvas:
         several: list[Any] = list(polygons) if isinstance(polygons, list | tuple) else [polygons]
         corners = [_check("polygons", polygon, 2) for polygon in several]
         self._warn_outside("polygons", np.concatenate(corners))
-        return self._add("PolyCollection", corners, edge_colors, line_styles, line_widths, face_colors, alpha)
+        return self._add(
+            "PolyCollection", corners, edge_colors, line_styles, line_widths, face_colors, alpha
+        )
 
     def draw_binary_masks(
-        self, binary_masks: ArrayLike, colors: Colors = (0, 255, 0), alphas: float | Sequence[float] = 0.8
+        self,
+        binary_masks: ArrayLike,
+        colors: Colors = (0, 255, 0),
+        alphas: float | Sequence[float] = 0.8,
     ) -> Self:
         """Draw masks, bool[N, H, W] or bool[H, W], over everything drawn before."""
         masks = np.asarray(binary_masks)
@@ -183,14 +220,17 @@ class Canvas:
         image = self.get_image()
         if masks.dtype != bool or masks.shape[1:] != self._size:
             raise ValueError(
-                f"`binary_masks` must be bool with the size of the image, {self._size}, got {masks.dtype}{masks.shape}"
+                f"`binary_masks` must be bool with the size of the image, {self._size}, got "
+                f"{masks.dtype}{masks.shape}"
             )
         from matplotlib.colors import to_rgb
 
         for i, mask in enumerate(masks):
             r, g, b = to_rgb(_pick("colors", _to_colors(colors), i, len(masks)))
             color = round(255 * r), round(255 * g), round(255 * b)
-            image = draw.draw_masks(image, mask[None], [color], _pick("alphas", alphas, i, len(masks)))
+            image = draw.draw_masks(
+                image, mask[None], [color], _pick("alphas", alphas, i, len(masks))
+            )
         self._set(image)
         return self
 
@@ -207,17 +247,21 @@ class Canvas:
         """Return a heat map of features as a picture, uint8[H, W, 3].
 
         Args:
-          featmap: float[C, H, W], channels first as in MMEngine: `np.moveaxis(features, -1, 0)` of Flax's.
+          featmap: float[C, H, W], channels first as in MMEngine: `np.moveaxis(features, -1, 0)` of
+            Flax's.
           overlaid_image: uint8[H, W, 3], to draw the features over.
-          channel_reduction: 'squeeze_mean' draws the mean of all channels, 'select_max' the channel with the largest
-            sum, None the `topk` channels with the largest sums.
-          topk: number of channels, with `channel_reduction=None`; -1 draws a map with 1 or 3 channels as it is.
+          channel_reduction: 'squeeze_mean' draws the mean of all channels, 'select_max' the channel
+            with the largest sum, None the `topk` channels with the largest sums.
+          topk: number of channels, with `channel_reduction=None`; -1 draws a map with 1 or 3
+            channels as it is.
           arrangement: rows and columns for the channels, at least `topk` in all.
           resize_shape: height and width of the map; that of the image by default.
           alpha: weight of the features over the image.
 
         Examples:
-          >>> Canvas.draw_featmap(np.random.rand(6, 4, 4), channel_reduction=None, topk=6, arrangement=(2, 3)).shape
+          >>> Canvas.draw_featmap(
+          ...     np.random.rand(6, 4, 4), channel_reduction=None, topk=6, arrangement=(2, 3)
+          ... ).shape
           (8, 12, 3)
         """
         features = np.asarray(featmap, np.float32)
@@ -225,13 +269,17 @@ class Canvas:
             raise ValueError(f"`featmap` must have the shape [C, H, W], got {features.shape}")
         if channel_reduction not in ("squeeze_mean", "select_max", None):
             raise ValueError(
-                f"`channel_reduction` must be 'squeeze_mean', 'select_max' or None, got {channel_reduction!r}"
+                "`channel_reduction` must be 'squeeze_mean', 'select_max' or None, got "
+                f"{channel_reduction!r}"
             )
         image = None if overlaid_image is None else draw.to_rgb(overlaid_image)
         size = resize_shape or (features.shape[1:] if image is None else image.shape[:2])
         features = _resize(features, size)
-        image = None if image is None else _resize(image.transpose(2, 0, 1), size).transpose(1, 2, 0)
-        # By activation, in a stable order: equal channels would otherwise change places between steps.
+        image = (
+            None if image is None else _resize(image.transpose(2, 0, 1), size).transpose(1, 2, 0)
+        )
+        # By activation, in a stable order: equal channels would otherwise change places between
+        # steps.
         order = np.argsort(-features.sum((1, 2)), kind="stable")
         if channel_reduction == "squeeze_mean":
             return _heat_map(features.mean(0), image, alpha)
@@ -240,16 +288,23 @@ class Canvas:
         if topk <= 0:
             if len(features) not in (1, 3):
                 raise ValueError(
-                    f"`topk` must be at least 1 for a map with {len(features)} channels, got {topk}; only maps with 1 "
+                    f"`topk` must be at least 1 for a map with {len(features)} channels, got "
+                    f"{topk}; only maps with 1 "
                     "or 3 channels are drawn as they are"
                 )
-            return _heat_map(features[0] if len(features) == 1 else features.transpose(1, 2, 0), image, alpha)
+            return _heat_map(
+                features[0] if len(features) == 1 else features.transpose(1, 2, 0), image, alpha
+            )
         rows, columns = arrangement
         if rows * columns < topk:
-            raise ValueError(f"`arrangement` must have room for topk={topk} channels, got {rows} x {columns}")
+            raise ValueError(
+                f"`arrangement` must have room for topk={topk} channels, got {rows} x {columns}"
+            )
         maps = [_heat_map(features[i], image, alpha) for i in order[:topk]]
         maps += [np.full_like(maps[0], 255)] * (rows * columns - len(maps))
-        return np.concatenate([np.concatenate(maps[i * columns : (i + 1) * columns], 1) for i in range(rows)])
+        return np.concatenate(
+            [np.concatenate(maps[i * columns : (i + 1) * columns], 1) for i in range(rows)]
+        )
 
     def _add(
         self,
@@ -267,10 +322,14 @@ class Canvas:
 
         axes.add_collection(
             getattr(collections, kind)(
-                shapes, edgecolors=_to_colors(edge_colors), facecolors=_to_colors(face_colors),
-                linestyles=line_styles, linewidths=line_widths, alpha=alpha,
+                shapes,
+                edgecolors=_to_colors(edge_colors),
+                facecolors=_to_colors(face_colors),
+                linestyles=line_styles,
+                linewidths=line_widths,
+                alpha=alpha,
             )
-        )  # fmt: skip
+        )
         return self
 
     def _warn_outside(self, name: str, points: np.ndarray) -> None:
@@ -278,7 +337,10 @@ class Canvas:
         self._require_image()
         height, width = self._size
         if ((points < 0) | (points > (width, height))).any():
-            text = f"`{name}` reaches beyond the image of {width} x {height} pixels: that part is not drawn"
+            text = (
+                f"`{name}` reaches beyond the image of {width} x {height} pixels: that part is "
+                "not drawn"
+            )
             warnings.warn(text, stacklevel=3)
 
     def _require_image(self) -> Any:
@@ -292,7 +354,9 @@ def _check(name: str, values: ArrayLike, width: int) -> np.ndarray:
     array = np.asarray(values, np.float64)
     array = array[None] if array.ndim == 1 else array
     if array.ndim != 2 or array.shape[1] != width:
-        raise ValueError(f"`{name}` must have the shape (N, {width}) or ({width},), got {np.shape(values)}")
+        raise ValueError(
+            f"`{name}` must have the shape (N, {width}) or ({width},), got {np.shape(values)}"
+        )
     return array
 
 
@@ -320,14 +384,23 @@ def _resize(channels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Resize [C, h, w] bilinearly to [C, H, W]."""
     if channels.shape[1:] == tuple(size):
         return channels
-    return np.asarray(jax.image.resize(channels.astype(np.float32), (len(channels), *size), "linear", antialias=False))
+    return np.asarray(
+        jax.image.resize(
+            channels.astype(np.float32), (len(channels), *size), "linear", antialias=False
+        )
+    )
 
 
 def _heat_map(features: np.ndarray, image: np.ndarray | None, alpha: float) -> np.ndarray:
-    """Return features, [H, W] as colors or [H, W, 3] as RGB, scaled to their range, over an image if there is one."""
+    """Return features, [H, W] as colors or [H, W, 3] as RGB, scaled to their range, over an
+    image if there is one.
+    """
     from matplotlib import colormaps
 
-    low, high = features.min(), features.max()
+    low = features.min()
+    high = features.max()
     scaled = (features - low) / max(high - low, 1e-12)
     colors = 255 * (colormaps["jet"](scaled)[..., :3] if features.ndim == 2 else scaled)
-    return (colors if image is None else (1 - alpha) * image + alpha * colors).round().astype(np.uint8)
+    return (
+        (colors if image is None else (1 - alpha) * image + alpha * colors).round().astype(np.uint8)
+    )

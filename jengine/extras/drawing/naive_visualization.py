@@ -9,16 +9,16 @@ import jax
 import numpy as np
 
 from jengine.config.annotations import Count
+from jengine.config.registry import HOOKS
 from jengine.data.batch_check import Batch
 from jengine.data.masking import get_mask
-from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.config.registry import HOOKS
-from jengine.model.selection import Selector, find, select_array
-from jengine.parallel.local_batch import process_local_batch
-from jengine.logging.convert import import_pillow
 from jengine.extras.drawing.draw import resize_nearest
 from jengine.extras.drawing.samples import to_entry
+from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.logging.convert import import_pillow
+from jengine.model.selection import Selector, find, select_array
+from jengine.parallel.local_batch import process_local_batch
 
 
 @HOOKS.register_module()
@@ -26,21 +26,25 @@ from jengine.extras.drawing.samples import to_entry
 class NaiveVisualizationHook(Hook):
     """Pictures of every sample in every `interval`-th test batch, with label and prediction.
 
-    The hook reverts the preprocessing of images: it computes `image * std + mean`, removes the padding (if the batch
-    has `scale`, int[B, 2], width and height), and restores the original size (if it has `ori_width` and `ori_height`,
-    int[B]). A sample is named by the file in `img_path` of the dataset metainfo, or else by its index. With several
-    processes, only examples of the first one are drawn.
+    The hook reverts the preprocessing of images: it computes `image * std + mean`, removes the
+      padding (if the batch
+    has `scale`, int[B, 2], width and height), and restores the original size (if it has `ori_width`
+    and `ori_height`, int[B]). A sample is named by the file in `img_path` of the dataset metainfo,
+    or else by its index. With several processes, only examples of the first one are drawn.
 
-    Labels and predictions are classes, numbers or segmentations: int[B], float[B], logits float[B, C], class indices
-    int[B, H, W], or logits float[B, H, W, C]. For others you can override `make_data_sample` in a subclass.
+    Labels and predictions are classes, numbers or segmentations: int[B], float[B], logits float[B,
+      C], class indices
+    int[B, H, W], or logits float[B, H, W, C]. For others you can override `make_data_sample` in a
+    subclass.
 
     Args:
       interval: number of test batches between two that are drawn.
       draw_gt: draw the ground truth.
       draw_pred: draw the prediction.
-      img_norm_cfg: `dict(mean=..., std=...)` for images from 0 to 255; None if images were not normalized.
-      image: name, index or dotted path of the batch entry with the images, [B, H, W, C], integers from 0 to 255 or
-        floats from 0 to 1.
+      img_norm_cfg: `dict(mean=..., std=...)` for images from 0 to 255; None if images were not
+        normalized.
+      image: name, index or dotted path of the batch entry with the images, [B, H, W, C], integers
+        from 0 to 255 or floats from 0 to 1.
       label: the batch entry with the ground truth, if any.
       prediction: the entry in the predictions; None if they are an array.
     """
@@ -73,7 +77,8 @@ class NaiveVisualizationHook(Hook):
     ) -> None:
         """Draw the examples in the batch if it is due, without padding."""
         images = select_array(data_batch, self.image, "NaiveVisualizationHook.image", "batch")
-        first, batch_size = self._num_examples, len(images)
+        first = self._num_examples
+        batch_size = len(images)
         self._num_examples += batch_size  # also where nothing is drawn: names have the index
         if not self.every_n_inner_iters(batch_idx, self.interval):
             return
@@ -87,7 +92,9 @@ class NaiveVisualizationHook(Hook):
         mask = get_mask(batch)
         num_local = len(find(batch, self.image))
         for i in np.flatnonzero(np.ones(num_local, bool) if mask is None else mask):
-            sample, prediction = (jax.tree.map(lambda x, i=i: x[i], tree) for tree in (batch, predictions))
+            sample, prediction = (
+                jax.tree.map(lambda x, i=i: x[i], tree) for tree in (batch, predictions)
+            )
             index = int(find(sample, "sample_idx", first + i))
             runner.visualizer.add_datasample(
                 os.path.basename(files[index]) if files is not None else f"sample_{index}",
@@ -99,7 +106,8 @@ class NaiveVisualizationHook(Hook):
             )
 
     def make_data_sample(self, sample: Any, prediction: Any) -> dict[str, Any]:
-        """Return a data sample for the visualizer, from NumPy arrays: one example in the batch, and its prediction.
+        """Return a data sample for the visualizer, from NumPy arrays: one example in the batch, and
+        its prediction.
 
         It has `gt_label` or `gt_sem_seg`, and `pred_label` or `pred_sem_seg`.
         """
@@ -108,11 +116,16 @@ class NaiveVisualizationHook(Hook):
             entries["gt"] = to_entry(label, "NaiveVisualizationHook.label")
         if self.draw_pred:
             argument = "NaiveVisualizationHook.prediction"
-            entries["pred"] = to_entry(select_array(prediction, self.prediction, argument, "predictions"), argument)
-        # Networks predict at a lower resolution: nearest, as indices of classes have no values between them.
+            entries["pred"] = to_entry(
+                select_array(prediction, self.prediction, argument, "predictions"), argument
+            )
+        # Networks predict at a lower resolution: nearest, as indices of classes have no values
+        # between them.
         size = find(sample, self.image).shape[:2]
         return {
-            f"{side}_{kind}": value if kind == "label" else _restore_size(resize_nearest(value, size), sample)
+            f"{side}_{kind}": value
+            if kind == "label"
+            else _restore_size(resize_nearest(value, size), sample)
             for side, (kind, value) in entries.items()
         }
 
@@ -120,7 +133,9 @@ class NaiveVisualizationHook(Hook):
         """Return the image before preprocessing, uint8[H, W, C]."""
         image = find(sample, self.image)
         if self.img_norm_cfg is not None:
-            image = image * np.asarray(self.img_norm_cfg["std"]) + np.asarray(self.img_norm_cfg["mean"])
+            image = image * np.asarray(self.img_norm_cfg["std"]) + np.asarray(
+                self.img_norm_cfg["mean"]
+            )
         elif np.issubdtype(image.dtype, np.floating):
             image = image * 255
         # Rounding may leave the range, and a cast would wrap around
@@ -128,7 +143,9 @@ class NaiveVisualizationHook(Hook):
 
 
 def _restore_size(array: np.ndarray, sample: Any) -> np.ndarray:
-    """Remove the padding of an image [H, W, C] or of class indices [H, W], and restore the original size."""
+    """Remove the padding of an image [H, W, C] or of class indices [H, W], and restore the
+    original size.
+    """
     if (scale := find(sample, "scale")) is not None:
         width, height = scale
         array = array[:height, :width]  # images are padded at the bottom and right

@@ -11,8 +11,8 @@ def to_entry(value: ArrayLike, argument: str) -> tuple[str, np.ndarray]:
     """Return the kind of an entry, 'label' or 'sem_seg', and the value to draw.
 
     Args:
-      value: labels or predictions for one example: a class index int[] or a real number float[]; logits float[C]; class
-        indices int[H, W]; or logits float[H, W, C].
+      value: labels or predictions for one example: a class index int[] or a real number float[];
+        logits float[C]; class indices int[H, W]; or logits float[H, W, C].
       argument: the argument that selects it, for the error message.
 
     Examples:
@@ -20,7 +20,8 @@ def to_entry(value: ArrayLike, argument: str) -> tuple[str, np.ndarray]:
       ('label', array(1))
     """
     array = np.asarray(value)
-    # Integers are classes and floats are logits: nothing else distinguishes a mask [H, W] from scores.
+    # Integers are classes and floats are logits: nothing else distinguishes a mask [H, W] from
+    # scores.
     is_index = array.dtype.kind in "biu"
     if array.ndim == 0:
         return "label", array if is_index else array.astype(np.float32)
@@ -31,6 +32,7 @@ def to_entry(value: ArrayLike, argument: str) -> tuple[str, np.ndarray]:
     if array.ndim == 3 and not is_index:
         return "sem_seg", array.argmax(axis=-1)
     raise ConfigError(
-        f"`{argument}` must select a number, logits f[C], class indices i[H,W] or logits f[H,W,C] of each example, "
+        f"`{argument}` must select a number, logits f[C], class indices i[H,W] or logits f[H,W,C] "
+        "of each example, "
         f"got {describe_array(array)}"
     )

@@ -7,16 +7,18 @@ from typing import Any
 
 import jax
 
-from jengine.extras.imix.hook_base import HookBase
 from jengine.config.registry import HOOKS
+from jengine.extras.imix.hook_base import HookBase
 
 
 @HOOKS.register_module()
 class AutogradAnomalyDetectHook(HookBase):
-    """Hook that sets JAX's NaN checks during training, and restores the previous setting at the end.
+    """Hook that sets JAX's NaN checks during training, and restores the previous setting at the
+    end.
 
-    A step that produces a NaN ends training with a FloatingPointError that names the operation. With the checks the
-    host waits for every step, and the state after the failed step is lost: only the latest checkpoint remains.
+    A step that produces a NaN ends training with a FloatingPointError that names the operation.
+    With the checks the host waits for every step, and the state after the failed step is lost: only
+    the latest checkpoint remains.
 
     >>> AutogradAnomalyDetectHook(mode=True, infs=True).mode
     True
@@ -33,8 +35,9 @@ class AutogradAnomalyDetectHook(HookBase):
 
     def before_train(self) -> None:
         """Set the checks for this thread."""
-        # Not for the process: once JAX has traced an operation that disables the checks internally, such as
-        # logsumexp, the process-wide setting no longer affects the compiled calls of that thread.
+        # Not for the process: once JAX has traced an operation that disables the checks internally,
+        # such as logsumexp, the process-wide setting no longer affects the compiled calls of that
+        # thread.
         self._checks.enter_context(jax.debug_nans(self.mode))
         self._checks.enter_context(jax.debug_infs(self.mode and self.infs))
 
@@ -47,19 +50,25 @@ class AutogradAnomalyDetectHook(HookBase):
 class AutogradProfilerHook(HookBase):
     """Hook that traces the host and all devices in each iteration that a predicate selects.
 
-    A trace is a directory `profiler-trace-iter<n>` in `output_dir`, with n counted from 0, for TensorBoard's profile
-    plugin and Perfetto. The host waits for a traced iteration before it ends the trace.
+    A trace is a directory `profiler-trace-iter<n>` in `output_dir`, with n counted from 0, for
+    TensorBoard's profile plugin and Perfetto. The host waits for a traced iteration before it ends
+    the trace.
 
     >>> hook = AutogradProfilerHook(lambda trainer: trainer.iter == 10, "traces")
 
     Args:
-      enable_predicate: function that takes the trainer and returns whether to trace the iteration that starts.
+      enable_predicate: function that takes the trainer and returns whether to trace the iteration
+        that starts.
       output_dir: directory for the traces.
       use_cuda: without effect, for compatibility with iMIX; JAX traces all devices.
     """
 
     def __init__(
-        self, enable_predicate: Callable[[Any], bool], output_dir: str | os.PathLike[str], *, use_cuda: bool = True
+        self,
+        enable_predicate: Callable[[Any], bool],
+        output_dir: str | os.PathLike[str],
+        *,
+        use_cuda: bool = True,
     ) -> None:
         self.enable_predicate = enable_predicate
         self.output_dir = output_dir
@@ -68,7 +77,9 @@ class AutogradProfilerHook(HookBase):
     def before_train_iter(self) -> None:
         """Start a trace if the predicate is true."""
         if self.enable_predicate(self.trainer):
-            jax.profiler.start_trace(os.path.join(self.output_dir, f"profiler-trace-iter{self.trainer.iter}"))
+            jax.profiler.start_trace(
+                os.path.join(self.output_dir, f"profiler-trace-iter{self.trainer.iter}")
+            )
             self._tracing = True
 
     def after_train_iter(self) -> None:

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from optax import Params
 
 from jengine.config.annotations import Decay
-from jengine.train.average import Average, AverageState
-from jengine.extras.imix.hook_base import HookBase
 from jengine.config.errors import ConfigError
 from jengine.config.registry import HOOKS
+from jengine.extras.imix.hook_base import HookBase
+from jengine.train.average import Average, AverageState
 from jengine.train.traced_hooks import StepContext
 
 
@@ -37,11 +37,13 @@ class _Average(Average):
 
 @HOOKS.register_module()
 class EMAIterHook(HookBase):
-    """Hook that keeps an exponential moving average of parameters and model state, updated in every compiled step.
+    """Hook that keeps an exponential moving average of parameters and model state, updated in every
+    compiled step.
 
-    The average starts as a copy and is updated by `ema = decay * ema + (1 - decay) * new`. It affects neither training
-    nor validation. Checkpoints store it as a hook state, not as parameters; `EMAEpochHook` saves it separately. For an
-    average to evaluate and deploy use EMAHook, whose `momentum` is 1 - decay.
+    The average starts as a copy and is updated by `ema = decay * ema + (1 - decay) * new`. It
+    affects neither training nor validation. Checkpoints store it as a hook state, not as
+    parameters; `EMAEpochHook` saves it separately. For an average to evaluate and deploy use
+    EMAHook, whose `momentum` is 1 - decay.
 
     >>> hook = EMAIterHook(decay=0.9)
     >>> state = hook.init_traced_state({"w": jax.numpy.ones(2)}, {})
@@ -59,7 +61,8 @@ class EMAIterHook(HookBase):
 
     def traced_update(self, ctx: StepContext) -> StepContext:
         """Update the averages."""
-        # the engine's first update, number 0, copies the parameters; iMIX's average starts as that copy
+        # the engine's first update, number 0, copies the parameters; iMIX's average starts as that
+        # copy
         average = AverageState(tuple(ctx.hook_state), steps=jnp.ones((), jnp.int32))
         new = self._average.update(average, (ctx.params, ctx.model_state))
         return ctx.replace(hook_state=EMAState(*new.params))
@@ -71,21 +74,25 @@ class EMAIterHook(HookBase):
 
 @HOOKS.register_module()
 class EMAEpochHook(HookBase):
-    """Hook that saves the averages of EMAIterHook after each epoch as a checkpoint `ema_epoch_<k>`, k from 0.
+    """Hook that saves the averages of EMAIterHook after each epoch as a checkpoint `ema_epoch_<k>`,
+    k from 0.
 
-    The entries `params` and `model_state` are the averages. A run cannot be resumed from it, but `load_from` can load
-    it.
+    The entries `params` and `model_state` are the averages. A run cannot be resumed from it, but
+    `load_from` can load it.
     """
 
     def before_train(self) -> None:
         """Check that the run computes averages."""
         if not any(isinstance(hook, EMAIterHook) for hook in self.trainer.hooks):
-            raise ConfigError("EMAEpochHook must be used with an EMAIterHook, whose averages it saves, got none")
+            raise ConfigError(
+                "EMAEpochHook must be used with an EMAIterHook, whose averages it saves, got none"
+            )
 
     def after_train_epoch(self) -> None:
         """Save the averages."""
         trainer = self.trainer
         averages = trainer.state.hook_state[EMAIterHook.__name__]
         path = os.path.join(trainer.work_dir, f"ema_epoch_{trainer.epoch}")
-        meta = {"epoch": trainer.epoch + 1, "iter": None}  # without a number, no run resumes from it
+        # without a number, no run resumes from it
+        meta = {"epoch": trainer.epoch + 1, "iter": None}
         trainer.checkpointer.save(path, averages._asdict(), {"meta": meta}, latest=False)

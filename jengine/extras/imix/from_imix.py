@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from jengine.config.annotations import Count, check_values, is_mapping, parameters_of
 from jengine.config.containers import check_keys
+from jengine.config.errors import ArgumentError, ConfigError, config_path
 from jengine.extras.imix.checkpoint import CheckPointHook
 from jengine.extras.imix.optimizer import Fp16OptimizerHook, OptimizerHook
-from jengine.config.errors import ArgumentError, ConfigError, config_path
 
 
 class _Sections(NamedTuple):
@@ -42,37 +42,49 @@ class _Sections(NamedTuple):
 KEYS = _Sections._fields
 _DATA_KEYS = ("samples_per_gpu", "workers_per_gpu", "data", "sampler")
 _SECTION_KEYS = {
-    "optimizer_config": ("grad_clip",), "log_config": ("period", "hooks"),
+    "optimizer_config": ("grad_clip",),
+    "log_config": ("period", "hooks"),
     "checkpoint_config": tuple(name for name in parameters_of(CheckPointHook) if name != "self"),
-}  # fmt: skip
+}
 _REPLACED = ("timer", "logger", "param_scheduler", "checkpoint")
 
 
 def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a config in iMIX's style to the arguments of a Runner.
 
-    iMIX's hooks replace the default hooks for timing, logging, schedules and checkpoints. An optimizer wrapper with
-    `OptimizerHook`'s settings makes the updates. Model, data and metrics are jengine's, under iMIX's keys.
+    iMIX's hooks replace the default hooks for timing, logging, schedules and checkpoints. An
+    optimizer wrapper with `OptimizerHook`'s settings makes the updates. Model, data and metrics are
+    jengine's, under iMIX's keys.
 
     >>> data = dict(samples_per_gpu=8, data=dict(type="my_data.Questions"))
-    >>> cfg = from_imix(dict(model=dict(type="my_model.Vqa"), work_dir="runs/vqa", train_data=data, max_iter=1000,
-    ...                      optimizer=dict(type="BertAdam", lr=1e-3)))
+    >>> cfg = from_imix(
+    ...     dict(
+    ...         model=dict(type="my_model.Vqa"),
+    ...         work_dir="runs/vqa",
+    ...         train_data=data,
+    ...         max_iter=1000,
+    ...         optimizer=dict(type="BertAdam", lr=1e-3),
+    ...     )
+    ... )
     >>> cfg["train_cfg"]
     {'by_epoch': False, 'max_iters': 1000, 'val_begin': 1001}
 
     Args:
-      cfg: `model`, `work_dir`, `optimizer`; `train_data` and `test_data`, each `dict(samples_per_gpu=, data=dict(...),
-        workers_per_gpu=0)`, the latter with `post_processor=dict(metrics=[...])`; `total_epochs`, or `max_iter` with or
-        without `by_iter=True`; and any of `optimizer_config=dict(grad_clip=)`, `fp16`, `gradient_accumulation_steps`,
-        `is_lr_accumulation`, `lr_config=dict(policy=, ...)`, `momentum_config=dict(policy=, ...)`,
-        `log_config=dict(period=, hooks=[...])`, `checkpoint_config`, `is_run_eval`, `eval_iter_period`, `custom_hooks`,
-        `load_from`, `resume_from`, `resume_settings` (the Runner's), `seed`. It is not modified.
+      cfg: `model`, `work_dir`, `optimizer`; `train_data` and `test_data`, each
+        `dict(samples_per_gpu=, data=dict(...), workers_per_gpu=0)`, the latter with
+        `post_processor=dict(metrics=[...])`; `total_epochs`, or `max_iter` with or without
+        `by_iter=True`; and any of `optimizer_config=dict(grad_clip=)`, `fp16`,
+        `gradient_accumulation_steps`, `is_lr_accumulation`, `lr_config=dict(policy=, ...)`,
+        `momentum_config=dict(policy=, ...)`, `log_config=dict(period=, hooks=[...])`,
+        `checkpoint_config`, `is_run_eval`, `eval_iter_period`, `custom_hooks`, `load_from`,
+        `resume_from`, `resume_settings` (the Runner's), `seed`. It is not modified.
 
     Returns:
       A plain dict for `Runner.from_cfg`, or for a config file to return.
 
     Raises:
-      ConfigError: a key is unknown or missing, or the length is given in both epochs and iterations.
+      ConfigError: a key is unknown or missing, or the length is given in both epochs and
+        iterations.
       ArgumentError: `custom_hooks` is not a list.
     """
     cfg = dict(cfg.items())
@@ -108,15 +120,23 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
         return arguments
     metrics = dict(sections.test_data.get("post_processor") or {}).get("metrics")
     if not metrics:
-        raise ConfigError("`test_data` must have post_processor=dict(metrics=[...]), got no metrics")
+        raise ConfigError(
+            "`test_data` must have post_processor=dict(metrics=[...]), got no metrics"
+        )
     loader = _dataloader("test_data", sections.test_data)
     for mode in ("val", "test"):  # both on the test data
-        arguments |= {f"{mode}_dataloader": dict(loader), f"{mode}_cfg": {}, f"{mode}_evaluator": metrics}
+        arguments |= {
+            f"{mode}_dataloader": dict(loader),
+            f"{mode}_cfg": {},
+            f"{mode}_evaluator": metrics,
+        }
     return arguments
 
 
 def _optimizer_hook(cfg: _Sections) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config of the hook that describes the updates, and the arguments for the optimizer wrapper."""
+    """Return the config of the hook that describes the updates, and the arguments for the
+    optimizer wrapper.
+    """
     options: dict[str, Any] = {
         "grad_clip": dict(cfg.optimizer_config or {}).get("grad_clip"),
         "gradient_accumulation_steps": cfg.gradient_accumulation_steps,
@@ -130,7 +150,9 @@ def _optimizer_hook(cfg: _Sections) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _split_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Return `optimizer`, `constructor` and `paramwise_cfg`; iMIX has the last two inside the first."""
+    """Return `optimizer`, `constructor` and `paramwise_cfg`; iMIX has the last two inside the
+    first.
+    """
     if not is_mapping(optimizer):
         return {"optimizer": optimizer}
     arguments = dict(optimizer.items())
@@ -144,11 +166,15 @@ def _split_optimizer(optimizer: Any) -> dict[str, Any]:
 def _schedule(name: str, cfg: Mapping[str, Any] | None) -> dict[str, Any]:
     schedule = dict(cfg or {})
     if schedule and schedule.get("policy") is None:
-        raise ConfigError(f"`{name}` must have a `policy`, the type of its scheduler, got {sorted(schedule)}")
+        raise ConfigError(
+            f"`{name}` must have a `policy`, the type of its scheduler, got {sorted(schedule)}"
+        )
     return {"type": schedule.pop("policy"), **schedule} if schedule else {}
 
 
-def _hooks(cfg: _Sections, lr: Mapping[str, Any], momentum: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _hooks(
+    cfg: _Sections, lr: Mapping[str, Any], momentum: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Return iMIX's default hooks after the optimizer hook, in iMIX's order."""
     log = {"period": 50, **dict(cfg.log_config or {})}
     warmup = lr.get("warmup_iters", lr.get("warmup_iterations", 0))
@@ -170,13 +196,17 @@ def _hooks(cfg: _Sections, lr: Mapping[str, Any], momentum: Mapping[str, Any]) -
 
 
 def _train_cfg(cfg: _Sections) -> dict[str, Any]:
-    epochs, iterations = cfg.total_epochs, cfg.max_iter
+    epochs = cfg.total_epochs
+    iterations = cfg.max_iter
     if (epochs is None) == (iterations is None):
         raise ConfigError(
-            f"exactly one of `total_epochs` and `max_iter` must be given, got {epochs!r} and {iterations!r}"
+            f"exactly one of `total_epochs` and `max_iter` must be given, got {epochs!r} and "
+            f"{iterations!r}"
         )
     if cfg.by_iter not in (None, iterations is not None):
-        raise ConfigError(f"`by_iter` must be True with max_iter, False with total_epochs, got {cfg.by_iter!r}")
+        raise ConfigError(
+            f"`by_iter` must be True with max_iter, False with total_epochs, got {cfg.by_iter!r}"
+        )
     # `val_begin` is after the end, because EvaluateHook runs the validations.
     if iterations is not None:
         return dict(by_epoch=False, max_iters=iterations, val_begin=iterations + 1)
@@ -192,5 +222,8 @@ def _dataloader(name: str, cfg: Any) -> dict[str, Any]:
                 raise ConfigError(f"`{name}` must have the key {key!r}, got {sorted(data)}")
     sampler = {} if data.get("sampler") is None else {"sampler": data["sampler"]}
     return dict(
-        batch_size=data["samples_per_gpu"], num_workers=data.get("workers_per_gpu", 0), dataset=data["data"], **sampler
+        batch_size=data["samples_per_gpu"],
+        num_workers=data.get("workers_per_gpu", 0),
+        dataset=data["data"],
+        **sampler,
     )

@@ -8,46 +8,61 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jax.typing import ArrayLike
 
-from jengine.extras.imix.log_buffer import LogBuffer
 from jengine.config.errors import ArgumentError
+from jengine.extras.imix.log_buffer import LogBuffer
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import PriorityStatus, get_level, to_priority
 from jengine.hooks.runner_protocol import RunnerProtocol
 
 if TYPE_CHECKING:
-    _Base = Any  # subclasses define the six methods without arguments, which the signatures of Hook do not allow
+    # subclasses define the six methods without arguments, which the signatures of Hook do not allow
+    _Base = Any
 else:
     _Base = Hook
 
-STAGES = tuple(f"{when}_train{what}" for when in ("before", "after") for what in ("", "_epoch", "_iter"))
+STAGES = tuple(
+    f"{when}_train{what}" for when in ("before", "after") for what in ("", "_epoch", "_iter")
+)
 
 
 class Trainer:
-    """Weak proxy for a Runner, with its attributes also under iMIX's names: a hook does not keep the run alive.
+    """Weak proxy for a Runner, with its attributes also under iMIX's names: a hook does not keep
+    the run alive.
 
-    Setting an attribute sets that of the Runner. After the end of the Runner each access raises ReferenceError.
+    Setting an attribute sets that of the Runner. After the end of the Runner each access raises
+    ReferenceError.
     """
 
     __slots__ = ("_runner",)
-    _names: ClassVar[Mapping[str, str]] = {"_hooks": "hooks", "max_iter": "max_iters", "max_epoch": "max_epochs"}
+    _names: ClassVar[Mapping[str, str]] = {
+        "_hooks": "hooks",
+        "max_iter": "max_iters",
+        "max_epoch": "max_epochs",
+    }
 
     def __init__(self, runner: RunnerProtocol) -> None:
-        object.__setattr__(self, "_runner", weakref.proxy(runner))  # as `__setattr__` sets on the Runner
+        # as `__setattr__` sets on the Runner
+        object.__setattr__(self, "_runner", weakref.proxy(runner))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner.train_loop if name == "by_epoch" else self._runner, self._names.get(name, name))
+        return getattr(
+            self._runner.train_loop if name == "by_epoch" else self._runner,
+            self._names.get(name, name),
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._runner, name, value)
 
 
 class HookBase(_Base):
-    """Base class for hooks with iMIX's six stages: `before_` and `after_` of `train`, `train_epoch` and `train_iter`.
+    """Base class for hooks with iMIX's six stages: `before_` and `after_` of `train`, `train_epoch`
+    and `train_iter`.
 
-    The methods take no arguments. `self.trainer` is a `Trainer`; other hooks are in `self.trainer.hooks`. In the two
-    iteration methods `self.inner_iter` is the iteration index in the epoch, and in the second `self.outputs` are the
-    step outputs, device arrays by name. Training by iterations has no epochs, so the epoch methods are not called.
-    `after_train` is also called if training has failed.
+    The methods take no arguments. `self.trainer` is a `Trainer`; other hooks are in
+    `self.trainer.hooks`. In the two iteration methods `self.inner_iter` is the iteration index in
+    the epoch, and in the second `self.outputs` are the step outputs, device arrays by name.
+    Training by iterations has no epochs, so the epoch methods are not called. `after_train` is also
+    called if training has failed.
 
     All other stages and the traced methods are those of `Hook`.
 
@@ -57,7 +72,8 @@ class HookBase(_Base):
 
     Attributes:
       level: position among other hooks, see `PriorityStatus`; `level` in a config overrides it.
-      log_buffer: validation results, images and histograms to write; None unless the hook has writers.
+      log_buffer: validation results, images and histograms to write; None unless the hook has
+        writers.
     """
 
     default_level: ClassVar[PriorityStatus] = PriorityStatus.NORMAL
@@ -95,7 +111,8 @@ class HookBase(_Base):
 
         Args:
           name: image tag.
-          data: uint8[H, W, C], or floats from 0 to 1; C is 1, 3 or 4. The host does not wait for a device array.
+          data: uint8[H, W, C], or floats from 0 to 1; C is 1, 3 or 4. The host does not wait for a
+            device array.
         """
         for buffer in self.log_buffers():
             buffer.put_image(name, data, self.trainer.iter)
@@ -116,16 +133,24 @@ class HookBase(_Base):
             try:
                 self.after_train(runner)
             except Exception as error:  # must not hide the error that ended training
-                runner.logger.error(f"{type(self).__name__}.after_train failed: {type(error).__name__}: {error}")
+                runner.logger.error(
+                    f"{type(self).__name__}.after_train failed: {type(error).__name__}: {error}"
+                )
 
 
-def _add_runner_arguments(cls: type, stage: str, method: Callable[[Any], None]) -> Callable[..., None]:
-    """Return the method with the arguments that the Runner passes; all are optional for `super().before_train()`."""
+def _add_runner_arguments(
+    cls: type, stage: str, method: Callable[[Any], None]
+) -> Callable[..., None]:
+    """Return the method with the arguments that the Runner passes; all are optional for
+    `super().before_train()`.
+    """
     parameters = list(inspect.signature(method).parameters)
     if len(parameters) != 1:
         raise TypeError(
-            f"{cls.__name__}.{stage} must have no arguments except self, because {cls.__name__} is a HookBase, got "
-            f"{parameters}; use self.trainer for the run, or derive from jengine.hooks.Hook for methods with a runner"
+            f"{cls.__name__}.{stage} must have no arguments except self, because {cls.__name__} "
+            "is a HookBase, got "
+            f"{parameters}; use self.trainer for the run, or derive from jengine.hooks.Hook for "
+            "methods with a runner"
         )
 
     @functools.wraps(method)
@@ -142,7 +167,8 @@ def _add_runner_arguments(cls: type, stage: str, method: Callable[[Any], None]) 
             return None  # training by iterations has no epochs, as in iMIX
         self.bind(runner)
         if batch_idx is not None:
-            self.inner_iter, self.outputs = batch_idx, outputs
+            self.inner_iter = batch_idx
+            self.outputs = outputs
         return method(self)
 
     return call
@@ -154,7 +180,9 @@ def register_hooks(runner: RunnerProtocol, hooks: Iterable[HookBase | None]) -> 
         if hook is None:
             continue
         if not isinstance(hook, HookBase):
-            raise ArgumentError(f"a hook of iMIX must be a HookBase, got {type(hook).__name__}: {hook!r}")
+            raise ArgumentError(
+                f"a hook of iMIX must be a HookBase, got {type(hook).__name__}: {hook!r}"
+            )
         # First: from its registration on the hook may be called, and reads the trainer.
         hook.bind(runner)
         runner.register_hook(hook)

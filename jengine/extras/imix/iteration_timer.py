@@ -5,16 +5,19 @@ import time
 from collections.abc import Callable
 
 from jengine.config.annotations import Index
-from jengine.extras.imix.hook_base import HookBase
 from jengine.config.registry import HOOKS
+from jengine.extras.imix.hook_base import HookBase
 
 
 @HOOKS.register_module()
 class IterationTimerHook(HookBase):
-    """Hook that records `data_time` and `iter_time` of each iteration and `epoch_time`, and logs a summary.
+    """Hook that records `data_time` and `iter_time` of each iteration and `epoch_time`, and logs a
+    summary.
 
-    All times are in seconds. The device runs asynchronously: a single `iter_time` is the host's time, but the mean over
-    several iterations is the step time (see IterTimerHook). After a resume the summary covers the new iterations only.
+    All times are in seconds. The device runs asynchronously: a single `iter_time` is the host's
+      time, but the mean over
+    several iterations is the step time (see IterTimerHook). After a resume the summary covers the
+    new iterations only.
 
     >>> IterationTimerHook(warmup_iter=10).warmup_iter
     10
@@ -24,10 +27,14 @@ class IterationTimerHook(HookBase):
       clock: function that returns the time in seconds.
     """
 
-    def __init__(self, warmup_iter: Index = 0, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, warmup_iter: Index = 0, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.warmup_iter = warmup_iter
         self._clock = clock
-        self._train_start = self._epoch_start = self._iter_start = self._iter_end = self._warmup_end = 0.0
+        self._train_start = self._epoch_start = self._iter_start = self._iter_end = (
+            self._warmup_end
+        ) = 0.0
         self._iters_done = self._epochs_done = 0
 
     def before_train(self) -> None:
@@ -61,7 +68,8 @@ class IterationTimerHook(HookBase):
 
     def after_train(self) -> None:
         """Log the summary."""
-        logger, total_time = self.trainer.logger, self._clock() - self._train_start
+        logger = self.trainer.logger
+        total_time = self._clock() - self._train_start
         # The first iterations compile, and are not part of the speed.
         num_iters = self._iters_done - self.warmup_iter
         if num_iters > 0:
@@ -72,7 +80,9 @@ class IterationTimerHook(HookBase):
             )
         if self._epochs_done:
             mean = total_time / self._epochs_done
-            logger.info(f"{self._epochs_done} epochs in {_format_time(total_time)} ({mean:.4f} sec/epoch)")
+            logger.info(
+                f"{self._epochs_done} epochs in {_format_time(total_time)} ({mean:.4f} sec/epoch)"
+            )
         logger.info(f"total training time:{_format_time(total_time)}")
 
 

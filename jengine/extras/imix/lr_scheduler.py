@@ -1,14 +1,16 @@
-"""Hooks that step the schedulers and record the learning rate and the momentum of each iteration."""
+"""Hooks that step the schedulers and record the learning rate and the momentum of each
+iteration.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
+from jengine.config.registry import HOOKS
 from jengine.extras.imix.hook_base import HookBase
 from jengine.hooks.priority import PriorityStatus
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.optim.schedules.scheduler import ParamScheduler, flatten_schedulers
-from jengine.config.registry import HOOKS
 
 _MOMENTUM = "momentum"
 
@@ -17,15 +19,17 @@ _MOMENTUM = "momentum"
 class LRSchedulerHook(HookBase):
     """Hook that steps the schedulers and records the learning rate of the iteration as `lr`.
 
-    This hook replaces ParamSchedulerHook. If the run has a MomentumSchedulerHook, that hook steps the momentum
-    schedulers. Schedulers by iteration step after each iteration, or after each parameter update; schedulers by epoch
-    step after each epoch; schedulers that follow a metric receive it after a validation.
+    This hook replaces ParamSchedulerHook. If the run has a MomentumSchedulerHook, that hook steps
+    the momentum schedulers. Schedulers by iteration step after each iteration, or after each
+    parameter update; schedulers by epoch step after each epoch; schedulers that follow a metric
+    receive it after a validation.
 
     >>> LRSchedulerHook(is_lr_accumulation=False).level.name
     'HIGH'
 
     Args:
-      is_lr_accumulation: with gradient accumulation, step after each update instead of after each iteration.
+      is_lr_accumulation: with gradient accumulation, step after each update instead of after each
+        iteration.
     """
 
     default_level = PriorityStatus.HIGH
@@ -39,12 +43,15 @@ class LRSchedulerHook(HookBase):
     def before_train(self) -> None:
         """Select the group whose learning rate is recorded."""
         groups = self.trainer.optim_wrapper.param_groups
-        self._group = select_group([len(group.paths or ()) for group in groups], [group["lr"] for group in groups])
+        self._group = select_group(
+            [len(group.paths or ()) for group in groups], [group["lr"] for group in groups]
+        )
 
     def after_train_iter(self) -> None:
         """Record the current value, then step the schedulers."""
         trainer = self.trainer
-        trainer.message_hub.update_scalar(*self._get_value())  # before the step: the value that this iteration used
+        # before the step: the value that this iteration used
+        trainer.message_hub.update_scalar(*self._get_value())
         counts = trainer.optim_wrapper.accumulative_counts if self.is_lr_accumulation else 1
         if (trainer.iter + 1) % counts == 0:
             self._step(by_epoch=False)
@@ -53,11 +60,14 @@ class LRSchedulerHook(HookBase):
         """Step the schedulers that count epochs."""
         self._step(by_epoch=True)
 
-    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(
+        self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
+    ) -> None:
         """Pass the metrics to the schedulers that follow one."""
         for scheduler in self._schedulers(runner):
             if scheduler.by_epoch and scheduler.need_val_args:
-                step: Callable[..., None] = scheduler.step  # only schedulers with `need_val_args` take metrics
+                # only schedulers with `need_val_args` take metrics
+                step: Callable[..., None] = scheduler.step
                 step(metrics)
 
     def _step(self, *, by_epoch: bool) -> None:
@@ -77,7 +87,8 @@ class LRSchedulerHook(HookBase):
 
 @HOOKS.register_module()
 class MomentumSchedulerHook(LRSchedulerHook):
-    """Hook that steps the momentum schedulers, as LRSchedulerHook, and records the iteration's `momentum`.
+    """Hook that steps the momentum schedulers, as LRSchedulerHook, and records the iteration's
+    `momentum`.
 
     For an optimizer with `betas`, the momentum is the first of these.
     """
@@ -92,7 +103,8 @@ class MomentumSchedulerHook(LRSchedulerHook):
 def select_group(sizes: Sequence[int], rates: Sequence[float]) -> int:
     """Return the index of the parameter group whose learning rate represents all groups.
 
-    It is the largest group, or if all have a single parameter, the first one with the most common rate.
+    It is the largest group, or if all have a single parameter, the first one with the most common
+    rate.
 
     >>> select_group([1, 5, 2], [0.1, 0.2, 0.1]), select_group([1, 1, 1], [0.1, 0.2, 0.2])
     (1, 1)

@@ -1,4 +1,6 @@
-"""iMIX's optimizers for BERT-like models: Adam without bias correction, and the AdamW from Transformers."""
+"""iMIX's optimizers for BERT-like models: Adam without bias correction, and the AdamW from
+Transformers.
+"""
 
 import functools
 from typing import Literal
@@ -9,16 +11,20 @@ import optax
 from optax import Params, Updates
 
 from jengine.config.annotations import CountOrNever, Decay, NonNegative, Positive
+from jengine.config.registry import OPTIMIZERS
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.adam import scale_by_moments
 from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import Optimizer, define_optimizer
-from jengine.optim.transforms.groups import scale_by_group_learning_rate
-from jengine.optim.transforms.groups import PerParameter, broadcast_to_params
-from jengine.config.registry import OPTIMIZERS
+from jengine.optim.transforms.groups import (
+    PerParameter,
+    broadcast_to_params,
+    scale_by_group_learning_rate,
+)
 
 Schedule = Literal["warmup_linear", "warmup_cosine", "warmup_constant"]
-_NUMBERS = ("lr", "eps", "weight_decay")  # not betas: without a correction `1 - b2` is off by 1e-5 in float32
+# not betas: without a correction `1 - b2` is off by 1e-5 in float32
+_NUMBERS = ("lr", "eps", "weight_decay")
 
 
 @OPTIMIZERS.register_module()
@@ -48,7 +54,8 @@ def BertAdam(
       max_grad_norm: without effect, as in iMIX; clip with the optimizer wrapper.
     """
     settings = {"lr": lr, "betas": (float(b1), float(b2)), "eps": e, "weight_decay": weight_decay}
-    # These are constants of the chain: BertAdam computes its schedule from its own count of updates.
+    # These are constants of the chain: BertAdam computes its schedule from its own count of
+    # updates.
     settings |= {"warmup": warmup, "t_total": t_total, "schedule": schedule}
     return Optimizer("BertAdam", settings, _make_bert_adam, _NUMBERS)
 
@@ -61,7 +68,8 @@ def BertAdam1(
     weight_decay: NonNegative = 0.01,
     max_grad_norm: Positive = 1.0,
 ) -> Parts:
-    """Build `BertAdam` without a schedule, which clips the gradient of each tensor to the norm `max_grad_norm`.
+    """Build `BertAdam` without a schedule, which clips the gradient of each tensor to the norm
+    `max_grad_norm`.
 
     Args:
       lr: learning rate.
@@ -98,7 +106,8 @@ def TansformerAdamW(
     return [
         ("scale_by_transformers_adam", scale_by_transformers_adam(*betas, eps, correct_bias)),
         ("scale_by_learning_rate", scale_by_group_learning_rate(lr)),
-        # Last, with the new parameters: the decay of that version of transformers comes after the step, not before it.
+        # Last, with the new parameters: the decay of that version of transformers comes after the
+        # step, not before it.
         ("decay_updated_params", decay_updated_params(lr, weight_decay)),
     ]
 
@@ -123,15 +132,22 @@ def _make_uncorrected_adam(
     lr: PerParameter, betas: tuple[Scalar, Scalar], eps: Scalar, weight_decay: PerParameter
 ) -> Parts:
     """Return Adam without bias correction and with decoupled decay."""
-    scale = [("scale_by_transformers_adam", scale_by_transformers_adam(*betas, eps, correct_bias=False))]
+    scale = [
+        ("scale_by_transformers_adam", scale_by_transformers_adam(*betas, eps, correct_bias=False))
+    ]
     return common.chain_with_decay(scale, lr, weight_decay, decoupled=True)
 
 
-def scale_by_transformers_adam(b1: Scalar, b2: Scalar, eps: Scalar, correct_bias: bool) -> optax.GradientTransformation:
-    """Rescale gradients by Adam; unlike `optax.scale_by_adam`, eps is added before the optional bias correction."""
+def scale_by_transformers_adam(
+    b1: Scalar, b2: Scalar, eps: Scalar, correct_bias: bool
+) -> optax.GradientTransformation:
+    """Rescale gradients by Adam; unlike `optax.scale_by_adam`, eps is added before the optional
+    bias correction.
+    """
 
     def rescale(count: jax.Array, grads: Updates, mu: Updates, nu: Updates) -> tuple[Updates]:
-        # eps before the correction, unlike torch's AdamW: with small squares the steps differ visibly.
+        # eps before the correction, unlike torch's AdamW: with small squares the steps differ
+        # visibly.
         updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
         if correct_bias:
             factor = jnp.sqrt(common.bias_correction(b2, count)) / common.bias_correction(b1, count)
@@ -141,22 +157,30 @@ def scale_by_transformers_adam(b1: Scalar, b2: Scalar, eps: Scalar, correct_bias
     return scale_by_moments(b1, b2, rescale)
 
 
-def decay_updated_params(learning_rate: PerParameter, weight_decay: PerParameter) -> optax.GradientTransformation:
-    """Decay the updated parameters; `optax.add_decayed_weights` decays the parameters before the update.
+def decay_updated_params(
+    learning_rate: PerParameter, weight_decay: PerParameter
+) -> optax.GradientTransformation:
+    """Decay the updated parameters; `optax.add_decayed_weights` decays the parameters before the
+    update.
 
     Both arguments are numbers, or trees of numbers like the parameters.
     """
 
     def update(updates: Updates, params: Params) -> Params:
         params = common.require_params("TansformerAdamW", params)
-        rates, decays = broadcast_to_params(learning_rate, params), broadcast_to_params(weight_decay, params)
-        return jax.tree.map(lambda u, p, lr, decay: u - lr * decay * (p + u), updates, params, rates, decays)
+        rates = broadcast_to_params(learning_rate, params)
+        decays = broadcast_to_params(weight_decay, params)
+        return jax.tree.map(
+            lambda u, p, lr, decay: u - lr * decay * (p + u), updates, params, rates, decays
+        )
 
     return optax.stateless(update)
 
 
 def _compute_factor(steps: jax.Array, warmup: float, t_total: int, schedule: str) -> jax.Array:
-    """Return the schedule factor after `steps` updates; with a warm-up, it is 0 for the first update."""
+    """Return the schedule factor after `steps` updates; with a warm-up, it is 0 for the first
+    update.
+    """
     fraction = steps.astype(jnp.float32) / t_total
     if schedule == "warmup_linear":
         factor = jnp.maximum((fraction - 1) / (warmup - 1), 0.0)

@@ -6,21 +6,22 @@ from typing import Any
 import jax
 
 from jengine.config.annotations import Count, is_mapping
+from jengine.config.errors import config_path
+from jengine.config.registry import HOOKS
 from jengine.extras.imix.hook_base import HookBase
 from jengine.extras.imix.log_buffer import LogBuffer
 from jengine.extras.imix.writers import WRITERS, LogBufferWriter, TensorboardLoggerHook
-from jengine.config.errors import config_path
-from jengine.config.registry import HOOKS
 
 
 @HOOKS.register_module()
 class PeriodicLogger(HookBase):
-    """Hook that passes the run to writers every `log_config_period` iterations, on the first process only.
+    """Hook that passes the run to writers every `log_config_period` iterations, on the first
+    process only.
 
-    Training by epochs counts from the start of each epoch, and TensorBoard also gets the values at the end of each
-    epoch; training by iterations also writes the last iteration. Metrics leave the device only when a line is written,
-    together with EvaluateHook's results and the images and histograms from hooks (`HookBase.put_image`,
-    `put_histogram`).
+    Training by epochs counts from the start of each epoch, and TensorBoard also gets the values at
+    the end of each epoch; training by iterations also writes the last iteration. Metrics leave the
+    device only when a line is written, together with EvaluateHook's results and the images and
+    histograms from hooks (`HookBase.put_image`, `put_histogram`).
 
     >>> hook = PeriodicLogger(loggers=[dict(type="CommonMetricLoggerHook")], log_config_period=10)
 
@@ -40,7 +41,9 @@ class PeriodicLogger(HookBase):
             with config_path("loggers", index):
                 built = WRITERS.build(logger) if is_mapping(logger) else logger
                 if not isinstance(built, LogBufferWriter):
-                    raise TypeError(f"a writer must be a LogBufferWriter or the config of one, got {built!r}")
+                    raise TypeError(
+                        f"a writer must be a LogBufferWriter or the config of one, got {built!r}"
+                    )
                 self.loggers.append(built)
         # Images and results are kept only if a writer will take them: they are large.
         self.log_buffer = LogBuffer(keep=any(logger.writes_events for logger in self.loggers))
@@ -52,7 +55,9 @@ class PeriodicLogger(HookBase):
                 logger.begin(self.trainer)
 
     def after_train_iter(self) -> None:
-        """Write every `log_config_period` iterations, and after the last one of a training by iterations."""
+        """Write every `log_config_period` iterations, and after the last one of a training by
+        iterations.
+        """
         trainer = self.trainer
         is_last = not trainer.train_loop.by_epoch and self.is_last_train_iter(trainer)
         if self.every_n_inner_iters(self.inner_iter, self.log_config_period) or is_last:
@@ -60,7 +65,9 @@ class PeriodicLogger(HookBase):
 
     def after_train_epoch(self) -> None:
         """Write the values at the end of the epoch to TensorBoard."""
-        self._write([logger for logger in self.loggers if isinstance(logger, TensorboardLoggerHook)])
+        self._write(
+            [logger for logger in self.loggers if isinstance(logger, TensorboardLoggerHook)]
+        )
 
     def after_train(self) -> None:
         """Write the remaining events and close the writers, also after an error."""
@@ -83,7 +90,8 @@ class PeriodicLogger(HookBase):
 
 @HOOKS.register_module()
 class TextLoggerHook(HookBase):
-    """Hook that logs a text before training, after each iteration and after training, to debug the hook order.
+    """Hook that logs a text before training, after each iteration and after training, to debug the
+    hook order.
 
     Args:
       text: the text.

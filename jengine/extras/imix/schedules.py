@@ -1,6 +1,7 @@
 """iMIX's learning rate schedules, whose steps are iterations.
 
-Each rule computes a factor of the initial value: first iMIX's own rules and BERT's, then the rules of Hugging Face
+Each rule computes a factor of the initial value: first iMIX's own rules and BERT's, then the rules
+  of Hugging Face
 Transformers that iMIX wraps, then the plateau settings. The module ends with the registration.
 """
 
@@ -20,7 +21,9 @@ from jengine.optim.schedules.variants import make_scheduler
 
 @dataclasses.dataclass(frozen=True)
 class _FactorRule(Rule):
-    """Rule that sets the value to `factor(t)` times the initial value at step `t`, counted from `begin`."""
+    """Rule that sets the value to `factor(t)` times the initial value at step `t`, counted from
+    `begin`.
+    """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
     sets_value: ClassVar[bool] = True
@@ -93,7 +96,8 @@ class _WarmupCosineRule(_FactorRule):
 
 @dataclasses.dataclass(frozen=True)
 class _PythiaRule(_FactorRule):
-    """Linear warm-up until step `warmup_iterations` inclusive, then a multiplication by `lr_ratio` at each `lr_steps`.
+    """Linear warm-up until step `warmup_iterations` inclusive, then a multiplication by `lr_ratio`
+    at each `lr_steps`.
 
     Attributes:
       lr_steps: steps at which the value changes.
@@ -126,7 +130,8 @@ class _PythiaMultiStepRule(_PythiaRule):
         super().__post_init__()
         if self.use_warmup and self.warmup_iterations >= self.lr_steps[0]:
             raise ArgumentError(
-                f"`warmup_iterations` must be smaller than the first of `lr_steps`, {self.lr_steps[0]}, got "
+                "`warmup_iterations` must be smaller than the first of `lr_steps`, "
+                f"{self.lr_steps[0]}, got "
                 f"{self.warmup_iterations}"
             )
 
@@ -183,7 +188,11 @@ class _BertWarmupLinearRule(_FactorRule):
         if self.max_iters == -1:
             return 1.0
         x = t / self.max_iters
-        return x / self.warmup if x < self.warmup else _BERT_METHODS[self.warmup_method](x, self.warmup)
+        return (
+            x / self.warmup
+            if x < self.warmup
+            else _BERT_METHODS[self.warmup_method](x, self.warmup)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +231,9 @@ class _WarmupLinearRule(_WarmupRule):
     def factor(self, t: int) -> float:
         if t < self.num_warmup_steps:
             return super().factor(t)
-        return self.decay((t - self.num_warmup_steps) / max(1, self.num_training_steps - self.num_warmup_steps))
+        return self.decay(
+            (t - self.num_warmup_steps) / max(1, self.num_training_steps - self.num_warmup_steps)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,7 +268,8 @@ class _WarmupCosineRestartsRule(_WarmupLinearRule):
 
 @dataclasses.dataclass(frozen=True)
 class _WarmupPolynomialRule(_WarmupLinearRule):
-    """Linear warm-up from 0, then a decay as a power of the remaining steps to `lr_end`, scaled for each group.
+    """Linear warm-up from 0, then a decay as a power of the remaining steps to `lr_end`, scaled for
+    each group.
 
     Attributes:
       lr_end: value at the end of the run, for the optimizer's own learning rate.
@@ -279,7 +291,9 @@ class _WarmupPolynomialRule(_WarmupLinearRule):
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
         if self.lr_end >= reference:
-            raise ConfigError(f"`lr_end` must be smaller than the initial value {reference}, got {self.lr_end}")
+            raise ConfigError(
+                f"`lr_end` must be smaller than the initial value {reference}, got {self.lr_end}"
+            )
         return [self.lr_end * initial / reference for initial in initial_values]
 
 
@@ -291,7 +305,8 @@ class _PlateauSettings(PlateauSettings):
       mode: 'min' if a smaller metric is better, 'max' if a larger one.
     """
 
-    rule: Literal["less", "greater"] = dataclasses.field(default="less", init=False)  # set from iMIX's `mode`
+    # set from iMIX's `mode`
+    rule: Literal["less", "greater"] = dataclasses.field(default="less", init=False)
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
@@ -306,7 +321,9 @@ WarmupMultiStepLR = _make_scheduler("WarmupMultiStepLR", _WarmupMultiStepRule)
 WarmupCosineLR = _make_scheduler("WarmupCosineLR", _WarmupCosineRule)
 PythiaScheduler = _make_scheduler("PythiaScheduler", _PythiaRule)
 MultiStepScheduler = _make_scheduler("MultiStepScheduler", _PythiaMultiStepRule)
-WarmupLinearScheduleNonZero = _make_scheduler("WarmupLinearScheduleNonZero", _WarmupLinearNonZeroRule)
+WarmupLinearScheduleNonZero = _make_scheduler(
+    "WarmupLinearScheduleNonZero", _WarmupLinearNonZeroRule
+)
 BertWarmupLinearLR = _make_scheduler("BertWarmupLinearLR", _BertWarmupLinearRule)
 ConstantSchedule = _make_scheduler("ConstantSchedule", _UnchangedRule)
 WarmupConstantSchedule = _make_scheduler("WarmupConstantSchedule", _WarmupRule)
@@ -316,4 +333,6 @@ WarmupCosineWithHardRestartsSchedule = _make_scheduler(
     "WarmupCosineWithHardRestartsSchedule", _WarmupCosineRestartsRule
 )
 WarmupPolynomialSchedule = _make_scheduler("WarmupPolynomialSchedule", _WarmupPolynomialRule)
-ReduceOnPlateauSchedule = make_scheduler("ReduceOnPlateauSchedule", _PlateauSettings, "lr", PlateauScheduler)
+ReduceOnPlateauSchedule = make_scheduler(
+    "ReduceOnPlateauSchedule", _PlateauSettings, "lr", PlateauScheduler
+)

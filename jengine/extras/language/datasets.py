@@ -6,13 +6,14 @@ import sysconfig
 from typing import Literal
 
 from jengine.config.annotations import Count
+from jengine.config.registry import DATASETS
+from jengine.data.datasets import TokenWindows
 from jengine.extras.language.packing import encode_all
 from jengine.extras.language.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer
-from jengine.data.datasets import TokenWindows
-from jengine.config.registry import DATASETS
 
 _TEST_EVERY = 20  # one file in so many is for tests
-_SKIPPED = {"site-packages", "test", "tests", "idle_test", "encodings"}  # the last are tables, alike in all files
+# the last are tables, alike in all files
+_SKIPPED = {"site-packages", "test", "tests", "idle_test", "encodings"}
 
 
 @DATASETS.register_module()
@@ -24,11 +25,15 @@ class StandardLibrary(TokenWindows):
     Args:
       length: window length in tokens.
       split: 'train' or 'test'.
-      vocab_size: vocabulary size for a byte-pair encoding trained on the 'train' files; None for bytes.
+      vocab_size: vocabulary size for a byte-pair encoding trained on the 'train' files; None for
+        bytes.
     """
 
     def __init__(
-        self, length: Count = 256, split: Literal["train", "test"] = "train", vocab_size: Count | None = None
+        self,
+        length: Count = 256,
+        split: Literal["train", "test"] = "train",
+        vocab_size: Count | None = None,
     ) -> None:
         self.tokenizer = train_tokenizer(vocab_size)
         tokens = encode_all(read_standard_library(split), self.tokenizer)
@@ -64,7 +69,9 @@ class Additions:
 def read_standard_library(split: Literal["train", "test"]) -> tuple[str, ...]:
     """Return each file's text, in path order."""
     root = pathlib.Path(sysconfig.get_path("stdlib"))
-    files = sorted(path for path in root.rglob("*.py") if not _SKIPPED & set(path.relative_to(root).parts))
+    files = sorted(
+        path for path in root.rglob("*.py") if not _SKIPPED & set(path.relative_to(root).parts)
+    )
     is_test = [i % _TEST_EVERY == 0 for i in range(len(files))]
     chosen = [path for path, test in zip(files, is_test, strict=True) if test == (split == "test")]
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in chosen)

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax.core import FrozenDict
 
-from jengine.model.autocast import cast_floating, current_dtype
-from jengine.model.model import Params
 from jengine.extras.networks.transformer import TransformerLM
 from jengine.extras.networks.transformer_nnx import split_transformer
+from jengine.model.autocast import cast_floating, current_dtype
+from jengine.model.model import Params
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -35,11 +35,13 @@ def generate(
 
     >>> model = TransformerLM(vocab_size=32, width=8, heads=2, mlp_width=16)
     >>> params = model.init(jax.random.key(0), jnp.zeros((1, 4), int))["params"]
-    >>> generate(model, params, jnp.array([[1, 2, 3], [4, 5, 0]]), 5, lengths=jnp.array([3, 2])).shape
+    >>> generate(
+    ...     model, params, jnp.array([[1, 2, 3], [4, 5, 0]]), 5, lengths=jnp.array([3, 2])
+    ... ).shape
     (2, 5)
 
-    Under a mesh (`jax.set_mesh`), examples and heads are sharded as in training. The compiled programs are reused for
-    equal shapes and settings.
+    Under a mesh (`jax.set_mesh`), examples and heads are sharded as in training. The compiled
+    programs are reused for equal shapes and settings.
 
     Args:
       model: the module, whose `cache_length` is set here; or an `nnx_transformer`.
@@ -50,28 +52,34 @@ def generate(
       rng: key for sampling, which temperature 0 does not use.
       temperature: divides the logits; 0 takes the most probable token.
       top_k: sample from so many most probable tokens; None for all.
-      top_p: sample from the fewest most probable tokens whose probabilities add up to it; None for all.
-      stop_token: token that ends a sequence, and fills it up; or several, of which the first fills up; None for no
-        such token.
+      top_p: sample from the fewest most probable tokens whose probabilities add up to it; None for
+        all.
+      stop_token: token that ends a sequence, and fills it up; or several, of which the first fills
+        up; None for no such token.
 
     Returns:
       int32[B, max_new_tokens], without the prompts.
 
     Raises:
-      ValueError: a setting out of range, prompts that are no int[B, T] of the model's tokens, or sampling without a
-        key.
+      ValueError: a setting out of range, prompts that are no int[B, T] of the model's tokens, or
+        sampling without a key.
 
     Sources: Fan et al. 2018 (top-k sampling); Holtzman et al. 2020 (top-p sampling).
     """
     if not isinstance(model, TransformerLM):
         model, own = split_transformer(model)
         params = own if params is None else params
-    stop_tokens = tuple(np.atleast_1d([] if stop_token is None else stop_token).astype(int).tolist())
+    stop_tokens = tuple(
+        np.atleast_1d([] if stop_token is None else stop_token).astype(int).tolist()
+    )
     prompts, counts = _check_prompts(model, prompts, lengths, stop_tokens)
     if max_new_tokens < 1:
         raise ValueError(f"generate: `max_new_tokens` must be at least 1, got {max_new_tokens}")
     if temperature < 0 or (temperature > 0 and rng is None):
-        raise ValueError(f"generate: `temperature` must be 0, or positive with an `rng`, got {temperature} and {rng}")
+        raise ValueError(
+            f"generate: `temperature` must be 0, or positive with an `rng`, got {temperature} and "
+            f"{rng}"
+        )
     check_sampling(model.vocab_size, temperature, top_k, top_p)
     if rng is not None and not isinstance(rng, jax.Array):
         raise ValueError(f"generate: `rng` must be a key, such as jax.random.key(0), got {rng!r}")
@@ -80,19 +88,30 @@ def generate(
     # What a cached call needs no gradient for: rematerialization only adds to its program.
     cached = model.clone(cache_length=total, remat=False)
     if cached.rotary_scaling is not None:
-        cached = cached.clone(rotary_scaling=FrozenDict(cached.rotary_scaling))  # the module is static: hashable
+        # the module is static: hashable
+        cached = cached.clone(rotary_scaling=FrozenDict(cached.rotary_scaling))
     key = jax.random.key(0) if rng is None else rng
-    if (dtype := current_dtype()) is not None:  # of a precision policy; `autocast` would cast the cache back
+    # of a precision policy; `autocast` would cast the cache back
+    if (dtype := current_dtype()) is not None:
         params = cast_floating(params, dtype)
-    return _generate(cached, max_new_tokens, temperature, top_k, top_p, stop_tokens, params, prompts, counts, key)
+    return _generate(
+        cached, max_new_tokens, temperature, top_k, top_p, stop_tokens, params, prompts, counts, key
+    )
 
 
-def check_sampling(vocab_size: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+def check_sampling(
+    vocab_size: int, temperature: float, top_k: int | None, top_p: float | None
+) -> None:
     """Raise ValueError for settings of `generate` that do not choose what to sample from."""
     if not temperature and (top_k is not None or top_p is not None):
-        raise ValueError("generate: `top_k` and `top_p` need a positive `temperature`: they choose what to sample from")
+        raise ValueError(
+            "generate: `top_k` and `top_p` need a positive `temperature`: they choose what to "
+            "sample from"
+        )
     if top_k is not None and not 1 <= top_k <= vocab_size:
-        raise ValueError(f"generate: `top_k` must be from 1 to vocab_size = {vocab_size}, got {top_k}")
+        raise ValueError(
+            f"generate: `top_k` must be from 1 to vocab_size = {vocab_size}, got {top_k}"
+        )
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"generate: `top_p` must be in (0, 1], got {top_p}")
 
@@ -100,7 +119,10 @@ def check_sampling(vocab_size: int, temperature: float, top_k: int | None, top_p
 def check_length(model: TransformerLM, total: int) -> None:
     """Raise ValueError if the model has learned fewer than `total` positions."""
     if model.positions == "learned" and model.max_length is not None and total > model.max_length:
-        raise ValueError(f"generate: prompts and new tokens must fit into {model.max_length} positions, got {total}")
+        raise ValueError(
+            f"generate: prompts and new tokens must fit into {model.max_length} positions, got "
+            f"{total}"
+        )
 
 
 def _check_prompts(
@@ -109,25 +131,35 @@ def _check_prompts(
     lengths: jax.Array | np.ndarray | None,
     stop_tokens: tuple[int, ...],
 ) -> tuple[jax.Array, jax.Array]:
-    """Return prompts int32[B, T] and their lengths int32[B]; values are checked unless they are traced."""
+    """Return prompts int32[B, T] and their lengths int32[B]; values are checked unless they are
+    traced.
+    """
     try:
         found = prompts if isinstance(prompts, jax.Array) else np.asarray(prompts)
     except ValueError:  # of NumPy, for lists of several lengths
-        raise ValueError("generate: `prompts` must have one length, padded on the right, with `lengths`") from None
+        raise ValueError(
+            "generate: `prompts` must have one length, padded on the right, with `lengths`"
+        ) from None
     if found.ndim != 2 or not found.shape[1] or not jnp.issubdtype(found.dtype, jnp.integer):
         raise ValueError(
-            f"generate: `prompts` must be int[B, T] with at least one token, got {found.dtype}{list(found.shape)}"
+            "generate: `prompts` must be int[B, T] with at least one token, got "
+            f"{found.dtype}{list(found.shape)}"
         )
     batch, length = found.shape
     counts = np.full(batch, length) if lengths is None else lengths
     counts = counts if isinstance(counts, jax.Array) else np.asarray(counts)
     if counts.shape != (batch,) or not jnp.issubdtype(counts.dtype, jnp.integer):
-        raise ValueError(f"generate: `lengths` must be int[{batch}], got {counts.dtype}{list(counts.shape)}")
+        raise ValueError(
+            f"generate: `lengths` must be int[{batch}], got {counts.dtype}{list(counts.shape)}"
+        )
     if not isinstance(counts, jax.core.Tracer) and ((counts < 1) | (counts > length)).any():
-        raise ValueError(f"generate: `lengths` must be from 1 to {length}, got {np.asarray(counts).tolist()}")
+        raise ValueError(
+            f"generate: `lengths` must be from 1 to {length}, got {np.asarray(counts).tolist()}"
+        )
     if not isinstance(found, jax.core.Tracer) and ((found < 0) | (found >= model.vocab_size)).any():
         raise ValueError(
-            f"generate: `prompts` must be tokens from 0 to {model.vocab_size - 1}, as vocab_size = {model.vocab_size}, "
+            f"generate: `prompts` must be tokens from 0 to {model.vocab_size - 1}, as vocab_size "
+            f"= {model.vocab_size}, "
             f"got {int(found.min())} to {int(found.max())}"
         )
     for stop_token in stop_tokens:
@@ -154,7 +186,8 @@ def _generate(
 ) -> jax.Array:
     def choose(logits: jax.Array, step: jax.Array, done: jax.Array) -> tuple[jax.Array, jax.Array]:
         token = sample(logits, jax.random.fold_in(rng, step), temperature, top_k, top_p)
-        # Rows that have ended repeat the stop token: the number of steps is fixed, and rows end at different ones.
+        # Rows that have ended repeat the stop token: the number of steps is fixed, and rows end at
+        # different ones.
         if not stop_tokens:
             return token, done
         token = jnp.where(done, stop_tokens[0], token)
@@ -162,11 +195,14 @@ def _generate(
 
     def add_token(carry: tuple[Any, ...], step: jax.Array) -> tuple[tuple[Any, ...], jax.Array]:
         cache, token, done = carry
-        # From each prompt's own length: shorter prompts are padded on the right, and their next token follows the last
-        # real one.
+        # From each prompt's own length: shorter prompts are padded on the right, and their next
+        # token follows the last real one.
         positions = (lengths + step - 1)[:, None]
         logits, updated = model.apply(
-            {"params": params, "cache": cache}, token[:, None], positions=positions, mutable=["cache"]
+            {"params": params, "cache": cache},
+            token[:, None],
+            positions=positions,
+            mutable=["cache"],
         )
         token, done = choose(logits[:, 0], step, done)
         return (updated["cache"], token, done), token
@@ -181,7 +217,11 @@ def _generate(
 
 
 def sample(
-    logits: jax.Array, rng: jax.Array, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+    logits: jax.Array,
+    rng: jax.Array,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
 ) -> jax.Array:
     """Return tokens, int32[B], drawn from logits f[B, V]; see `generate` for the settings."""
     if not temperature:
@@ -193,6 +233,7 @@ def sample(
     if top_p is not None:
         ordered = jnp.sort(logits, axis=-1, descending=True)
         before = jnp.cumsum(jax.nn.softmax(ordered), axis=-1) - jax.nn.softmax(ordered)
-        least = jnp.where(before < top_p, ordered, jnp.inf).min(axis=-1, keepdims=True)  # the first one is always in
+        # the first one is always in
+        least = jnp.where(before < top_p, ordered, jnp.inf).min(axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
     return jax.random.categorical(rng, logits).astype(jnp.int32)

@@ -5,21 +5,22 @@ from typing import Any
 import numpy as np
 
 from jengine.config.annotations import Count
+from jengine.config.errors import ConfigError
+from jengine.config.registry import HOOKS
+from jengine.data.batch_check import Batch
 from jengine.extras.language.records import Source
 from jengine.extras.language.text_generator import find_generator
-from jengine.data.batch_check import Batch
-from jengine.config.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.config.registry import HOOKS
 
 
 @HOOKS.register_module()
 class GenerationHook(Hook):
-    """Logs what the current model writes after given prompts, every `interval` iterations and at the end.
+    """Logs what the current model writes after given prompts, every `interval` iterations and at
+    the end.
 
-    The model must be a `TextGenerator`, whose settings are used. The weights are those of a validation, such as the
-    averages of an `EMAHook`. The program is compiled once.
+    The model must be a `TextGenerator`, whose settings are used. The weights are those of a
+    validation, such as the averages of an `EMAHook`. The program is compiled once.
 
     >>> hook = GenerationHook(prompts=["def ", "import "], interval=100)
 
@@ -47,7 +48,8 @@ class GenerationHook(Hook):
         if generator is None:
             raise ConfigError(
                 "GenerationHook: `model` of the run must be a TextGenerator, "
-                f"dict(type='TextGenerator', model=..., tokenizer=...), got {type(runner.model).__name__}"
+                "dict(type='TextGenerator', model=..., tokenizer=...), got "
+                f"{type(runner.model).__name__}"
             )
         self._generator, self._dataset = generator, generator.make_prompts(self._prompts)
 

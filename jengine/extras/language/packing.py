@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jengine.config.annotations import Count
+from jengine.config.errors import ConfigError
 from jengine.extras.language.records import TextFormat, encode_record
 from jengine.extras.language.tokenizers import Tokenizer
-from jengine.config.errors import ConfigError
 
 if TYPE_CHECKING:
     import grain
@@ -36,21 +36,25 @@ def pack(
 
     >>> rows = pack([[1, 2, 3], [4, 5], [6, 7, 8, 9]], length=4, shuffle=False)
     >>> {name: x.tolist() for name, x in next(iter(rows)).items() if name != "num_bytes"}
-    {'tokens': [1, 2, 4, 6], 'targets': [2, 3, 5, 7], 'segment_ids': [1, 1, 2, 3], 'positions': [0, 1, 0, 0]}
+    {'tokens': [1, 2, 4, 6], 'targets': [2, 3, 5, 7], 'segment_ids': [1, 1, 2, 3], 'positions': [0,
+    1, 0, 0]}
 
-    A row has the entries `tokens`, `targets` (the next tokens in the same document), `segment_ids` (1, 2, ..., and 0
-    for padding), `positions` within the document, and `num_bytes` per target, all int32[length]; in a model with
-    `inputs=["tokens", "segment_ids", "positions"]`, documents do not see each other. A run resumes at the row. Mix
-    several sources with `grain.MapDataset.mix([...], weights=[...])`, repeated ones with `.repeat()`.
+    A row has the entries `tokens`, `targets` (the next tokens in the same document), `segment_ids`
+    (1, 2, ..., and 0 for padding), `positions` within the document, and `num_bytes` per target, all
+    int32[length]; in a model with `inputs=["tokens", "segment_ids", "positions"]`, documents do not
+    see each other. A run resumes at the row. Mix several sources with `grain.MapDataset.mix([...],
+    weights=[...])`, repeated ones with `.repeat()`.
 
     Args:
-      documents: int[N] arrays with two or more tokens, or texts or records (see `TextFormat`) for the tokenizer; empty
-        texts are left out. Tokens that are not learned, such as a prompt, have the target -1.
+      documents: int[N] arrays with two or more tokens, or texts or records (see `TextFormat`) for
+        the tokenizer; empty texts are left out. Tokens that are not learned, such as a prompt, have
+        the target -1.
       length: row length in tokens.
-      packing: 'concat' fills every row, except the last one without `repeat`, and divides documents; 'first_fit' keeps
-        those up to `length` whole, each in the first open row with enough room, and cuts longer ones off. Padding has
-        the target -1 (`ignore_index=-1`).
-      tokenizer: for texts, and for byte counts; it ends each document. None for tokens, one byte each.
+      packing: 'concat' fills every row, except the last one without `repeat`, and divides
+        documents; 'first_fit' keeps those up to `length` whole, each in the first open row with
+        enough room, and cuts longer ones off. Padding has the target -1 (`ignore_index=-1`).
+      tokenizer: for texts, and for byte counts; it ends each document. None for tokens, one byte
+        each.
       shuffle: whether each pass has another random order.
       seed: seed for the order.
       open_rows: how many rows are filled at a time, with 'first_fit'.
@@ -63,7 +67,9 @@ def pack(
     import grain
     from grain import experimental
 
-    data = documents if isinstance(documents, grain.MapDataset) else grain.MapDataset.source(documents)
+    data = (
+        documents if isinstance(documents, grain.MapDataset) else grain.MapDataset.source(documents)
+    )
     to_pairs = functools.partial(_to_pairs, tokenizer, style or TextFormat())
     if all(to_pairs(data[i]) is None for i in range(len(data))):  # grain would look for one forever
         raise ConfigError("pack: `documents` must have at least one that is not empty, got none")
@@ -73,7 +79,8 @@ def pack(
     sizes = None if tokenizer is None else tokenizer.token_bytes()
     if repeat and len(data) < sys.maxsize:  # grain repeats a dataset once
         data = data.repeat()
-    # Grain looks at each element of its buffer for each document: the default of 500 takes longer than the tokenizer.
+    # Grain looks at each element of its buffer for each document: the default of 500 takes longer
+    # than the tokenizer.
     read = grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)
     pairs = data.map(to_pairs).to_iter_dataset(read)
     lengths = {"tokens": length, "targets": length}
@@ -91,8 +98,12 @@ def pack(
     return rows.map(functools.partial(_to_row, sizes))
 
 
-def _to_pairs(tokenizer: Tokenizer | None, style: TextFormat, document: Any) -> dict[str, np.ndarray] | None:
-    """Return a document's tokens and their targets, int32[N - 1] each; None, which grain skips, for no text."""
+def _to_pairs(
+    tokenizer: Tokenizer | None, style: TextFormat, document: Any
+) -> dict[str, np.ndarray] | None:
+    """Return a document's tokens and their targets, int32[N - 1] each; None, which grain skips,
+    for no text.
+    """
     is_learned: np.ndarray | None = None
     if isinstance(document, str | Mapping):
         if tokenizer is None:
@@ -102,18 +113,26 @@ def _to_pairs(tokenizer: Tokenizer | None, style: TextFormat, document: Any) -> 
             return None
     tokens = np.asarray(document, np.int32)
     if tokens.ndim != 1 or tokens.size < 2:
-        raise ValueError(f"pack: documents must be int[N] with at least 2 tokens, got {tokens.dtype}{tokens.shape}")
-    # A target is learned if it is itself part of an answer; the last prompt token predicts the first of them.
+        raise ValueError(
+            "pack: documents must be int[N] with at least 2 tokens, got "
+            f"{tokens.dtype}{tokens.shape}"
+        )
+    # A target is learned if it is itself part of an answer; the last prompt token predicts the
+    # first of them.
     targets = tokens[1:] if is_learned is None else np.where(is_learned[1:], tokens[1:], IGNORED)
     return {"tokens": tokens[:-1], "targets": targets}
 
 
 def _cut(length: int, pair: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     if (pair["targets"][:length] == IGNORED).all():
-        _warn_once("pack: a prompt fills a row of %d tokens, so nothing of its response is learned", length)
+        _warn_once(
+            "pack: a prompt fills a row of %d tokens, so nothing of its response is learned", length
+        )
     elif len(pair["tokens"]) > length:
         _warn_once(
-            "pack: documents of more than %d tokens are cut off there; packing='concat' divides them instead", length
+            "pack: documents of more than %d tokens are cut off there; packing='concat' divides "
+            "them instead",
+            length,
         )
     return {name: x[:length] for name, x in pair.items()}
 
@@ -139,7 +158,8 @@ def _to_row(sizes: np.ndarray | None, row: Mapping[str, np.ndarray]) -> dict[str
 
 
 def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
-    """Concatenate the tokens for all texts, each with an end-of-document token: int32[N], for `TokenWindows`.
+    """Concatenate the tokens for all texts, each with an end-of-document token: int32[N], for
+    `TokenWindows`.
 
     >>> from jengine.extras.language.tokenizers import ByteTokenizer
     >>> encode_all(["a", "bc"], ByteTokenizer()).tolist()

@@ -1,11 +1,13 @@
 """Render chat templates in a process of its own, which `jengine.extras.language.chat` starts.
 
-Templates come from strangers, together with weights. Jinja's sandbox keeps them from running code, but no check within
-a process stops `9**9**9` or a text that doubles forty times. Here the operating system does.
+Templates come from strangers, together with weights. Jinja's sandbox keeps them from running code,
+but no check within a process stops `9**9**9` or a text that doubles forty times. Here the operating
+system does.
 
-Each line of the standard input is a request in JSON, each line of the standard output its answer: a list of texts with
-the spans of `{% generation %}`, or a string that says what is wrong. The arguments are the limits for a request:
-seconds of CPU time, bytes, and characters of a text.
+Each line of the standard input is a request in JSON, each line of the standard output its answer: a
+  list of texts with
+the spans of `{% generation %}`, or a string that says what is wrong. The arguments are the limits
+for a request: seconds of CPU time, bytes, and characters of a text.
 """
 
 import contextlib
@@ -51,10 +53,16 @@ def _raise_exception(message: str) -> None:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes <, > and & for HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 @functools.lru_cache
@@ -71,16 +79,24 @@ def _compile(text: str) -> Template:
 
 def _answer(request: Mapping[str, Any], most: int) -> list[tuple[str, list[tuple[int, int]]]] | str:
     try:
-        template, messages = _compile(request["template"]), request["messages"]
+        template = _compile(request["template"])
+        messages = request["messages"]
         texts = []
         for count, add_prompt in request["prefixes"]:
-            parts, size = [], 0
-            variables = {**request["variables"], "messages": messages[:count], "add_generation_prompt": add_prompt}
+            parts = []
+            size = 0
+            variables = {
+                **request["variables"],
+                "messages": messages[:count],
+                "add_generation_prompt": add_prompt,
+            }
             for part in template.generate(variables) if count else ():
                 parts.append(part)
                 size += len(part)
                 if size > most:
-                    return f"the chat template must write at most {most} characters for a conversation"
+                    return (
+                        f"the chat template must write at most {most} characters for a conversation"
+                    )
             texts.append(_find_spans("".join(parts)))
         return texts
     except _RefusalError as error:
@@ -95,7 +111,8 @@ def _answer(request: Mapping[str, Any], most: int) -> list[tuple[str, list[tuple
 
 def _find_spans(marked: str) -> tuple[str, list[tuple[int, int]]]:
     """Return the text without the marks, and the places of what they enclose."""
-    text, spans = "", []
+    text = ""
+    spans = []
     for part in marked.split(_BEGIN):
         inside, _, after = part.rpartition(_END)
         if inside:
@@ -105,8 +122,11 @@ def _find_spans(marked: str) -> tuple[str, list[tuple[int, int]]]:
 
 
 def _main() -> None:
-    seconds, memory, most = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    # The process ends with its parent, by the end of the input: not before it, when a run saves after a signal.
+    seconds = float(sys.argv[1])
+    memory = int(sys.argv[2])
+    most = int(sys.argv[3])
+    # The process ends with its parent, by the end of the input: not before it, when a run saves
+    # after a signal.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(ValueError, OSError):  # some systems do not limit memory

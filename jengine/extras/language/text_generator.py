@@ -9,40 +9,44 @@ import numpy as np
 from flax import linen as nn
 
 from jengine.config.annotations import ConfigOf, Count, Fraction, NonNegative
+from jengine.config.errors import ConfigError
+from jengine.config.registry import MODELS
 from jengine.extras.language.chat import ChatTemplate
 from jengine.extras.language.generate import check_length, check_sampling, generate
 from jengine.extras.language.prompts import Prompts
 from jengine.extras.language.records import Source
 from jengine.extras.language.tokenizers import TokenizerLike, build_tokenizer, decode_text
-from jengine.config.errors import ConfigError
-from jengine.model.linen import LinenModel
-from jengine.model.model import Model, get_model
 from jengine.extras.networks.transformer import TransformerLM
-from jengine.model.model import Batch, ModelState, ModelWrapper, Params, PyTree
-from jengine.config.registry import MODELS
+from jengine.model.linen import LinenModel
+from jengine.model.model import Batch, Model, ModelState, ModelWrapper, Params, PyTree, get_model
 
 
 @MODELS.register_module()
 class TextGenerator(ModelWrapper):
-    """Language model whose predictions for prompts are generated tokens; for other batches they are its logits.
+    """Language model whose predictions for prompts are generated tokens; for other batches they are
+    its logits.
 
-    Prompts are batches with the entries `prompt` and `prompt_length`, as in the dataset `Prompts`. Losses and
-    checkpoints are the inner model's.
+    Prompts are batches with the entries `prompt` and `prompt_length`, as in the dataset `Prompts`.
+    Losses and checkpoints are the inner model's.
 
-    >>> inner = dict(type="LinenModel", module=dict(type="TransformerLM", vocab_size=257), inputs="tokens",
-    ...              loss=dict(type="CrossEntropy", label="targets"))
+    >>> inner = dict(
+    ...     type="LinenModel",
+    ...     module=dict(type="TransformerLM", vocab_size=257),
+    ...     inputs="tokens",
+    ...     loss=dict(type="CrossEntropy", label="targets"),
+    ... )
     >>> model = TextGenerator(inner, tokenizer="bytes", max_new_tokens=8)
     >>> params, state = model.init(jax.random.key(0), {"tokens": np.zeros((1, 4), int)})
     >>> model.predict(params, state, model.make_prompts(["hello", "a"]).arrays).shape
     (2, 8)
 
     Args:
-      model: a `LinenModel` with a `TransformerLM`, an `NnxModel` with an `nnx_transformer`, or a config; its inputs are
-        `tokens`, also with `segment_ids` and `positions`.
+      model: a `LinenModel` with a `TransformerLM`, an `NnxModel` with an `nnx_transformer`, or a
+        config; its inputs are `tokens`, also with `segment_ids` and `positions`.
       tokenizer: 'bytes', the path to a tokenizer file or Hub directory, or a tokenizer.
       max_new_tokens: how many tokens to add to a prompt, fewer if the text ends.
-      temperature, top_k, top_p: see `generate`. With a temperature above 0, each evaluation batch has its own
-        key, which does not depend on the training.
+      temperature, top_k, top_p: see `generate`. With a temperature above 0, each evaluation batch
+        has its own key, which does not depend on the training.
       template, response, chat_template: see `TextFormat`; None for the tokenizer's chat template.
 
     Raises:
@@ -71,17 +75,27 @@ class TextGenerator(ModelWrapper):
         if self._module is not None:
             if self.tokenizer.vocab_size > self._module.vocab_size:
                 raise ConfigError(
-                    f"TextGenerator: `tokenizer` must have at most the {self._module.vocab_size} tokens of the model, "
-                    f"got {self.tokenizer.vocab_size}; set `vocab_size` of the module, or take the model's tokenizer"
+                    f"TextGenerator: `tokenizer` must have at most the {self._module.vocab_size} "
+                    "tokens of the model, "
+                    f"got {self.tokenizer.vocab_size}; set `vocab_size` of the module, or take "
+                    "the model's tokenizer"
                 )
             check_sampling(self._module.vocab_size, temperature, top_k, top_p)
         # Greedy decoding needs no key, so that predictions are equal for every seed.
         self._is_random = temperature > 0
         self._generate = functools.partial(
-            generate, temperature=temperature, top_k=top_k, top_p=top_p, stop_token=tuple(self.tokenizer.end_tokens)
+            generate,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            stop_token=tuple(self.tokenizer.end_tokens),
         )
         self._make_prompts = functools.partial(
-            Prompts, tokenizer=self.tokenizer, template=template, response=response, chat_template=chat_template
+            Prompts,
+            tokenizer=self.tokenizer,
+            template=template,
+            response=response,
+            chat_template=chat_template,
         )
 
     @property
@@ -93,8 +107,12 @@ class TextGenerator(ModelWrapper):
         """Initialize the inner model, also for a prompt batch."""
         return self.model.init(rng, _as_rows(batch) if _is_prompts(batch) else batch)
 
-    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
-        """Return int32[B, max_new_tokens], the tokens after the prompts; or the inner model's predictions."""
+    def predict(
+        self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None
+    ) -> PyTree:
+        """Return int32[B, max_new_tokens], the tokens after the prompts; or the inner model's
+        predictions.
+        """
         if not _is_prompts(batch):
             return super().predict(params, model_state, batch, rng=rng)
         module = get_model(self.model).merge(params, model_state)
@@ -146,7 +164,10 @@ def _find_transformer(model: Model) -> TransformerLM | None:
     if not isinstance(model, LinenModel):
         return None
     if not isinstance(model.module, TransformerLM):
-        raise ConfigError(f"TextGenerator: `model.module` must be a TransformerLM, got {type(model.module).__name__}")
+        raise ConfigError(
+            "TextGenerator: `model.module` must be a TransformerLM, got "
+            f"{type(model.module).__name__}"
+        )
     return model.module
 
 
@@ -157,4 +178,8 @@ def _is_prompts(batch: Batch) -> bool:
 def _as_rows(batch: Batch) -> dict[str, Any]:
     """Return a prompt batch as a text batch with the same token shape."""
     tokens = batch["prompt"]
-    return {"tokens": tokens, "segment_ids": tokens * 0 + 1, "positions": tokens * 0 + np.arange(tokens.shape[1])}
+    return {
+        "tokens": tokens,
+        "segment_ids": tokens * 0 + 1,
+        "positions": tokens * 0 + np.arange(tokens.shape[1]),
+    }

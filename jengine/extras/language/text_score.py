@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from jengine.extras.language.tokenizers import TokenizerLike, build_tokenizer, decode_text
+from jengine.config.registry import METRICS
 from jengine.data.host_entries import Batch
 from jengine.evaluation.metric import HostMetric, Predictions
-from jengine.config.registry import METRICS
+from jengine.extras.language.tokenizers import TokenizerLike, build_tokenizer, decode_text
 from jengine.model.selection import Selector, select_array
 
 
@@ -32,8 +32,8 @@ class TextScore(HostMetric):
 
     Args:
       tokenizer: 'bytes', the path to a tokenizer file or Hub directory, or a tokenizer.
-      score: function that takes the generated text and the reference and returns a number, or its import path. Its
-        name is the result's name.
+      score: function that takes the generated text and the reference and returns a number, or its
+        import path. Its name is the result's name.
       reference: the batch entry with the reference texts.
       prefix: prefix for the result name, none by default.
     """
@@ -47,7 +47,8 @@ class TextScore(HostMetric):
     ) -> None:
         super().__init__(prefix)
         self.tokenizer = build_tokenizer(tokenizer)
-        self.score, self.reference = score, reference
+        self.score = score
+        self.reference = reference
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -58,7 +59,9 @@ class TextScore(HostMetric):
         """Keep a batch's scores."""
         references = select_array(data_batch, self.reference, "TextScore.reference", "batch")
         for tokens, reference in zip(np.asarray(data_samples), references, strict=True):
-            self.results.append(float(self.score(decode_text(self.tokenizer, tokens), str(reference))))
+            self.results.append(
+                float(self.score(decode_text(self.tokenizer, tokens), str(reference)))
+            )
 
     def compute_metrics(self, results: list[Any]) -> dict[str, float]:
         """Return the mean."""

@@ -11,17 +11,26 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from jengine.config.annotations import Count
-from jengine.extras.weights.huggingface import read_settings
-from jengine.extras.language.chat import ChatTemplate
-from jengine.extras.cloud.downloads import local_copy
 from jengine.config.errors import require_extra
 from jengine.config.json_codec import decode
 from jengine.config.storage import read_bytes, read_text
+from jengine.extras.cloud.downloads import local_copy
+from jengine.extras.language.chat import ChatTemplate
+from jengine.extras.weights.huggingface import read_settings
 
 END = "<|endoftext|>"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # in vocabularies of characters, for other characters
-_FILE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"  # in a directory of the Hub
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FILE = "tokenizer.json"  # in a directory of the Hub
+_SETTINGS = "tokenizer_config.json"
+_SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 @runtime_checkable
@@ -38,7 +47,9 @@ class Tokenizer(Protocol):
         """Return the tokens for a text, int32[N]."""
 
     def encode_with_spans(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens, int32[N], and the characters of each, [first, last + 1], int32[N, 2]."""
+        """Return the tokens, int32[N], and the characters of each, [first, last + 1], int32[N,
+        2].
+        """
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text for tokens."""
@@ -67,7 +78,9 @@ class ByteTokenizer:
 
     def encode_with_spans(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the text's bytes, int32[N], and the character of each, int32[N, 2]."""
-        places = np.repeat(np.arange(len(text), dtype=np.int32), [len(character.encode()) for character in text])
+        places = np.repeat(
+            np.arange(len(text), dtype=np.int32), [len(character.encode()) for character in text]
+        )
         return self.encode(text), np.stack([places, places + 1], axis=1)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
@@ -80,21 +93,22 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """A tokenizer from a `tokenizer.json` file, as on the Hugging Face Hub, or one that was trained here.
+    """A tokenizer from a `tokenizer.json` file, as on the Hugging Face Hub, or one that was trained
+    here.
 
     Args:
       path: the file, or a Hub directory with `tokenizer.json`.
-      end_token: text for the token that ends a document; None for the `eos_token` in the directory's
-        `tokenizer_config.json`, or else `<|endoftext|>`. Or several, each of which ends an answer; the first ends
-        documents.
+      end_token: text for the token that ends a document; None for the `eos_token` in the
+        directory's `tokenizer_config.json`, or else `<|endoftext|>`. Or several, each of which ends
+        an answer; the first ends documents.
 
     Truncation and padding that the file may store are left out: rows are cut and padded by `pack`.
 
     Attributes:
       chat_template: the chat template in the directory; None if it has none.
       special_tokens: texts of the special tokens in the directory by name, such as `unk_token`.
-      end_tokens: the tokens for `end_token`, and `eos_token_id` in the directory's `generation_config.json` or
-        `config.json`.
+      end_tokens: the tokens for `end_token`, and `eos_token_id` in the directory's
+        `generation_config.json` or `config.json`.
 
     Raises:
       FileNotFoundError: the directory has no `tokenizer.json`.
@@ -105,26 +119,35 @@ class FileTokenizer:
     special_tokens: Mapping[str, str]
     end_tokens: tuple[int, ...]
 
-    def __init__(self, path: str | os.PathLike[str], end_token: str | Sequence[str] | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], end_token: str | Sequence[str] | None = None
+    ) -> None:
         with require_extra("text", "FileTokenizer requires tokenizers"):
             import tokenizers
         ends = [end_token] if isinstance(end_token, str) else list(end_token or [])
-        file, end_ids, tokens = local_copy(path), [], {}
+        file = local_copy(path)
+        end_ids = []
+        tokens = {}
         if file.is_dir():
             settings = read_settings(file / _SETTINGS)
-            tokens = _find_special_tokens({**read_settings(file / "special_tokens_map.json"), **settings})
+            tokens = _find_special_tokens(
+                {**read_settings(file / "special_tokens_map.json"), **settings}
+            )
             if (template := _read_template(file, settings)) is not None:
                 self.chat_template = ChatTemplate.from_tokens(template, tokens)
             end_ids = _read_end_tokens(file)
             file = file / _FILE
         if not file.is_file():
             raise FileNotFoundError(
-                f"FileTokenizer: `path` must be a tokenizer.json or a directory with one, got {path}"
+                "FileTokenizer: `path` must be a tokenizer.json or a directory with one, got "
+                f"{path}"
             )
         try:
             model = tokenizers.Tokenizer.from_buffer(read_bytes(file))
         except Exception as error:  # the library raises no narrower type
-            raise ValueError(f"FileTokenizer: `path` must be a file of a tokenizer, got {path}: {error}") from None
+            raise ValueError(
+                f"FileTokenizer: `path` must be a file of a tokenizer, got {path}: {error}"
+            ) from None
         ends = ends or [tokens.get("eos_token", END)]
         self._set(model, ends, os.fspath(path), end_ids)
         self.special_tokens = {**self.special_tokens, **tokens}
@@ -135,7 +158,8 @@ class FileTokenizer:
 
         Args:
           texts: the training texts.
-          vocab_size: vocabulary size, at least 257: the bytes, the end-of-document token, and merged pairs.
+          vocab_size: vocabulary size, at least 257: the bytes, the end-of-document token, and
+            merged pairs.
 
         Source: Sennrich et al. 2016.
         """
@@ -144,9 +168,13 @@ class FileTokenizer:
             from tokenizers import decoders, models, pre_tokenizers, trainers
         # The 256 bytes and the end token: with fewer, some text could not be encoded at all.
         if vocab_size < 257:
-            raise ValueError(f"FileTokenizer.train: `vocab_size` must be at least 257, got {vocab_size}")
+            raise ValueError(
+                f"FileTokenizer.train: `vocab_size` must be at least 257, got {vocab_size}"
+            )
         if isinstance(texts, str):
-            raise ValueError(f"FileTokenizer.train: `texts` must be several texts, got {texts!r:.50}")
+            raise ValueError(
+                f"FileTokenizer.train: `texts` must be several texts, got {texts!r:.50}"
+            )
         model = tokenizers.Tokenizer(models.BPE())
         model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.decoder = decoders.ByteLevel()
@@ -162,8 +190,11 @@ class FileTokenizer:
         self._set(model, [END], "the trained tokenizer")
         return self
 
-    def _set(self, model: Any, ends: Sequence[str], source: str, end_ids: Sequence[int] = ()) -> None:
-        # Saved by whoever called the tokenizer last: they would cut documents off, and train on the padding.
+    def _set(
+        self, model: Any, ends: Sequence[str], source: str, end_ids: Sequence[int] = ()
+    ) -> None:
+        # Saved by whoever called the tokenizer last: they would cut documents off, and train on the
+        # padding.
         model.no_truncation()
         model.no_padding()
         self.model = model
@@ -171,7 +202,9 @@ class FileTokenizer:
         found = [model.token_to_id(end) for end in ends]
         if None in found:
             wrong = ends[found.index(None)]
-            raise ValueError(f"FileTokenizer: `end_token` must be a token of {source}, got {wrong!r}")
+            raise ValueError(
+                f"FileTokenizer: `end_token` must be a token of {source}, got {wrong!r}"
+            )
         self.end_tokens = tuple(dict.fromkeys([*map(int, found), *end_ids]))
         self.end_token = self.end_tokens[0]
         self.special_tokens = {"eos_token": ends[0]}
@@ -215,34 +248,49 @@ class FileTokenizer:
 
 
 def _find_special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of special tokens by name, such as `eos_token`; older files store them along with settings."""
+    """Return the texts of special tokens by name, such as `eos_token`; older files store them
+    along with settings.
+    """
     found = {name: settings.get(name) for name in _SPECIAL}
-    texts = {name: token.get("content") if isinstance(token, Mapping) else token for name, token in found.items()}
+    texts = {
+        name: token.get("content") if isinstance(token, Mapping) else token
+        for name, token in found.items()
+    }
     if wrong := [name for name, text in texts.items() if not isinstance(text, str | None)]:
         raise ValueError(f"`{wrong[0]}` of a tokenizer must be a text, got {texts[wrong[0]]!r:.80}")
     return {name: text for name, text in texts.items() if text}
 
 
 def _read_end_tokens(directory: Path) -> list[int]:
-    """Return `eos_token_id`, which may be one or several, of the settings for generation, or else of the model."""
+    """Return `eos_token_id`, which may be one or several, of the settings for generation, or
+    else of the model.
+    """
     for name in ("generation_config.json", "config.json"):
         if (ids := read_settings(directory / name).get("eos_token_id")) is not None:
             found = ids if isinstance(ids, list) else [ids]
             if not all(type(number) is int and number >= 0 for number in found):
-                raise ValueError(f"`eos_token_id` of {directory / name} must be one or more numbers, got {ids!r:.80}")
+                raise ValueError(
+                    f"`eos_token_id` of {directory / name} must be one or more numbers, got "
+                    f"{ids!r:.80}"
+                )
             return found
     return []
 
 
 def _read_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
-    file, text = directory / "chat_template.jinja", settings.get("chat_template")
+    file = directory / "chat_template.jinja"
+    text = settings.get("chat_template")
     if file.is_file():
         text = read_text(file)
     elif isinstance(text, list):  # several by name
-        named = {each.get("name"): each.get("template") for each in text if isinstance(each, Mapping)}
+        named = {
+            each.get("name"): each.get("template") for each in text if isinstance(each, Mapping)
+        }
         text = named.get("default")
     if not isinstance(text, str | None):
-        raise ValueError(f"`chat_template` of {directory / _SETTINGS} must be a text, got {text!r:.80}")
+        raise ValueError(
+            f"`chat_template` of {directory / _SETTINGS} must be a text, got {text!r:.80}"
+        )
     return text
 
 

@@ -8,12 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.data.host_entries import Batch
 from jengine.config.errors import require_extra
-from jengine.evaluation.metric import HostMetric, Mean, PairMetric, Predictions, element_mask, example_mask
+from jengine.config.registry import METRICS
+from jengine.data.host_entries import Batch
+from jengine.evaluation.metric import (
+    HostMetric,
+    Mean,
+    PairMetric,
+    Predictions,
+    element_mask,
+    example_mask,
+)
 from jengine.model.autocast import at_least_float32
 from jengine.model.labels import require_class_indices
-from jengine.config.registry import METRICS
 from jengine.model.selection import Selector, describe_array, select_array
 
 
@@ -24,13 +31,16 @@ class Perplexity(PairMetric):
     The mean is over all tokens, not over batches. A label outside [0, V) makes the result NaN.
 
     >>> metric = Perplexity()
-    >>> state = metric.update(metric.init(), jnp.zeros((2, 3, 8)), {"label": jnp.zeros((2, 3), jnp.int32)})
+    >>> state = metric.update(
+    ...     metric.init(), jnp.zeros((2, 3, 8)), {"label": jnp.zeros((2, 3), jnp.int32)}
+    ... )
     >>> round(metric.compute(state)["perplexity"], 4)
     8.0
 
     Args:
       label: name, index or dotted path of the batch entry with the next tokens, int[B, T].
-      prediction: the prediction entry with logits float[B, T, V]; None if the predictions are an array.
+      prediction: the prediction entry with logits float[B, T, V]; None if the predictions are an
+        array.
       ignore_index: label that marks tokens to leave out; None for no such label.
       prefix: prefix for the result name, none by default.
     """
@@ -68,18 +78,23 @@ class Perplexity(PairMetric):
         logits, labels = self.select(predictions, batch)
         if logits.shape[:-1] != labels.shape or not jnp.issubdtype(labels.dtype, jnp.integer):
             raise ValueError(
-                f"{name}: predictions must be logits float[B, T, V] and labels int[B, T], got {describe_array(logits)} "
+                f"{name}: predictions must be logits float[B, T, V] and labels int[B, T], got "
+                f"{describe_array(logits)} "
                 f"and {describe_array(labels)}"
             )
         vocabulary = logits.shape[-1]
         require_class_indices(labels, vocabulary, f"{name}.label", self.ignore_index)
         labels = jnp.asarray(labels)
         is_counted = element_mask(batch, labels, self.ignore_index)
-        labels, logits = labels.astype(jnp.int32), at_least_float32(jnp.asarray(logits))
+        labels = labels.astype(jnp.int32)
+        logits = at_least_float32(jnp.asarray(logits))
         # An index and not a product with one_hot, which has the size of the logits.
-        true = jnp.take_along_axis(logits, jnp.clip(labels, 0, vocabulary - 1)[..., None], axis=-1)[..., 0]
+        true = jnp.take_along_axis(logits, jnp.clip(labels, 0, vocabulary - 1)[..., None], axis=-1)[
+            ..., 0
+        ]
         losses = jax.nn.logsumexp(logits, axis=-1) - true
-        losses = jnp.where((labels >= 0) & (labels < vocabulary), losses, jnp.nan)  # they have been clipped
+        # they have been clipped
+        losses = jnp.where((labels >= 0) & (labels < vocabulary), losses, jnp.nan)
         return jnp.where(is_counted, losses, 0.0), is_counted
 
 
@@ -89,11 +104,17 @@ class BitsPerByte(Perplexity):
 
     >>> metric = BitsPerByte()
     >>> batch = {"label": jnp.zeros((1, 4), jnp.int32), "num_bytes": jnp.array([6])}
-    >>> round(metric.compute(metric.update(metric.init(), jnp.zeros((1, 4, 8)), batch))["bits_per_byte"], 4)
+    >>> round(
+    ...     metric.compute(metric.update(metric.init(), jnp.zeros((1, 4, 8)), batch))[
+    ...         "bits_per_byte"
+    ...     ],
+    ...     4,
+    ... )
     2.0
 
     Args:
-      num_bytes: the batch entry with the number of bytes, int[B] of each text, or int[B, T] of each label.
+      num_bytes: the batch entry with the number of bytes, int[B] of each text, or int[B, T] of each
+        label.
       label, prediction, ignore_index, prefix: see `Perplexity`.
     """
 
@@ -113,11 +134,14 @@ class BitsPerByte(Perplexity):
     def update(self, state: Mean, predictions: Predictions, batch: Batch) -> Mean:
         """Return the sums with a batch added."""
         losses, is_counted = self._token_losses(predictions, batch)
-        num_bytes = jnp.asarray(select_array(batch, self.num_bytes, "BitsPerByte.num_bytes", "batch"))
+        num_bytes = jnp.asarray(
+            select_array(batch, self.num_bytes, "BitsPerByte.num_bytes", "batch")
+        )
         counts = is_counted if num_bytes.ndim == losses.ndim else example_mask(batch)
         if num_bytes.shape != counts.shape:
             raise ValueError(
-                f"`BitsPerByte.num_bytes` must be int[B] or have the shape of the labels {list(losses.shape)}, got "
+                "`BitsPerByte.num_bytes` must be int[B] or have the shape of the labels "
+                f"{list(losses.shape)}, got "
                 f"{describe_array(num_bytes)}"
             )
         # From nats to bits.
@@ -133,8 +157,10 @@ class BLEU(PairMetric, HostMetric):
     """Corpus BLEU by sacrebleu, `bleu`, from 0 to 100.
 
     Args:
-      reference: the batch entry with the reference texts: strings, [B] or [B, R] for several, or what `decode` takes.
-      prediction: the prediction entry, for each example what `decode` takes; None if the predictions are an array.
+      reference: the batch entry with the reference texts: strings, [B] or [B, R] for several, or
+        what `decode` takes.
+      prediction: the prediction entry, for each example what `decode` takes; None if the
+        predictions are an array.
       decode: function from one example's array of tokens to a string.
       tokenize: sacrebleu's tokenizer, '13a' by default; 'zh', 'ja-mecab', 'char', 'none' ...
       lowercase: ignore case.
@@ -143,7 +169,9 @@ class BLEU(PairMetric, HostMetric):
     Examples:
       >>> words = np.array(["the", "cat", "is", "here"])
       >>> metric = BLEU(decode=lambda tokens: " ".join(words[tokens]))  # doctest: +SKIP
-      >>> metric.process({"reference": np.array(["the cat is here"])}, np.array([[0, 1, 2, 3]]))  # doctest: +SKIP
+      >>> metric.process(
+      ...     {"reference": np.array(["the cat is here"])}, np.array([[0, 1, 2, 3]])
+      ... )  # doctest: +SKIP
       >>> metric.collect(None)["bleu"]  # doctest: +SKIP
       100.0
     """
@@ -171,13 +199,20 @@ class BLEU(PairMetric, HostMetric):
         predictions, references = self.select(data_samples, data_batch)
         for prediction, reference in zip(predictions, references, strict=True):
             entry = np.atleast_1d(reference)
-            texts = [str(text) for text in entry] if entry.dtype.kind in "OU" else [self.decode(reference)]
+            texts = (
+                [str(text) for text in entry]
+                if entry.dtype.kind in "OU"
+                else [self.decode(reference)]
+            )
             self.results.append((self.decode(prediction), texts))
 
     def compute_metrics(self, results: list[Any]) -> dict[str, float]:
         """Return the corpus score."""
         predictions, references = zip(*results, strict=True)
-        # sacrebleu takes the first references of all texts, then the second ones ...; None where a text has fewer
+        # sacrebleu takes the first references of all texts, then the second ones ...; None where a
+        # text has fewer
         count = max(map(len, references))
-        columns = [[texts[i] if i < len(texts) else None for texts in references] for i in range(count)]
+        columns = [
+            [texts[i] if i < len(texts) else None for texts in references] for i in range(count)
+        ]
         return {"bleu": float(self._bleu.corpus_score(list(predictions), columns).score)}

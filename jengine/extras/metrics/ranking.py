@@ -4,23 +4,27 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jengine.config.registry import METRICS
 from jengine.data.host_entries import Batch
 from jengine.evaluation.metric import HostMetric, PairMetric, Predictions
 from jengine.model.labels import require_class_indices
-from jengine.config.registry import METRICS
 from jengine.model.selection import Selector, describe_array
 
 
 class RankingMetric(PairMetric, HostMetric):
     """Base class for metrics of scores and binary labels, one class against the rest; see `AUROC`.
 
-    All scores and labels are kept on the host, because a ranking is not a sum; the results are exact, with ties. An
-    example whose scores are NaN is predicted to be in no class: if it is positive it is never found.
+    All scores and labels are kept on the host, because a ranking is not a sum; the results are
+    exact, with ties. An example whose scores are NaN is predicted to be in no class: if it is
+    positive it is never found.
 
     Args:
-      average: mean over classes: 'macro', 'weighted' by their numbers of examples, or 'none' for an array by class.
-      label: the batch entry with labels, int[B]; or int[B, C] for several labels, 1 for each that is present.
-      prediction: the prediction entry with scores, float[B] for class 1 of two, or float[B, C]; None if it is an array.
+      average: mean over classes: 'macro', 'weighted' by their numbers of examples, or 'none' for an
+        array by class.
+      label: the batch entry with labels, int[B]; or int[B, C] for several labels, 1 for each that
+        is present.
+      prediction: the prediction entry with scores, float[B] for class 1 of two, or float[B, C];
+        None if it is an array.
       from_logits: apply a softmax to the scores if there are several classes, of which one is true.
       ignore_index: label that does not count; None for no such label.
       prefix: prefix for the result name, none by default.
@@ -52,21 +56,26 @@ class RankingMetric(PairMetric, HostMetric):
     def process(self, data_batch: Batch, data_samples: Predictions) -> None:
         """Keep the scores and labels of a batch."""
         scores, labels = (np.asarray(array) for array in self._select(data_samples, data_batch))
-        self.results.append((scores.astype(np.float32), labels.astype(np.int32)))  # bfloat16 is not sent
+        # bfloat16 is not sent
+        self.results.append((scores.astype(np.float32), labels.astype(np.int32)))
 
     def update(self, state: Any, predictions: Predictions, batch: Batch) -> Any:
         """Return the state unchanged; what does not fit is an error while the step is traced."""
         scores, labels = self._select(predictions, batch)
         if labels.ndim < scores.ndim:
-            require_class_indices(labels, scores.shape[1], f"{type(self).__name__}.label", self.ignore_index)
+            require_class_indices(
+                labels, scores.shape[1], f"{type(self).__name__}.label", self.ignore_index
+            )
         return state
 
     def _select(self, predictions: Predictions, batch: Batch) -> tuple[Any, Any]:
         scores, labels = self.select(predictions, batch)
         if labels.shape not in (scores.shape, scores.shape[:-1]) or scores.ndim not in (1, 2):
             raise ValueError(
-                f"{type(self).__name__}: predictions must be scores float[B] or float[B, C], and labels int[B], or "
-                f"int[B, C] for several labels, got {describe_array(scores)} and {describe_array(labels)}"
+                f"{type(self).__name__}: predictions must be scores float[B] or float[B, C], and "
+                "labels int[B], or "
+                f"int[B, C] for several labels, got {describe_array(scores)} and "
+                f"{describe_array(labels)}"
             )
         return scores, labels
 
@@ -77,8 +86,11 @@ class RankingMetric(PairMetric, HostMetric):
         # After the gather, which sends half the bytes of float64.
         scores = scores.astype(np.float64)
         if labels.ndim < scores.ndim:  # one class of several
-            is_counted = labels != self.ignore_index if self.ignore_index is not None else slice(None)
-            scores, labels = scores[is_counted], labels[is_counted]
+            is_counted = (
+                labels != self.ignore_index if self.ignore_index is not None else slice(None)
+            )
+            scores = scores[is_counted]
+            labels = labels[is_counted]
             if self.from_logits:  # the order within a class depends on the other classes' logits
                 with np.errstate(invalid="ignore"):  # an infinite logit gives NaN
                     scores = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -93,7 +105,9 @@ class RankingMetric(PairMetric, HostMetric):
                 labels = labels[:, None] == np.arange(scores.shape[1])
         if labels.ndim == 1:
             return {name: self._score_class(labels, scores)}
-        values = np.array([self._score_class(*column) for column in zip(labels.T, scores.T, strict=True)])
+        values = np.array(
+            [self._score_class(*column) for column in zip(labels.T, scores.T, strict=True)]
+        )
         if self.average == "none":
             return {name: values}
         weights = (labels == 1).sum(axis=0) if self.average == "weighted" else np.ones(len(values))
@@ -103,7 +117,8 @@ class RankingMetric(PairMetric, HostMetric):
 
     def _score_class(self, labels: np.ndarray, scores: np.ndarray) -> float:
         if self.ignore_index is not None:
-            labels, scores = labels[labels != self.ignore_index], scores[labels != self.ignore_index]
+            scores = scores[labels != self.ignore_index]
+            labels = labels[labels != self.ignore_index]
         return self.score(labels == 1, scores) if np.isin(labels, (0, 1)).all() else float("nan")
 
 
@@ -111,7 +126,8 @@ class RankingMetric(PairMetric, HostMetric):
 class AUROC(RankingMetric):
     """Area under the ROC curve, `auroc`: binary, or the mean over classes, one against the rest.
 
-    A class without examples, or without others, does not count in the mean. Arguments as for `RankingMetric`.
+    A class without examples, or without others, does not count in the mean. Arguments as for
+    `RankingMetric`.
 
     >>> metric = AUROC()
     >>> metric.process({"label": np.array([0, 0, 1, 1])}, np.array([0.1, 0.4, 0.35, 0.8]))
@@ -122,26 +138,33 @@ class AUROC(RankingMetric):
     names = ("auroc",)
 
     def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
-        """Return the probability that a positive example scores above a negative one, where a tie is a half."""
-        # NaN is below all scores, and a positive example with NaN is below a negative one too: it is never found.
+        """Return the probability that a positive example scores above a negative one, where a
+        tie is a half.
+        """
+        # NaN is below all scores, and a positive example with NaN is below a negative one too: it
+        # is never found.
         levels = np.where(is_positive, 0, 1)
         is_found = ~np.isnan(scores)
         levels[is_found] = 2 + np.unique(scores[is_found], return_inverse=True)[1]
         _, inverse, counts = np.unique(levels, return_inverse=True, return_counts=True)
         ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # from 1; the mean rank for ties
-        positive, negative = is_positive.sum(), (~is_positive).sum()
+        positive = is_positive.sum()
+        negative = (~is_positive).sum()
         if not positive or not negative:
             return float("nan")
         # The Mann-Whitney U statistic, divided by the number of pairs.
-        return float((ranks[is_positive].sum() - positive * (positive + 1) / 2) / (positive * negative))
+        return float(
+            (ranks[is_positive].sum() - positive * (positive + 1) / 2) / (positive * negative)
+        )
 
 
 @METRICS.register_module()
 class AveragePrecision(RankingMetric):
-    """Average precision, `average_precision`: binary, or the mean over classes (mAP), one against the rest.
+    """Average precision, `average_precision`: binary, or the mean over classes (mAP), one against
+    the rest.
 
-    As in scikit-learn, the precision is not interpolated. A class without examples does not count in the mean.
-    Arguments as for `RankingMetric`.
+    As in scikit-learn, the precision is not interpolated. A class without examples does not count
+    in the mean. Arguments as for `RankingMetric`.
 
     >>> metric = AveragePrecision()
     >>> metric.process({"label": np.array([0, 0, 1, 1])}, np.array([0.1, 0.4, 0.3, 0.8]))
@@ -152,7 +175,9 @@ class AveragePrecision(RankingMetric):
     names = ("average_precision",)
 
     def score(self, is_positive: np.ndarray, scores: np.ndarray) -> float:
-        """Return the mean precision over the positive examples, at the threshold at which each is found."""
+        """Return the mean precision over the positive examples, at the threshold at which each
+        is found.
+        """
         if not is_positive.any():
             return float("nan")
         is_found = ~np.isnan(scores)

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jengine.config.registry import METRICS
 from jengine.data.host_entries import Batch
 from jengine.evaluation.metric import Mean, PairMetric, Predictions, Sum, element_mask
 from jengine.model.autocast import at_least_float32
-from jengine.config.registry import METRICS
 from jengine.model.selection import Selector, describe_array
 
 
@@ -22,7 +22,10 @@ class RegressionMetric(PairMetric):
     """
 
     def __init__(
-        self, target: Selector = "target", prediction: Selector | None = None, prefix: str | None = None
+        self,
+        target: Selector = "target",
+        prediction: Selector | None = None,
+        prefix: str | None = None,
     ) -> None:
         super().__init__(target, prediction, prefix)
 
@@ -43,15 +46,24 @@ class RegressionMetric(PairMetric):
         """Return the mean; NaN without examples."""
         return {self.names[0]: state.value()}
 
-    def _arrays(self, predictions: Predictions, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return predictions, targets, and which elements count, all with the shape of the targets."""
+    def _arrays(
+        self, predictions: Predictions, batch: Batch
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return predictions, targets, and which elements count, all with the shape of the
+        targets.
+        """
         predictions, targets = (jnp.asarray(array) for array in self.select(predictions, batch))
         if predictions.shape != targets.shape:  # [B, 1] and [B] would make [B, B]
             raise ValueError(
-                f"{type(self).__name__}: predictions must have the shape of the targets {describe_array(targets)}, got "
+                f"{type(self).__name__}: predictions must have the shape of the targets "
+                f"{describe_array(targets)}, got "
                 f"{describe_array(predictions)}"
             )
-        return at_least_float32(predictions), at_least_float32(targets), element_mask(batch, targets)
+        return (
+            at_least_float32(predictions),
+            at_least_float32(targets),
+            element_mask(batch, targets),
+        )
 
 
 @METRICS.register_module("MeanSquaredError")
@@ -59,7 +71,9 @@ class MeanSquaredErrorMetric(RegressionMetric):
     """Mean squared error over all elements, `mse`, or its root, `rmse`.
 
     >>> metric = MeanSquaredErrorMetric()
-    >>> metric.compute(metric.update(metric.init(), jnp.array([1.0, 3.0]), {"target": jnp.array([1.0, 1.0])}))
+    >>> metric.compute(
+    ...     metric.update(metric.init(), jnp.array([1.0, 3.0]), {"target": jnp.array([1.0, 1.0])})
+    ... )
     {'mse': 2.0}
 
     Args:
@@ -96,7 +110,9 @@ class MeanAbsoluteError(RegressionMetric):
     """Mean absolute error over all elements, `mae`. The arguments are those of `RegressionMetric`.
 
     >>> metric = MeanAbsoluteError()
-    >>> metric.compute(metric.update(metric.init(), jnp.array([1.0, 3.0]), {"target": jnp.array([1.0, 1.0])}))
+    >>> metric.compute(
+    ...     metric.update(metric.init(), jnp.array([1.0, 3.0]), {"target": jnp.array([1.0, 1.0])})
+    ... )
     {'mae': 1.0}
     """
 
@@ -108,7 +124,9 @@ class MeanAbsoluteError(RegressionMetric):
 
 
 class Deviations(NamedTuple):
-    """Sums for R2. Targets are counted from a pivot: the squares of large targets would hide their variance."""
+    """Sums for R2. Targets are counted from a pivot: the squares of large targets would hide
+    their variance.
+    """
 
     pivot: jax.Array  # float32[], the first target
     residual: Sum  # of (prediction - target)**2
@@ -119,13 +137,16 @@ class Deviations(NamedTuple):
 
 @METRICS.register_module()
 class R2Score(RegressionMetric):
-    """Coefficient of determination over all elements, `r2`: 1 minus the residuals' share of the targets' variance.
+    """Coefficient of determination over all elements, `r2`: 1 minus the residuals' share of the
+    targets' variance.
 
-    As in scikit-learn, it is 1 for exact predictions of a constant target, and 0 for others. Arguments as for
-    `RegressionMetric`.
+    As in scikit-learn, it is 1 for exact predictions of a constant target, and 0 for others.
+    Arguments as for `RegressionMetric`.
 
     >>> metric = R2Score()
-    >>> state = metric.update(metric.init(), jnp.array([1.0, 2.0, 4.0]), {"target": jnp.array([1.0, 2.0, 3.0])})
+    >>> state = metric.update(
+    ...     metric.init(), jnp.array([1.0, 2.0, 4.0]), {"target": jnp.array([1.0, 2.0, 3.0])}
+    ... )
     >>> metric.compute(state)
     {'r2': 0.5}
     """
@@ -153,7 +174,8 @@ class R2Score(RegressionMetric):
 
     def compute(self, state: Deviations) -> dict[str, float]:
         """Return R2; NaN for fewer than two elements."""
-        residual, count = state.residual.value(), state.weight.value()
+        residual = state.residual.value()
+        count = state.weight.value()
         if count < 2:
             return {"r2": float("nan")}
         # n times the variance, which a shift by the pivot does not change.

@@ -9,7 +9,15 @@ from typing import Any, Self
 
 from ml_collections import ConfigDict
 
-from jengine.config.containers import ConfigLike, Key, add_attributes, is_mapping, iter_items, resolve, to_config_dict
+from jengine.config.containers import (
+    ConfigLike,
+    Key,
+    add_attributes,
+    is_mapping,
+    iter_items,
+    resolve,
+    to_config_dict,
+)
 from jengine.config.diff import ABSENT, diff_configs
 from jengine.config.dump import dump_config, write_config
 from jengine.config.load import load_config
@@ -64,7 +72,8 @@ class ConfigLevel(ConfigDict):
 
 
 class Config(ConfigLevel):
-    """ConfigDict with the methods of MMEngine's Config; every function that takes a config takes it too.
+    """ConfigDict with the methods of MMEngine's Config; every function that takes a config takes it
+    too.
 
     >>> cfg = Config({"train_cfg": {"max_epochs": 3}, "custom_hooks": [{"type": "EMAHook"}]})
     >>> cfg.merge_from_dict({"train_cfg.max_epochs": 5, "custom_hooks.0.momentum": 0.1})
@@ -79,12 +88,16 @@ class Config(ConfigLevel):
       TypeError: `cfg` is no config.
     """
 
-    def __init__(self, cfg: ConfigLike | None = None, filename: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, cfg: ConfigLike | None = None, filename: str | os.PathLike[str] | None = None
+    ) -> None:
         super().__init__(type_safe=False, allow_dotted_keys=True, sort_keys=False)
         object.__setattr__(self, "_filename", None if filename is None else os.fspath(filename))
         cfg = {} if cfg is None else cfg
         if not is_mapping(cfg):
-            raise TypeError(f"a config must be a ConfigDict or a dict, got {type(cfg).__name__}: {cfg!r}")
+            raise TypeError(
+                f"a config must be a ConfigDict or a dict, got {type(cfg).__name__}: {cfg!r}"
+            )
         for key, value in iter_items(to_config_dict(cfg, kind=ConfigLevel)):
             self[key] = value
 
@@ -95,7 +108,8 @@ class Config(ConfigLevel):
 
     @classmethod
     def fromstring(cls, cfg_str: str, file_format: str = ".py") -> Self:
-        """Return the config in the text of a file with the suffix `file_format`: '.py', '.json' or '.yaml'.
+        """Return the config in the text of a file with the suffix `file_format`: '.py', '.json' or
+        '.yaml'.
 
         >>> Config.fromstring('{"train_cfg": {"max_epochs": 3}}', ".json").train_cfg.max_epochs
         3
@@ -132,19 +146,23 @@ class Config(ConfigLevel):
         return dump_config(self)
 
     def dump(self, file: str | os.PathLike[str] | None = None) -> str | None:
-        """Write a Python, JSON or YAML file, see `write_config`; without `file` return the text of a Python file."""
+        """Write a Python, JSON or YAML file, see `write_config`; without `file` return the text
+        of a Python file.
+        """
         if file is None:
             return self.pretty_text
         write_config(self, file)
         return None
 
     def merge_from_dict(self, options: Mapping[str, Any]) -> None:
-        """Set the values at dotted paths, such as `{'train_cfg.max_epochs': 5, 'custom_hooks.0.momentum': 0.1}`.
+        """Set the values at dotted paths, such as `{'train_cfg.max_epochs': 5,
+        'custom_hooks.0.momentum': 0.1}`.
 
         A dict merges with an existing one, see `merge`; any other value replaces the old one.
 
         Raises:
-          ConfigError: a path through a value that is not a dict or a list, or an index out of range.
+          ConfigError: a path through a value that is not a dict or a list, or an index out of
+            range.
         """
         for path, value in options.items():
             set_path(self, path, value)

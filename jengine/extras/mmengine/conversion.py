@@ -5,13 +5,33 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jengine.extras.mmengine.conversion_rows import Row, Status, describe, list_lost
-from jengine.extras.mmengine.counterparts import convert_augments, convert_erasing, convert_loss, find_num_classes
 from jengine.config.containers import iter_nodes
-from jengine.extras.mmengine.mmengine_keys import SECTIONS, drop_without_effect
 from jengine.config.errors import config_path
+from jengine.config.registry import (
+    DATA_SAMPLERS,
+    DATASETS,
+    HOOKS,
+    LOG_PROCESSORS,
+    LOOPS,
+    METRICS,
+    MODELS,
+    OPTIM_WRAPPERS,
+    OPTIMIZERS,
+    PARAM_SCHEDULERS,
+    TRANSFORMS,
+    VISBACKENDS,
+    VISUALIZERS,
+    Registry,
+)
+from jengine.extras.mmengine.conversion_rows import Row, Status, describe, list_lost
+from jengine.extras.mmengine.counterparts import (
+    convert_augments,
+    convert_erasing,
+    convert_loss,
+    find_num_classes,
+)
+from jengine.extras.mmengine.mmengine_keys import SECTIONS, drop_without_effect
 from jengine.optim.wrapper_builder import check_optim_wrapper
-from jengine.config.registry import (DATA_SAMPLERS, DATASETS, HOOKS, LOG_PROCESSORS, LOOPS, METRICS, MODELS, OPTIM_WRAPPERS, OPTIMIZERS, PARAM_SCHEDULERS, TRANSFORMS, VISBACKENDS, VISUALIZERS, Registry)
 
 _MODES = ("train", "val", "test")
 _LOOPS = {"val_cfg": "ValLoop", "test_cfg": "TestLoop"}
@@ -30,11 +50,13 @@ Section = dict[str, Any] | Sequence[dict[str, Any]]  # one part, or several
 class Conversion:
     """Conversion of an MMEngine config, section by section.
 
-    Keys that jengine supports are kept, unknown arguments are dropped, and unknown classes get the import path of one
-    that the user writes: `my_data.ImageNet`, `my_metrics.CocoMetric`. Each value in the config is in
-    the result, or a row tells what became of it.
+    Keys that jengine supports are kept, unknown arguments are dropped, and unknown classes get the
+    import path of one that the user writes: `my_data.ImageNet`, `my_metrics.CocoMetric`. Each value
+    in the config is in the result, or a row tells what became of it.
 
-    >>> conversion = Conversion({"train_cfg": {"by_epoch": True, "max_epochs": 3}, "log_level": "INFO"})
+    >>> conversion = Conversion(
+    ...     {"train_cfg": {"by_epoch": True, "max_epochs": 3}, "log_level": "INFO"}
+    ... )
     >>> conversion.result["train_cfg"]
     {'by_epoch': True, 'max_epochs': 3}
 
@@ -58,7 +80,9 @@ class Conversion:
         self._preprocessor = cfg.get("data_preprocessor")
         self._read = set(cfg if read is None else read)
         apart = {name: cfg[name] for name in (*_ADVICE, "vis_backends") if name in cfg}
-        kept, changes = drop_without_effect({name: value for name, value in cfg.items() if name not in apart})
+        kept, changes = drop_without_effect(
+            {name: value for name, value in cfg.items() if name not in apart}
+        )
         kept |= apart
         for change in changes:
             self._whole(change.path, "changed" if change.replaced else "dropped", change.reason)
@@ -70,12 +94,19 @@ class Conversion:
             if path in _LISTS and isinstance(entries, list | tuple)
         }
         convert: dict[str, Callable[[str, Any], None]] = {
-            "model": self._model, "optim_wrapper": self._optim_wrapper, "param_scheduler": self._schedulers,
-            "default_hooks": self._default_hooks, "custom_hooks": self._custom_hooks, "visualizer": self._visualizer,
-            "load_from": self._load_from, "resume": self._resume, "log_processor": self._log_processor,
+            "model": self._model,
+            "optim_wrapper": self._optim_wrapper,
+            "param_scheduler": self._schedulers,
+            "default_hooks": self._default_hooks,
+            "custom_hooks": self._custom_hooks,
+            "visualizer": self._visualizer,
+            "load_from": self._load_from,
+            "resume": self._resume,
+            "log_processor": self._log_processor,
             **{f"{mode}_dataloader": self._dataloader for mode in _MODES},
-            **{f"{mode}_cfg": self._loop for mode in _MODES}, **dict.fromkeys(_EVAL, self._evaluator),
-        }  # fmt: skip
+            **{f"{mode}_cfg": self._loop for mode in _MODES},
+            **dict.fromkeys(_EVAL, self._evaluator),
+        }
         self._load_from_path = kept.get("load_from")
         ordered = {name: kept[name] for name in SECTIONS if name in kept} | kept
         for name, value in ordered.items():
@@ -88,7 +119,9 @@ class Conversion:
                 with config_path(name):
                     convert[name](name, value)
         if self._augments:
-            hook = self._fit(HOOKS, "custom_hooks", {"type": "BatchAugmentHook", "augments": self._augments})
+            hook = self._fit(
+                HOOKS, "custom_hooks", {"type": "BatchAugmentHook", "augments": self._augments}
+            )
             self.result["custom_hooks"] = [*(self.result.get("custom_hooks") or ()), hook]
         lost = list_lost(cfg, self.result, self.rows, self._moved)
         self.rows += lost
@@ -111,10 +144,15 @@ class Conversion:
             "loss": loss or {"type": "my_model.loss"},
         }
         parts = ", ".join(
-            f"{key}={part['type']}" for key, part in cfg.items() if _has_type(part) and key != "data_preprocessor"
+            f"{key}={part['type']}"
+            for key, part in cfg.items()
+            if _has_type(part) and key != "data_preprocessor"
         )
-        self._do(name, f"write a Flax module in my_model.py, next to this file, in place of {cfg.get('type')}"
-                 f"{f' ({parts})' if parts else ''}; for Flax NNX use NnxModel")  # fmt: skip
+        self._do(
+            name,
+            f"write a Flax module in my_model.py, next to this file, in place of {cfg.get('type')}"
+            f"{f' ({parts})' if parts else ''}; for Flax NNX use NnxModel",
+        )
         self._moved[f"{name}.type"] = f"{name}.module.type"
         if not loss:
             self._do(f"{name}.loss", "a function (outputs, batch) -> losses")
@@ -126,7 +164,11 @@ class Conversion:
 
     def _loss(self, name: str, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the counterpart of a model's only loss: the sum of several is another one."""
-        losses = {path: node for path, node in iter_nodes(cfg, name) if _LOSS.search(path) and _has_type(node)}
+        losses = {
+            path: node
+            for path, node in iter_nodes(cfg, name)
+            if _LOSS.search(path) and _has_type(node)
+        }
         if len(losses) != 1:
             return None
         ((path, node),) = losses.items()
@@ -149,7 +191,11 @@ class Conversion:
             return
         self._augments += [{"type": "SoftLabels", "num_classes": num_classes}, augment]
         for key in cfg.keys() & {"augments", "probs"}:
-            self._whole(f"{path}.{key}", "changed", f"{describe(cfg[key])} to a BatchAugmentHook in `custom_hooks`")
+            self._whole(
+                f"{path}.{key}",
+                "changed",
+                f"{describe(cfg[key])} to a BatchAugmentHook in `custom_hooks`",
+            )
 
     def _normalize(self, path: str, cfg: Any) -> None:
         text = f"normalize the images in the pipeline or the module: {cfg!r}"
@@ -161,7 +207,10 @@ class Conversion:
         loader = dict(cfg)
         # Named functions of PyTorch projects return tensors; nothing of them can be kept.
         if collate := loader.pop("collate_fn", None):
-            text = f"`collate_fn` must be a function, or left out to stack the samples, got {describe(collate)}"
+            text = (
+                "`collate_fn` must be a function, or left out to stack the samples, got "
+                f"{describe(collate)}"
+            )
             self._do(name, text, f"{name}.collate_fn")
         if "prefetch_factor" in loader:
             self._whole(f"{name}.prefetch_factor", "dropped", "a setting of PyTorch's loader")
@@ -169,7 +218,9 @@ class Conversion:
         sampler: Any = loader.get("sampler")
         if _has_type(sampler):
             if sampler["type"] in DATA_SAMPLERS:
-                loader["sampler"] = self._fit(DATA_SAMPLERS, f"{name}.sampler", sampler, dataset=None)
+                loader["sampler"] = self._fit(
+                    DATA_SAMPLERS, f"{name}.sampler", sampler, dataset=None
+                )
             else:
                 del loader["sampler"]
                 text = f"a sampler in place of {describe(sampler)}: any iterable of indices with a length"
@@ -177,7 +228,8 @@ class Conversion:
         dataset = loader.get("dataset", {})
         if isinstance(dataset, Mapping):
             loader["dataset"] = self._dataset(f"{name}.dataset", f"{name}.dataset", dataset)
-        # A default that differs and changes the training: it gets a row, although nothing was written.
+        # A default that differs and changes the training: it gets a row, although nothing was
+        # written.
         if name == "train_dataloader" and "drop_last" not in cfg:
             text = "True by default: the last, smaller batch of an epoch is dropped"
             self._note(f"{name}.drop_last", "changed", text)
@@ -189,7 +241,11 @@ class Conversion:
         is_known = kind in DATASETS
         takes_pipeline = is_known and "pipeline" in inspect.signature(DATASETS.get(kind)).parameters
         pipeline = cfg.get("pipeline")
-        transforms = self._pipeline(f"{path}.pipeline", pipeline) if isinstance(pipeline, list | tuple) else []
+        transforms = (
+            self._pipeline(f"{path}.pipeline", pipeline)
+            if isinstance(pipeline, list | tuple)
+            else []
+        )
         is_wrapped = bool(transforms) and not takes_pipeline
         inner_path = f"{new_path}.dataset" if is_wrapped else new_path
         self._moved |= {path: inner_path, f"{path}.pipeline": f"{new_path}.pipeline"}
@@ -199,10 +255,13 @@ class Conversion:
         else:
             dataset.pop("pipeline", None)
         for key in ("dataset", "datasets"):  # of a wrapper
-            place, new_place = f"{path}.{key}", f"{inner_path}.{key}"
+            place = f"{path}.{key}"
+            new_place = f"{inner_path}.{key}"
             if isinstance(parts := cfg.get(key), list | tuple):
                 dataset[key] = [
-                    self._dataset(f"{place}[{i}]", f"{new_place}[{i}]", part) if isinstance(part, Mapping) else part
+                    self._dataset(f"{place}[{i}]", f"{new_place}[{i}]", part)
+                    if isinstance(part, Mapping)
+                    else part
                     for i, part in enumerate(parts)
                 ]
             elif isinstance(parts, Mapping):
@@ -211,9 +270,16 @@ class Conversion:
             converted = {key: None for key in ("dataset", "datasets", "pipeline") if key in dataset}
             dataset = self._fit(DATASETS, path, dataset, **converted)
         else:
-            self._do(path.partition(".")[0], f"write the dataset my_data.{kind}: `__len__` and `__getitem__` -> a dict "
-                     "of arrays, images as [H, W, C]")  # fmt: skip
-        return {"type": "TransformedDataset", "dataset": dataset, "pipeline": transforms} if is_wrapped else dataset
+            self._do(
+                path.partition(".")[0],
+                f"write the dataset my_data.{kind}: `__len__` and `__getitem__` -> a dict "
+                "of arrays, images as [H, W, C]",
+            )
+        return (
+            {"type": "TransformedDataset", "dataset": dataset, "pipeline": transforms}
+            if is_wrapped
+            else dataset
+        )
 
     def _pipeline(self, path: str, transforms: Sequence[Any]) -> list[Any]:
         kept: list[Any] = []
@@ -222,21 +288,39 @@ class Conversion:
             place = f"{path}[{i}]"
             kind = transform["type"] if _has_type(transform) else ""
             if kind.startswith(_READERS):
-                self._whole(place, "dropped", f"{kind}: the dataset reads, and batches are dicts of arrays")
-            elif kind == "RandomErasing" and path.startswith("train_") and (erasing := convert_erasing(transform)):
+                self._whole(
+                    place, "dropped", f"{kind}: the dataset reads, and batches are dicts of arrays"
+                )
+            elif (
+                kind == "RandomErasing"
+                and path.startswith("train_")
+                and (erasing := convert_erasing(transform))
+            ):
                 if erasing not in self._augments:
                     self._augments.insert(0, erasing)  # before images are mixed
-                text = f"{describe(transform)} to {describe(erasing)} of a BatchAugmentHook in `custom_hooks`"
+                text = (
+                    f"{describe(transform)} to {describe(erasing)} of a BatchAugmentHook in "
+                    "`custom_hooks`"
+                )
                 self._whole(place, "changed", text)
             elif kind in _SAMPLE_TRANSFORMS:
-                kept.append(self._fit(TRANSFORMS, place, self._pad(place, transform) if kind == "Pad" else transform))
+                kept.append(
+                    self._fit(
+                        TRANSFORMS,
+                        place,
+                        self._pad(place, transform) if kind == "Pad" else transform,
+                    )
+                )
             elif kind:
                 kept.append({**transform, "type": f"my_data.{kind}"})
                 names.append(kept[-1]["type"])
             else:
                 kept.append(transform)
         if names:
-            text = f"write the transforms {', '.join(names)}: a class whose `__call__(sample, rng)` returns a sample"
+            text = (
+                f"write the transforms {', '.join(names)}: a class whose `__call__(sample, rng)` "
+                "returns a sample"
+            )
             self._do(path.partition(".")[0], text)
         return kept
 
@@ -244,11 +328,17 @@ class Conversion:
         result = dict(cfg)
         if isinstance(cfg.get("size"), list | tuple):
             result["size"] = tuple(cfg["size"])[::-1]
-            self._whole(f"{path}.size", "changed", f"(width, height) {cfg['size']} to (height, width) {result['size']}")
+            self._whole(
+                f"{path}.size",
+                "changed",
+                f"(width, height) {cfg['size']} to (height, width) {result['size']}",
+            )
         if isinstance(value := cfg.get("pad_val"), Mapping | list | tuple):
             value = value.get("img", 0) if isinstance(value, Mapping) else value
             # Often the same number for each channel
-            result["pad_val"] = value[0] if isinstance(value, list | tuple) and len(set(value)) == 1 else value
+            result["pad_val"] = (
+                value[0] if isinstance(value, list | tuple) and len(set(value)) == 1 else value
+            )
             text = f"{describe(cfg['pad_val'])} to {result['pad_val']!r}, for images"
             self._whole(f"{path}.pad_val", "changed", text)
         return result
@@ -267,7 +357,11 @@ class Conversion:
             self._take(name, self._fit(LOOPS, name, cfg, **supplied))
         else:
             self._take(name, {key: value for key, value in cfg.items() if key != "type"})
-            self._do(name, f"a loop in place of {cfg['type']}: see docs/runner.md, custom loops", f"{name}.type")
+            self._do(
+                name,
+                f"a loop in place of {cfg['type']}: see docs/runner.md, custom loops",
+                f"{name}.type",
+            )
 
     def _optim_wrapper(self, name: str, cfg: dict[str, Any]) -> None:
         if "optimizer" not in cfg:
@@ -275,19 +369,27 @@ class Conversion:
             self._do(name, "several optimizers: see docs/runner.md, several optimizers")
             return
         wrapper = dict(cfg)
-        rules = {key: wrapper.pop(key) for key in ("paramwise_cfg", "constructor") if key in wrapper}
+        rules = {
+            key: wrapper.pop(key) for key in ("paramwise_cfg", "constructor") if key in wrapper
+        }
         kind = wrapper.get("type", "OptimWrapper")
         if kind not in OPTIM_WRAPPERS:
             wrapper["type"] = "AmpOptimWrapper" if "Apex" in kind else "OptimWrapper"
             self._whole(f"{name}.type", "changed", f"{kind} to {wrapper['type']}")
         if wrapper.get("type", "") == "AmpOptimWrapper" and wrapper.get("dtype") is None:
-            self._note(name, "changed", "computes in bfloat16; for MMEngine's float16 set dtype='float16'")
+            self._note(
+                name, "changed", "computes in bfloat16; for MMEngine's float16 set dtype='float16'"
+            )
         optimizer = wrapper["optimizer"]
         if optimizer.get("type") in OPTIMIZERS:
             wrapper["optimizer"] = self._fit(OPTIMIZERS, f"{name}.optimizer", optimizer)
         else:
-            self._do(name, f"an optimizer in place of {optimizer.get('type')}: one of optax by its import path, or "
-                     "your own (docs/optim.md)")  # fmt: skip
+            self._do(
+                name,
+                f"an optimizer in place of {optimizer.get('type')}: one of optax by its import "
+                "path, or "
+                "your own (docs/optim.md)",
+            )
         kept = self._fit(OPTIM_WRAPPERS, name, {"type": "OptimWrapper", **wrapper})
         rules = {**rules, "paramwise_cfg": self._rules(rules.get("paramwise_cfg"))} if rules else {}
         self._take(name, {**kept, **{key: value for key, value in rules.items() if value}})
@@ -303,8 +405,11 @@ class Conversion:
             path = "optim_wrapper.paramwise_cfg.dcn_offset_lr_mult"
             self._whole(path, "dropped", "there are no deformable convolutions")
         if "custom_keys" in kept:
-            self._do("optim_wrapper", "check with `jengine groups` that each of custom_keys matches your parameters; "
-                     "Flax names and their PyTorch aliases (`layers.3`, `weight`) both match")  # fmt: skip
+            self._do(
+                "optim_wrapper",
+                "check with `jengine groups` that each of custom_keys matches your parameters; "
+                "Flax names and their PyTorch aliases (`layers.3`, `weight`) both match",
+            )
         return kept
 
     def _schedulers(self, name: str, cfg: Section) -> None:
@@ -317,22 +422,38 @@ class Conversion:
                 supplied = {"optimizer": None, "convert_to_iter_based": None}
                 kept.append(self._fit(PARAM_SCHEDULERS, f"{name}[{i}]", scheduler, **supplied))
             else:
-                self._do(name, f"a schedule in place of {describe(scheduler)}: see docs/schedules.md", f"{name}[{i}]")
+                self._do(
+                    name,
+                    f"a schedule in place of {describe(scheduler)}: see docs/schedules.md",
+                    f"{name}[{i}]",
+                )
         self._take(name, kept if isinstance(cfg, list | tuple) else kept[0] if kept else None)
 
     def _default_hooks(self, name: str, cfg: dict[str, Any]) -> None:
-        hooks = {key: hook if hook is None else self._hook(name, f"{name}.{key}", hook) for key, hook in cfg.items()}
-        self._take(name, {key: hook for key, hook in hooks.items() if hook is not None or cfg[key] is None})
+        hooks = {
+            key: hook if hook is None else self._hook(name, f"{name}.{key}", hook)
+            for key, hook in cfg.items()
+        }
+        self._take(
+            name, {key: hook for key, hook in hooks.items() if hook is not None or cfg[key] is None}
+        )
 
     def _custom_hooks(self, name: str, cfg: Sequence[dict[str, Any]]) -> None:
-        hooks = [self._hook(name, f"{name}[{i}]", hook) for i, hook in zip(self._places[name], cfg, strict=True)]
+        hooks = [
+            self._hook(name, f"{name}[{i}]", hook)
+            for i, hook in zip(self._places[name], cfg, strict=True)
+        ]
         self._take(name, [hook for hook in hooks if hook is not None])
 
     def _hook(self, section: str, path: str, cfg: dict[str, Any]) -> dict[str, Any] | None:
         if not _has_type(cfg):
             return cfg
         if cfg["type"] not in HOOKS:
-            self._do(section, f"jengine has no hook {describe(cfg)}: write one (docs/hooks.md), or leave it out", path)
+            self._do(
+                section,
+                f"jengine has no hook {describe(cfg)}: write one (docs/hooks.md), or leave it out",
+                path,
+            )
             return None
         return self._fit(HOOKS, path, cfg, priority=None)
 
@@ -344,8 +465,8 @@ class Conversion:
             if not _has_type(metric) or metric["type"] in METRICS:
                 kept.append(self._fit(METRICS, path, metric) if _has_type(metric) else metric)
             else:
-                # With its arguments, and under a path that does not exist: the config cannot run with the metric
-                # silently missing.
+                # With its arguments, and under a path that does not exist: the config cannot run
+                # with the metric silently missing.
                 kept.append({**metric, "type": f"my_metrics.{metric['type']}"})
                 self._do(name, f"write the metric {kept[-1]['type']} (docs/evaluation.md)")
         self._take(name, kept if isinstance(cfg, list | tuple) else kept[0])
@@ -360,12 +481,18 @@ class Conversion:
         listed = visualizer.get("vis_backends") or []
         for i, backend in zip(self._places.get(f"{name}.vis_backends", []), listed, strict=True):
             if backend["type"] in VISBACKENDS:
-                backends.append(self._fit(VISBACKENDS, f"{name}.vis_backends[{i}]", backend, save_dir=None))
+                backends.append(
+                    self._fit(VISBACKENDS, f"{name}.vis_backends[{i}]", backend, save_dir=None)
+                )
             else:
-                self._whole(f"{name}.vis_backends[{i}]", "dropped", f"there is no {describe(backend)}")
+                self._whole(
+                    f"{name}.vis_backends[{i}]", "dropped", f"there is no {describe(backend)}"
+                )
         if "vis_backends" in visualizer:
             visualizer["vis_backends"] = backends
-        self._take(name, self._fit(VISUALIZERS, name, {"type": "Visualizer", **visualizer}, save_dir=None))
+        self._take(
+            name, self._fit(VISUALIZERS, name, {"type": "Visualizer", **visualizer}, save_dir=None)
+        )
 
     def _log_processor(self, name: str, cfg: dict[str, Any]) -> None:
         self._take(name, self._fit(LOG_PROCESSORS, name, {"type": "LogProcessor", **cfg}))
@@ -380,14 +507,22 @@ class Conversion:
             self._take(name, resume)
             return
         self.result[name] = False
-        self._do(name, f"MMEngine continues the run of load_from={self._load_from_path!r}, which cannot be read here; "
-                 "resume='PATH' continues a checkpoint of jengine", name)  # fmt: skip
+        self._do(
+            name,
+            f"MMEngine continues the run of load_from={self._load_from_path!r}, which cannot be "
+            "read here; "
+            "resume='PATH' continues a checkpoint of jengine",
+            name,
+        )
 
     def _variable(self, name: str, value: Any) -> None:
         if name == "data_preprocessor":
             self._normalize(name, value)
         elif name == "tta_model":
-            text = f"test-time augmentation: BaseTTAModel and PrepareTTAHook (docs/more_hooks.md) for {describe(value)}"
+            text = (
+                "test-time augmentation: BaseTTAModel and PrepareTTAHook (docs/more_hooks.md) "
+                f"for {describe(value)}"
+            )
             self._do("model", text, name)
         elif name == "custom_imports":
             self._do(name, f"import these modules in this file, without PyTorch: {value!r}", name)
@@ -398,16 +533,26 @@ class Conversion:
 
     # --- Parts of a section. ---
 
-    def _fit(self, registry: Registry, path: str, cfg: Mapping[str, Any], **supplied: Any) -> dict[str, Any]:
-        """Return the config without arguments that the class does not have; errors in others are to be done."""
+    def _fit(
+        self, registry: Registry, path: str, cfg: Mapping[str, Any], **supplied: Any
+    ) -> dict[str, Any]:
+        """Return the config without arguments that the class does not have; errors in others are
+        to be done.
+        """
         kept = dict(cfg)
         parameters = inspect.signature(registry.get(kept["type"])).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        for key in [key for key in kept if not takes_any and key not in (*parameters, "type", *supplied)]:
+        takes_any = any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+        for key in [
+            key for key in kept if not takes_any and key not in (*parameters, "type", *supplied)
+        ]:
             self._whole(f"{path}.{key}", "dropped", f"{kept['type']} has no such argument")
             del kept[key]
         try:
-            registry.check({key: value for key, value in kept.items() if key not in supplied}, **supplied)
+            registry.check(
+                {key: value for key, value in kept.items() if key not in supplied}, **supplied
+            )
         except (KeyError, TypeError, ValueError) as error:
             self._do(path.partition(".")[0].partition("[")[0], str(error))
         return kept

@@ -21,7 +21,10 @@ class Row(NamedTuple):
 
 
 def list_lost(
-    original: Mapping[str, Any], result: Mapping[str, Any], rows: Iterable[Row], moved: Mapping[str, str]
+    original: Mapping[str, Any],
+    result: Mapping[str, Any],
+    rows: Iterable[Row],
+    moved: Mapping[str, str],
 ) -> list[Row]:
     """Return rows for the values that are neither in the result nor in a row.
 
@@ -40,7 +43,8 @@ def list_lost(
     told = [row.path for row in rows if row.is_whole]
     # Entries of lists may have moved up, so they are compared without their indices.
     kept = collections.Counter(
-        (_INDEX.sub("[]", path), _OWN.sub("", repr(value))) for path, _, value in _leaves(result, "", "")
+        (_INDEX.sub("[]", path), _OWN.sub("", repr(value)))
+        for path, _, value in _leaves(result, "", "")
     )
     lost: dict[str, dict[str, Any]] = {}
     for path, owner, value in _leaves(original, "", ""):
@@ -53,10 +57,11 @@ def list_lost(
         else:
             lost.setdefault(owner or path, {})[path[len(owner) :].lstrip(".")] = value
     return [
-        Row("to be done", path, f"for your module: {describe(values)}", True) if _is_below(path, "model")
+        Row("to be done", path, f"for your module: {describe(values)}", True)
+        if _is_below(path, "model")
         else Row("dropped", path, f"{describe(values)}: no counterpart here", True)
         for path, values in lost.items()
-    ]  # fmt: skip
+    ]
 
 
 def describe(value: Any) -> str:
@@ -81,7 +86,9 @@ def _leaves(value: Any, path: str, owner: str) -> Iterator[tuple[str, str, Any]]
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}" if path else str(key), path)
-    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
+    elif isinstance(value, list | tuple) and any(
+        isinstance(item, Mapping | list | tuple) for item in value
+    ):
         for index, item in enumerate(value):
             yield from _leaves(item, f"{path}[{index}]", path)
     else:

@@ -8,16 +8,15 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jengine.config.containers import iter_nodes, resolve
+from jengine.config.dump import format_literal
+from jengine.config.errors import ConfigError
+from jengine.config.registry import HOOKS, OPTIMIZERS, PARAM_SCHEDULERS
+from jengine.extras.imix.from_imix import KEYS, from_imix
 from jengine.extras.mmengine.conversion import Conversion
 from jengine.extras.mmengine.conversion_rows import Row, describe, list_lost
-from jengine.config.containers import resolve
-from jengine.config.containers import iter_nodes
-from jengine.config.dump import format_literal
 from jengine.extras.mmengine.flat import load_flat
-from jengine.extras.imix.from_imix import KEYS, from_imix
-from jengine.config.errors import ConfigError
 from jengine.logging.tables import format_table
-from jengine.config.registry import HOOKS, OPTIMIZERS, PARAM_SCHEDULERS
 
 _IMIX_MARKS = ("train_data", "lr_config", "total_epochs", "max_iter")
 _OLD_MARKS = ("data", "runner", "lr_config", "optimizer_config")
@@ -44,7 +43,9 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 
 def _convert_file(path: pathlib.Path) -> tuple[str, str]:
-    """Return the text of the new config file, and a table of what happened and what a person must do."""
+    """Return the text of the new config file, and a table of what happened and what a person
+    must do.
+    """
     path = path.resolve()  # base files are relative to the file itself, not to a link to it
     flat = load_flat(path, types.ModuleType("_jengine_converted"))
     cfg = resolve(flat.values)
@@ -52,7 +53,8 @@ def _convert_file(path: pathlib.Path) -> tuple[str, str]:
         body, rows = _convert_imix(cfg)
     elif any(mark in cfg for mark in _OLD_MARKS) and "train_dataloader" not in cfg:
         raise ConfigError(
-            f"{str(path)!r} must be a config of MMEngine (train_dataloader, optim_wrapper, ...) or iMIX (train_data), "
+            f"{str(path)!r} must be a config of MMEngine (train_dataloader, optim_wrapper, ...) "
+            "or iMIX (train_data), "
             "got the older form of MMCV 1.x"
         )
     else:
@@ -63,7 +65,9 @@ def _convert_file(path: pathlib.Path) -> tuple[str, str]:
     for row in sorted(rows, key=lambda row: _ORDER.index(row.status)):
         first, *others = textwrap.wrap(row.text, _WIDTH) or [""]
         lines += [(row.status, row.path, first), *(("", "", other) for other in others)]
-    return f'"""Converted from {path.name} by `jengine convert`."""\n{body}', format_table(("", "key", "what"), lines)
+    return f'"""Converted from {path.name} by `jengine convert`."""\n{body}', format_table(
+        ("", "key", "what"), lines
+    )
 
 
 def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, list[Row]]:
@@ -73,33 +77,51 @@ def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, list[Row]]:
     rows = [Row("taken over", key, "") for key in kept if key not in replaced]
     rows += [
         Row("dropped", key, f"not a key of `from_imix`, {describe(cfg[key])}", is_whole=True)
-        for key in cfg if key not in kept
-    ]  # fmt: skip
+        for key in cfg
+        if key not in kept
+    ]
     kept.setdefault("work_dir", "work_dirs/imix")
     kind = kept.get("model", {}).get("type", "MyModel")
     kept["model"] = {
-        "type": "LinenModel", "module": {"type": f"my_model.{kind}"}, "loss": {"type": "my_model.loss"}
-    }  # fmt: skip
+        "type": "LinenModel",
+        "module": {"type": f"my_model.{kind}"},
+        "loss": {"type": "my_model.loss"},
+    }
     todo = {
-        "model": [f"write a Flax module in place of {kind}, and its loss (outputs, batch) -> losses, in my_model.py"]
+        "model": [
+            f"write a Flax module in place of {kind}, and its loss (outputs, batch) -> losses, in "
+            "my_model.py"
+        ]
     }
     for name in ("train_data", "test_data"):
         if name in kept:
             data = dict(kept[name])
             kind = dict(data.get("data") or {}).get("type", "MyDataset")
             data["data"] = {"type": f"my_data.{kind}"}
-            todo[name] = [f"write the dataset my_data.{kind}: `__len__` and `__getitem__` -> a dict of arrays"]
+            todo[name] = [
+                f"write the dataset my_data.{kind}: `__len__` and `__getitem__` -> a dict of arrays"
+            ]
             if name == "test_data":
                 data.setdefault("post_processor", {"metrics": [{"type": "my_metrics.MyMetric"}]})
-                todo[name].append("`post_processor` must have jengine's metrics (docs/evaluation.md)")
+                todo[name].append(
+                    "`post_processor` must have jengine's metrics (docs/evaluation.md)"
+                )
             kept[name] = data
     if kept.get("load_from"):
-        todo["load_from"] = [f"weights of {kept.pop('load_from')} for your model's names (docs/pretrained.md)"]
+        todo["load_from"] = [
+            f"weights of {kept.pop('load_from')} for your model's names (docs/pretrained.md)"
+        ]
     for key, error in _check_imix(kept):
         todo.setdefault(key, []).append(str(error))
-    rows += [Row("to be done", key, text, key == "load_from") for key, texts in todo.items() for text in texts]
+    rows += [
+        Row("to be done", key, text, key == "load_from")
+        for key, texts in todo.items()
+        for text in texts
+    ]
     rows += list_lost(cfg, kept, rows, {"model.type": "model.module.type"})
-    body = "\nfrom jengine.extras.imix.from_imix import from_imix\n" + _format(kept, todo, "from_imix(\n        {}\n    )")
+    body = "\nfrom jengine.extras.imix.from_imix import from_imix\n" + _format(
+        kept, todo, "from_imix(\n        {}\n    )"
+    )
     return body, rows
 
 
@@ -108,8 +130,14 @@ def _check_imix(cfg: Mapping[str, Any]) -> list[tuple[str, Exception]]:
     # Part by part, so that one error does not hide the others; the whole comes last.
     checks: list[tuple[str, Callable[[], Any]]] = [
         ("optimizer", lambda: OPTIMIZERS.get(cfg["optimizer"]["type"])),
-        ("lr_config", lambda: "lr_config" in cfg and PARAM_SCHEDULERS.get(cfg["lr_config"]["policy"])),
-        ("checkpoint_config", lambda: HOOKS.check({"type": "CheckPointHook", **cfg.get("checkpoint_config", {})})),
+        (
+            "lr_config",
+            lambda: "lr_config" in cfg and PARAM_SCHEDULERS.get(cfg["lr_config"]["policy"]),
+        ),
+        (
+            "checkpoint_config",
+            lambda: HOOKS.check({"type": "CheckPointHook", **cfg.get("checkpoint_config", {})}),
+        ),
         ("custom_hooks", lambda: [HOOKS.get(hook["type"]) for hook in cfg.get("custom_hooks", ())]),
         ("work_dir", lambda: from_imix(cfg)),
     ]
@@ -123,8 +151,15 @@ def _check_imix(cfg: Mapping[str, Any]) -> list[tuple[str, Exception]]:
 
 
 def _format(cfg: Mapping[str, Any], todo: Mapping[str, Sequence[str]], call: str) -> str:
-    """Return the code of `get_config()`, with comments above the keys that a person must complete."""
+    """Return the code of `get_config()`, with comments above the keys that a person must
+    complete.
+    """
     paths = {path for path, _ in iter_nodes(cfg)}
-    absent = [f"    # TODO {path}: {text}\n" for path, texts in todo.items() if path not in paths for text in texts]
+    absent = [
+        f"    # TODO {path}: {text}\n"
+        for path, texts in todo.items()
+        if path not in paths
+        for text in texts
+    ]
     literal = format_literal(cfg, todo, indent=4 if call == "{}" else 8)
     return f"\n\ndef get_config() -> dict:\n{''.join(absent)}    return {call.format(literal)}\n"

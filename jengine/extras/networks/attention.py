@@ -1,4 +1,6 @@
-"""Attention with the implementation that suits the device: splash attention, cuDNN, or query blocks."""
+"""Attention with the implementation that suits the device: splash attention, cuDNN, or query
+blocks.
+"""
 
 import functools
 import logging
@@ -15,7 +17,9 @@ from jax.sharding import PartitionSpec as P
 from jengine.model.constrain import CONTEXT, axes_of_type, axes_that_divide, get_platform
 
 if TYPE_CHECKING:
-    from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import SplashAttentionKernel
+    from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import (
+        SplashAttentionKernel,
+    )
 
 BATCH = ("data", "fsdp", "expert")  # axes of the mesh over which examples are sharded
 HEADS = "tensor"  # axis of the mesh over which heads are sharded
@@ -26,7 +30,8 @@ _logger = logging.getLogger(__name__)
 
 _BLOCKS = 16  # at most so many blocks of queries: each is compiled
 _MIN_QUERIES = 256
-_SPLASH_BLOCK = 512  # rows and columns of a tile; larger ones do not fit into a v5e's memory of the core
+# rows and columns of a tile; larger ones do not fit into a v5e's memory of the core
+_SPLASH_BLOCK = 512
 _LANES = 128
 
 
@@ -43,7 +48,8 @@ def attend(
 ) -> jax.Array:
     """Attend from each token to tokens in the same sequence.
 
-    On a mesh with the axis `context`, each device has the queries for some tokens, and gathers all keys and values.
+    On a mesh with the axis `context`, each device has the queries for some tokens, and gathers all
+    keys and values.
 
     >>> x = jax.random.normal(jax.random.key(0), (2, 6, 4, 8))
     >>> attend(x, x[:, :, :2], x[:, :, :2]).shape
@@ -53,30 +59,35 @@ def attend(
       query: f[B, T, H, K].
       key, value: f[B, T, G, K]; each head serves H / G query heads.
       causal: whether a token attends to itself and earlier tokens only.
-      segment_ids: int[B, T]; a token attends to tokens with its own number only, as in packed sequences.
+      segment_ids: int[B, T]; a token attends to tokens with its own number only, as in packed
+        sequences.
       window: how many tokens a token attends to, itself included; None for all. Only with `causal`.
       scale: factor for the scores; None for `K**-0.5`.
-      implementation: 'splash' for the Pallas kernel for TPUs, 'cudnn' for the NVIDIA GPU kernel, 'blocks' for query
-        blocks, each with the keys that it attends to; 'plain' for all scores at once. 'auto' chooses 'splash' and
-        'cudnn' where these accept the arguments, and 'blocks' otherwise.
+      implementation: 'splash' for the Pallas kernel for TPUs, 'cudnn' for the NVIDIA GPU kernel,
+        'blocks' for query blocks, each with the keys that it attends to; 'plain' for all scores at
+        once. 'auto' chooses 'splash' and 'cudnn' where these accept the arguments, and 'blocks'
+        otherwise.
 
     Returns:
       f[B, T, H, K], with `query`'s dtype.
 
     Raises:
-      ValueError: shapes that do not fit, such as keys from another sequence, or an implementation that does not accept
-        the arguments.
+      ValueError: shapes that do not fit, such as keys from another sequence, or an implementation
+        that does not accept the arguments.
 
     Sources: Dao et al. 2022 (query and key blocks); Ainslie et al. 2023 (shared keys and values).
     """
     _check_arguments(query, key, value, causal, segment_ids, window, implementation)
-    options: dict[str, Any] = dict(causal=causal, segment_ids=segment_ids, window=window, scale=scale)
+    options: dict[str, Any] = dict(
+        causal=causal, segment_ids=segment_ids, window=window, scale=scale
+    )
     if implementation == "auto":
         implementation = choose_implementation(query, segment_ids)
         if implementation == "cudnn":
             try:
                 return _attend_dense(query, key, value, implementation="cudnn", **options)
-            except (RuntimeError, ValueError, NotImplementedError) as error:  # its version, the GPU, sizes
+            except (RuntimeError, ValueError, NotImplementedError) as error:
+                # its version, the GPU, sizes
                 _warn_without_cudnn(str(error))
                 implementation = "blocks"
     if implementation == "splash":
@@ -107,7 +118,10 @@ def _check_arguments(
             f"{', '.join(str(list(x.shape)) for x in (query, key, value))}"
         )
     if query.shape[2] % key.shape[2]:
-        raise ValueError(f"attend: heads must be a multiple of those of `key`, got {query.shape[2]} and {key.shape[2]}")
+        raise ValueError(
+            f"attend: heads must be a multiple of those of `key`, got {query.shape[2]} and "
+            f"{key.shape[2]}"
+        )
     if segment_ids is not None and segment_ids.shape != query.shape[:2]:
         found = f"{segment_ids.dtype}{list(segment_ids.shape)}"
         raise ValueError(f"attend: `segment_ids` must be int{list(query.shape[:2])}, got {found}")
@@ -121,16 +135,23 @@ def _check_arguments(
 
 
 def choose_implementation(query: jax.Array, segment_ids: jax.Array | None = None) -> Implementation:
-    """Return the implementation for a query f[B, T, H, K] on the devices that the step is compiled for.
+    """Return the implementation for a query f[B, T, H, K] on the devices that the step is compiled
+    for.
 
     Those are the mesh devices, which may differ in kind from this machine's, as in `jengine plan`.
     """
-    platform, shards = get_platform(), _count_shards(CONTEXT, query.shape[1])
+    platform = get_platform()
+    shards = _count_shards(CONTEXT, query.shape[1])
     if platform == "tpu" and query.shape[1] % (shards * _LANES) == 0:
         return "splash"
-    # cuDNN takes a mask of segments as a bias, with all scores in memory, so blocks are better then.
+    # cuDNN takes a mask of segments as a bias, with all scores in memory, so blocks are better
+    # then.
     is_half = query.dtype in (jnp.bfloat16, jnp.float16)
-    return "cudnn" if platform in ("gpu", "cuda") and is_half and segment_ids is None and shards == 1 else "blocks"
+    return (
+        "cudnn"
+        if platform in ("gpu", "cuda") and is_half and segment_ids is None and shards == 1
+        else "blocks"
+    )
 
 
 @functools.cache  # once for each reason
@@ -176,14 +197,16 @@ def _attend_blocks(
 ) -> jax.Array:
     """Compute the scores for one query block at a time, and again in the backward pass.
 
-    The key slices are static, so later keys cost nothing: half the scores without a window. A loop with one slice
+    The key slices are static, so later keys cost nothing: half the scores without a window. A loop
+      with one slice
     size for all blocks would compute them all, as does a query `offset` that is not known here.
     """
-    length, count = query.shape[1], key.shape[1]
+    length = query.shape[1]
+    count = key.shape[1]
     size = max(_MIN_QUERIES, -(-length // _BLOCKS))
 
-    # Rematerialized: otherwise the backward pass would keep the scores of all blocks, which is the memory that blocks
-    # save.
+    # Rematerialized: otherwise the backward pass would keep the scores of all blocks, which is the
+    # memory that blocks save.
     @functools.partial(jax.checkpoint, static_argnums=(0, 1))
     def attend_block(
         queries: slice,
@@ -200,14 +223,17 @@ def _attend_blocks(
         mask = mask[None, None]
         if segments is not None:
             mask = mask & _same_segment(*segments)
-        return jax.nn.dot_product_attention(query, key, value, mask=mask, scale=scale, implementation="xla")
+        return jax.nn.dot_product_attention(
+            query, key, value, mask=mask, scale=scale, implementation="xla"
+        )
 
     parts = []
     for start in range(0, length, size):
         queries = slice(start, min(start + size, length))
         # A causal block needs no later keys: leaving them out halves the products.
         keys = slice(0 if window is None else max(0, start - window + 1), queries.stop)
-        # With an offset from the device the blocks' positions are traced, and slices must be known to Python.
+        # With an offset from the device the blocks' positions are traced, and slices must be known
+        # to Python.
         keys = keys if offset is None else slice(0, count)
         segments = None
         if query_segments is not None and key_segments is not None:
@@ -245,8 +271,14 @@ def _on_each_device(
     segment_ids: jax.Array | None,
     kernel: "SplashAttentionKernel | None" = None,
 ) -> jax.Array:
-    """Map over the batch, the heads and `context`; a splash attention kernel is divided along `context` too."""
-    arguments = (query, key, value, segment_ids) if kernel is None else (query, key, value, segment_ids, kernel)
+    """Map over the batch, the heads and `context`; a splash attention kernel is divided along
+    `context` too.
+    """
+    arguments = (
+        (query, key, value, segment_ids)
+        if kernel is None
+        else (query, key, value, segment_ids, kernel)
+    )
     mesh = jax.sharding.get_abstract_mesh()
     mapped_axes = axes_of_type(mesh, AxisType.Auto)
     if not mapped_axes:
@@ -254,7 +286,8 @@ def _on_each_device(
     batch = axes_that_divide(mesh, BATCH, query.shape[0])
     context = axes_that_divide(mesh, (CONTEXT,), query.shape[1])
     heads = axes_that_divide(mesh, (HEADS,), key.shape[2])
-    arrays, segments = P(batch, context, heads), None if segment_ids is None else P(batch, context)
+    arrays = P(batch, context, heads)
+    segments = None if segment_ids is None else P(batch, context)
     specs: tuple[Any, ...] = (arrays, arrays, arrays, segments)
     if kernel is not None:
         # Without a mask the kernel is the same for all.
@@ -277,7 +310,9 @@ def _count_shards(axis: str, size: int) -> int:
 
 
 def _gather(tree: _Tree) -> _Tree:
-    """Gather the tokens, axis 1, from all devices along `context`; the backward pass scatters their gradients."""
+    """Gather the tokens, axis 1, from all devices along `context`; the backward pass scatters
+    their gradients.
+    """
     return jax.tree.map(lambda x: jax.lax.all_gather(x, CONTEXT, axis=1, tiled=True), tree)
 
 
@@ -291,12 +326,15 @@ def _attend_splash(
     window: int | None,
     scale: float | None,
 ) -> jax.Array:
-    """Run the Pallas kernel on each device: XLA cannot divide a kernel, so batch, tokens and heads are mapped here."""
+    """Run the Pallas kernel on each device: XLA cannot divide a kernel, so batch, tokens and
+    heads are mapped here.
+    """
     length = query.shape[1]
     shards = _count_shards(CONTEXT, length)
     if length % (shards * _LANES):
         raise ValueError(
-            f"attend: the number of tokens must be a multiple of {shards * _LANES} for splash attention, got {length}"
+            f"attend: the number of tokens must be a multiple of {shards * _LANES} for splash "
+            f"attention, got {length}"
         )
     heads = query.shape[2] // _count_shards(HEADS, key.shape[2])
     # With a window all devices have as much to do as their neighbours.
@@ -331,7 +369,9 @@ def _attend_splash_local(
         query = _exchange_halves(query, shards)
         segments = segments and segments._replace(q=_exchange_halves(segments.q, shards))
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-    outputs = jax.vmap(kernel, in_axes=(0, 0, 0, None if segments is None else 0))(query, key, value, segments)
+    outputs = jax.vmap(kernel, in_axes=(0, 0, 0, None if segments is None else 0))(
+        query, key, value, segments
+    )
     y = jnp.swapaxes(jnp.asarray(outputs), 1, 2).astype(dtype)
     return _exchange_halves(y, shards, back=True) if is_balanced else y
 
@@ -356,9 +396,12 @@ def _make_splash(
         for k in range(2):
             order[_owners(k, shards), k] = halves[:, k]
         mask.q_sequence = order.reshape(-1)
-    query_block, key_block = math.gcd(_SPLASH_BLOCK, length // shards), math.gcd(_SPLASH_BLOCK, length)
+    query_block = math.gcd(_SPLASH_BLOCK, length // shards)
+    key_block = math.gcd(_SPLASH_BLOCK, length)
     sides = ["q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq"]
-    sizes: dict[str, Any] = {f"block_{side}": query_block if side[0] == "q" else key_block for side in sides}
+    sizes: dict[str, Any] = {
+        f"block_{side}": query_block if side[0] == "q" else key_block for side in sides
+    }
     return kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         block_sizes=kernels.BlockSizes(**sizes),
@@ -369,14 +412,18 @@ def _make_splash(
 
 
 def _exchange_halves(x: jax.Array, shards: int, back: bool = False) -> jax.Array:
-    """Give device i along `context` the i-th half shard and the i-th from the end, so that work is equal.
+    """Give device i along `context` the i-th half shard and the i-th from the end, so that work is
+    equal.
 
-    Late tokens attend to many keys and early ones to few; without this the last device has almost twice the average.
+    Late tokens attend to many keys and early ones to few; without this the last device has almost
+    twice the average.
     """
     halves = []
     for k, half in enumerate(jnp.split(x, 2, axis=1)):
         pairs = list(enumerate(_owners(k, shards)))
-        halves.append(jax.lax.ppermute(half, CONTEXT, [pair[::-1] for pair in pairs] if back else pairs))
+        halves.append(
+            jax.lax.ppermute(half, CONTEXT, [pair[::-1] for pair in pairs] if back else pairs)
+        )
     return jnp.concatenate(halves, axis=1)
 
 

@@ -17,81 +17,117 @@ HIDDEN = "tensor"  # axis of the mesh over which their hidden channels are shard
 
 
 class MixtureOfExperts(nn.Module):
-    """Gated MLPs, `down(silu(gate(x)) * up(x))`, where each token uses the `top_k` with the largest router weights.
+    """Gated MLPs, `down(silu(gate(x)) * up(x))`, where each token uses the `top_k` with the largest
+    router weights.
 
-    No token is dropped: tokens are sorted by expert, and each expert multiplies its own part (`jax.lax.ragged_dot`). On
-    a mesh, each device sorts its own tokens, and gathers all experts' parameters. With the axis `expert`, devices
-    hold and gather the parameters for some experts only: they gather the tokens along it, and exchange the sums. The
-    axis `tensor` divides hidden channels.
+    No token is dropped: tokens are sorted by expert, and each expert multiplies its own part
+      (`jax.lax.ragged_dot`). On
+    a mesh, each device sorts its own tokens, and gathers all experts' parameters. With the axis
+    `expert`, devices hold and gather the parameters for some experts only: they gather the tokens
+    along it, and exchange the sums. The axis `tensor` divides hidden channels.
 
-    The balance loss, 1 if all experts get equally many tokens and `experts` if one gets all, is sown as `balance` into
-    the collection `losses`: `LinenModel(..., sown_losses={"balance": 0.01})`.
+    The balance loss, 1 if all experts get equally many tokens and `experts` if one gets all, is
+    sown as `balance` into the collection `losses`: `LinenModel(..., sown_losses={"balance":
+    0.01})`.
 
     Attributes:
       experts: MLP count.
       top_k: how many MLPs a token uses, with weights that add up to 1.
       width: hidden width per MLP.
 
-    Sources: Shazeer et al. 2017 (top-k routing); Fedus et al. 2022 (balance loss); Gale et al. 2023 (without dropping).
+    Sources: Shazeer et al. 2017 (top-k routing); Fedus et al. 2022 (balance loss); Gale et al. 2023
+      (without dropping).
     """
 
     experts: int
     top_k: int
     width: int
-    expert_axes: ClassVar[int] = 1  # leading axes of the module's own parameters, for rules by shape
+    # leading axes of the module's own parameters, for rules by shape
+    expert_axes: ClassVar[int] = 1
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return tokens f[B, T, D] for tokens `x` f[B, T, D]."""
         size = x.shape[-1]
         init = nn.initializers.lecun_normal(batch_axis=(0,))
-        gate, up = (self.param(name, init, (self.experts, size, self.width)) for name in ("gate", "up"))
+        gate, up = (
+            self.param(name, init, (self.experts, size, self.width)) for name in ("gate", "up")
+        )
         down = self.param("down", init, (self.experts, self.width, size))
-        # In float32: in bfloat16 two experts often have the same weight, and the order of ties would decide.
+        # In float32: in bfloat16 two experts often have the same weight, and the order of ties
+        # would decide.
         router = nn.Dense(self.experts, use_bias=False, dtype=jnp.float32, name="router")
         probabilities = nn.softmax(router(x.astype(jnp.float32)))
         weights, chosen = jax.lax.top_k(probabilities, self.top_k)
         shares = jax.nn.one_hot(chosen, self.experts).sum(axis=-2).mean(axis=(0, 1)) / self.top_k
-        self.sow("losses", "balance", self.experts * (shares * probabilities.mean(axis=(0, 1))).sum())
+        self.sow(
+            "losses", "balance", self.experts * (shares * probabilities.mean(axis=(0, 1))).sum()
+        )
         weights = (weights / weights.sum(axis=-1, keepdims=True)).astype(x.dtype)
-        return _on_each_device(x, chosen, weights, *(kernel.astype(x.dtype) for kernel in (gate, up, down)))
+        return _on_each_device(
+            x, chosen, weights, *(kernel.astype(x.dtype) for kernel in (gate, up, down))
+        )
 
 
-def _on_each_device(x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernels: jax.Array) -> jax.Array:
-    """Apply the experts to the tokens on each device: a sort over all devices would exchange every token."""
+def _on_each_device(
+    x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernels: jax.Array
+) -> jax.Array:
+    """Apply the experts to the tokens on each device: a sort over all devices would exchange
+    every token.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     mapped_axes = axes_of_type(mesh, AxisType.Auto)
     if not mapped_axes:
         return _apply_experts(x, chosen, weights, *kernels)
     count, _, width = kernels[0].shape
-    batch, context = axes_that_divide(mesh, BATCH, x.shape[0]), axes_that_divide(mesh, (CONTEXT,), x.shape[1])
+    batch = axes_that_divide(mesh, BATCH, x.shape[0])
+    context = axes_that_divide(mesh, (CONTEXT,), x.shape[1])
     hidden = axes_that_divide(mesh, (HIDDEN,), width)
     expert = EXPERT if EXPERT in mapped_axes else None
     if expert and count % mesh.shape[EXPERT]:
         found = f"{count} experts on {mesh.shape[EXPERT]} devices"
-        raise ValueError(f"MixtureOfExperts: `experts` must be a multiple of the mesh axis {EXPERT!r}, got {found}")
+        raise ValueError(
+            f"MixtureOfExperts: `experts` must be a multiple of the mesh axis {EXPERT!r}, got "
+            f"{found}"
+        )
     axes = {*batch, *context, *hidden, expert} - {None}
     parts = mesh.shape[expert] if expert in batch else 1
 
-    def apply(x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernels: jax.Array) -> jax.Array:
+    def apply(
+        x: jax.Array, chosen: jax.Array, weights: jax.Array, *kernels: jax.Array
+    ) -> jax.Array:
         # Gradients are summed over the axes along which only some arguments vary.
         x, chosen, weights = (
-            jax.lax.pcast(y, tuple(sorted(axes - {*batch, *context})), to="varying") for y in (x, chosen, weights)
+            jax.lax.pcast(y, tuple(sorted(axes - {*batch, *context})), to="varying")
+            for y in (x, chosen, weights)
         )
-        kernels = tuple(jax.lax.pcast(y, tuple(sorted(axes - {expert, *hidden})), to="varying") for y in kernels)
+        kernels = tuple(
+            jax.lax.pcast(y, tuple(sorted(axes - {expert, *hidden})), to="varying") for y in kernels
+        )
         if expert is not None:
             if expert in batch:
-                x, chosen, weights = (jax.lax.all_gather(y, expert, tiled=True) for y in (x, chosen, weights))
+                x, chosen, weights = (
+                    jax.lax.all_gather(y, expert, tiled=True) for y in (x, chosen, weights)
+                )
             chosen = chosen - jax.lax.axis_index(expert) * kernels[0].shape[0]
         y = _apply_experts(x, chosen, weights, *kernels, parts=parts)
         # A token's sum over its experts, in parts on their devices.
         if expert is not None:
-            y = jax.lax.psum_scatter(y, expert, tiled=True) if expert in batch else jax.lax.psum(y, expert)
+            y = (
+                jax.lax.psum_scatter(y, expert, tiled=True)
+                if expert in batch
+                else jax.lax.psum(y, expert)
+            )
         return jax.lax.psum(y, hidden) if hidden else y
 
-    tokens, inner, outer = P(batch, context), P(expert, None, hidden), P(expert, hidden)
+    tokens = P(batch, context)
+    inner = P(expert, None, hidden)
+    outer = P(expert, hidden)
     mapped = jax.shard_map(
-        apply, in_specs=(tokens, tokens, tokens, inner, inner, outer), out_specs=tokens, axis_names=mapped_axes
+        apply,
+        in_specs=(tokens, tokens, tokens, inner, inner, outer),
+        out_specs=tokens,
+        axis_names=mapped_axes,
     )
     return mapped(x, chosen, weights, *kernels)
 
@@ -103,12 +139,15 @@ def _apply_experts(
     *kernels: jax.Array,
     parts: int = 1,
 ) -> jax.Array:
-    """Return the weighted sums over these experts; numbers in `chosen` below 0 or too large belong to other experts.
+    """Return the weighted sums over these experts; numbers in `chosen` below 0 or too large belong
+    to other experts.
 
-    Rows are computed in `parts`, as many as the devices whose tokens these are: most rows belong to other
+    Rows are computed in `parts`, as many as the devices whose tokens these are: most rows belong to
+      other
     experts, and parts without a row for these are left out.
     """
-    top_k, count = chosen.shape[-1], kernels[0].shape[0]
+    top_k = chosen.shape[-1]
+    count = kernels[0].shape[0]
     # Rows of other experts come last.
     experts = jnp.where((chosen >= 0) & (chosen < count), chosen, count).reshape(-1)
     order = jnp.argsort(experts)
@@ -118,8 +157,9 @@ def _apply_experts(
         results = _compute_part(0, rows, ends, x, weights, *kernels)
     else:
         results = _compute_parts(rows, ends, x, weights, *kernels)
-    # Back in the order of the tokens, so that a sum over the experts of each token needs no atomic additions.
-    # The axis of these experts comes first: TPUs pad the last two, which would be `top_k` and the width.
+    # Back in the order of the tokens, so that a sum over the experts of each token needs no atomic
+    # additions. The axis of these experts comes first: TPUs pad the last two, which would be
+    # `top_k` and the width.
     places = jnp.argsort(order).reshape(-1, top_k).T
     return results.reshape(-1, x.shape[-1])[places].sum(axis=0).reshape(x.shape)
 
@@ -134,9 +174,12 @@ def _compute_part(
     up: jax.Array,
     down: jax.Array,
 ) -> jax.Array:
-    """Return f[R, D], the results for part `i` in `rows` i32[parts, R], whose rows up to `ends` belong to experts."""
+    """Return f[R, D], the results for part `i` in `rows` i32[parts, R], whose rows up to `ends`
+    belong to experts.
+    """
     size = rows.shape[1]
-    # Rows are sorted by expert: the group sizes in this part, for `ragged_dot`, follow from where each expert ends.
+    # Rows are sorted by expert: the group sizes in this part, for `ragged_dot`, follow from where
+    # each expert ends.
     counts = jnp.diff(jnp.clip(ends - i * size, 0, size), prepend=0)
     tokens = x.reshape(-1, x.shape[-1])[rows[i] // weights.shape[-1]]
     multiply = functools.partial(_multiply, counts=counts)
@@ -155,10 +198,11 @@ def _multiply(tokens: jax.Array, kernels: jax.Array, counts: jax.Array) -> jax.A
 
 @jax.custom_vjp
 def _compute_parts(rows: jax.Array, ends: jax.Array, *arrays: jax.Array) -> jax.Array:
-    """Return f[parts, R, D], the results for all parts with rows for the experts, and zeros for the others.
+    """Return f[parts, R, D], the results for all parts with rows for the experts, and zeros for the
+    others.
 
-    How many parts these are is known in the step only, and JAX cannot differentiate such a loop. The gradients
-    recompute the results, so that one part's memory suffices.
+    How many parts these are is known in the step only, and JAX cannot differentiate such a loop.
+    The gradients recompute the results, so that one part's memory suffices.
     """
     x = arrays[0]
     zeros = jnp.zeros_like(x, shape=(*rows.shape, x.shape[-1]))
@@ -173,11 +217,15 @@ def _used_parts(rows: jax.Array, ends: jax.Array) -> jax.Array:
     return -(-ends[-1] // rows.shape[1])
 
 
-def _forward(rows: jax.Array, ends: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+def _forward(
+    rows: jax.Array, ends: jax.Array, *arrays: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     return _compute_parts(rows, ends, *arrays), (rows, ends, *arrays)
 
 
-def _backward(residuals: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+def _backward(
+    residuals: tuple[jax.Array, ...], gradient: jax.Array
+) -> tuple[jax.Array | None, ...]:
     rows, ends, *arrays = residuals
 
     def add(i: jax.Array, gradients: list[jax.Array]) -> list[jax.Array]:

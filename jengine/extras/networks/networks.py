@@ -10,9 +10,12 @@ from jengine.config.registry import MODELS
 
 @MODELS.register_module()
 class SmallCNN(nn.Module):
-    """Convolutional classifier: stages with two convolutions and BatchNorm; each but the first halves the resolution.
+    """Convolutional classifier: stages with two convolutions and BatchNorm; each but the first
+    halves the resolution.
 
-    >>> logits, variables = SmallCNN(widths=(4,)).init_with_output(jax.random.key(0), jnp.zeros((2, 8, 8, 1)))
+    >>> logits, variables = SmallCNN(widths=(4,)).init_with_output(
+    ...     jax.random.key(0), jnp.zeros((2, 8, 8, 1))
+    ... )
     >>> logits.shape
     (2, 10)
 
@@ -34,9 +37,14 @@ class SmallCNN(nn.Module):
             for depth in range(2):
                 stride = 2 if stage > 0 and depth == 0 else 1
                 # BatchNorm subtracts the mean, and a bias with it.
-                x = nn.Conv(width, (3, 3), (stride, stride), use_bias=False, name=f"conv{stage}_{depth}")(x)
-                # Flax's default of 0.99 forgets the initial statistics only after hundreds of steps.
-                x = nn.BatchNorm(use_running_average=not train, momentum=0.9, name=f"bn{stage}_{depth}")(x)
+                x = nn.Conv(
+                    width, (3, 3), (stride, stride), use_bias=False, name=f"conv{stage}_{depth}"
+                )(x)
+                # Flax's default of 0.99 forgets the initial statistics only after hundreds of
+                # steps.
+                x = nn.BatchNorm(
+                    use_running_average=not train, momentum=0.9, name=f"bn{stage}_{depth}"
+                )(x)
                 x = nn.relu(x)
         x = nn.Dropout(self.dropout, deterministic=not train)(x.mean(axis=(1, 2)))
         return nn.Dense(self.num_classes, name="head")(x)
@@ -96,7 +104,9 @@ class SmallViT(nn.Module):
         x = nn.Conv(self.width, size, size, name="patch_embed")(image)
         x = x.reshape(x.shape[0], -1, self.width)
         cls_token = self.param("cls_token", nn.initializers.zeros, (1, 1, self.width))
-        x = jnp.concatenate([jnp.broadcast_to(cls_token, (x.shape[0], 1, self.width)).astype(x.dtype), x], axis=1)
+        x = jnp.concatenate(
+            [jnp.broadcast_to(cls_token, (x.shape[0], 1, self.width)).astype(x.dtype), x], axis=1
+        )
         # Learned, as attention alone does not see the order of patches.
         x = x + self.param("pos_embed", nn.initializers.normal(0.02), (1, x.shape[1], self.width))
         for i in range(self.depth):

@@ -6,8 +6,8 @@ from typing import Any, Literal
 from flax import linen as nn
 
 from jengine.config.errors import MissingPackageError
-from jengine.model.adapters import build_module
 from jengine.config.registry import MODELS
+from jengine.model.adapters import build_module
 
 QuantizedType = Literal["int8", "float8_e4m3fn", "float8_e5m2"]
 
@@ -19,19 +19,24 @@ def quantize(
     paths: str = ".*",
     gradients: QuantizedType | None = None,
 ) -> nn.Module:
-    """Return a Linen module whose matrix products and convolutions have 8 bits, in training and in prediction.
+    """Return a Linen module whose matrix products and convolutions have 8 bits, in training and in
+    prediction.
 
-    Weights and inputs are rounded in each call, scaled by their largest absolute values along the summed axis;
-    parameters, and the rest of the network, keep their dtypes. Gradients pass the rounding as if it were not there.
+    Weights and inputs are rounded in each call, scaled by their largest absolute values along the
+    summed axis; parameters, and the rest of the network, keep their dtypes. Gradients pass the
+    rounding as if it were not there.
 
     >>> from jengine.extras.networks.transformer import TransformerLM
-    >>> module = quantize(TransformerLM(vocab_size=32), dtype="int8", paths="layers/.*")  # doctest: +SKIP
+    >>> module = quantize(
+    ...     TransformerLM(vocab_size=32), dtype="int8", paths="layers/.*"
+    ... )  # doctest: +SKIP
 
     Args:
       module: the network, or its config.
       dtype: the dtype of weights and inputs.
       paths: regular expression for the paths of the submodules, separated by '/'.
-      gradients: the dtype of the gradients in products of the backward pass; None for that of the computation.
+      gradients: the dtype of the gradients in products of the backward pass; None for that of the
+        computation.
 
     Raises:
       MissingPackageError: without qwix.

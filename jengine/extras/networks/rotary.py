@@ -10,10 +10,11 @@ import jax.numpy as jnp
 
 from jengine.config.annotations import Count, Positive
 from jengine.config.errors import ConfigError, config_path, did_you_mean
-from jengine.model.constrain import get_platform
 from jengine.config.registry import check_arguments
+from jengine.model.constrain import get_platform
 
-ROTARY_BASE = 10_000.0  # ratio of the longest to the shortest wavelength of the rotary position embedding
+# ratio of the longest to the shortest wavelength of the rotary position embedding
+ROTARY_BASE = 10_000.0
 
 
 class RotaryScaling(Protocol):
@@ -29,7 +30,9 @@ class RotaryScaling(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling:
-    """Positions divided by `factor`, the new context length over the original one (Chen et al. 2023)."""
+    """Positions divided by `factor`, the new context length over the original one (Chen et al.
+    2023).
+    """
 
     factor: Positive
     amplitude = 1.0
@@ -43,8 +46,9 @@ class LinearScaling:
 class Llama3Scaling:
     """Longer wavelengths, as in Llama 3.1.
 
-    Waves that pass fewer than `low_freq_factor` times over the original context are slowed down by `factor`, those that
-    pass more than `high_freq_factor` times are kept, and the ones between are interpolated.
+    Waves that pass fewer than `low_freq_factor` times over the original context are slowed down by
+    `factor`, those that pass more than `high_freq_factor` times are kept, and the ones between are
+    interpolated.
 
     Attributes:
       factor: the new context length over the original one.
@@ -59,26 +63,34 @@ class Llama3Scaling:
     amplitude = 1.0
 
     def __post_init__(self) -> None:
-        low, high = self.low_freq_factor, self.high_freq_factor
+        low = self.low_freq_factor
+        high = self.high_freq_factor
         if high <= low:
-            raise ConfigError(f"`high_freq_factor` must be above low_freq_factor = {low}, got {high}")
+            raise ConfigError(
+                f"`high_freq_factor` must be above low_freq_factor = {low}, got {high}"
+            )
 
     def scale(self, frequencies: jax.Array, base: float) -> jax.Array:
         """Return the new frequencies, f32[K / 2]."""
-        # Angles are frequency * position, so this is how often a wave fits into the original context.
+        # Angles are frequency * position, so this is how often a wave fits into the original
+        # context.
         periods = frequencies * (self.original_length / (2 * math.pi))
-        kept = jnp.clip((periods - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
+        kept = jnp.clip(
+            (periods - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1
+        )
         return frequencies * (kept + (1 - kept) / self.factor)
 
 
 @dataclasses.dataclass(frozen=True)
 class YarnScaling:
-    """YaRN (Peng et al. 2023): waves between the two limits are interpolated by channel, and logits grow.
+    """YaRN (Peng et al. 2023): waves between the two limits are interpolated by channel, and logits
+    grow.
 
     Attributes:
       factor: the new context length over the original one.
       original_length: the context in tokens for which the model was trained first.
-      beta_fast, beta_slow: waves with more periods over the original context are kept, those with fewer slowed down.
+      beta_fast, beta_slow: waves with more periods over the original context are kept, those with
+        fewer slowed down.
       attention_factor: factor for queries and keys; None for `0.1 * log(factor) + 1`.
       truncate: whether the limits are rounded to whole channels.
     """
@@ -104,12 +116,15 @@ class YarnScaling:
         def find_channel(periods: float) -> float:
             return half * math.log(self.original_length / (periods * 2 * math.pi)) / math.log(base)
 
-        # YaRN: channels that turn often within the original length keep their frequency, slow ones are stretched, with
-        # a ramp between.
-        first, last = find_channel(self.beta_fast), find_channel(self.beta_slow)
+        # YaRN: channels that turn often within the original length keep their frequency, slow ones
+        # are stretched, with a ramp between.
+        first = find_channel(self.beta_fast)
+        last = find_channel(self.beta_slow)
         if self.truncate:
-            first, last = math.floor(first), math.ceil(last)
-        first, last = max(first, 0), min(last, 2 * half - 1)
+            first = math.floor(first)
+            last = math.ceil(last)
+        first = max(first, 0)
+        last = min(last, 2 * half - 1)
         slowed = jnp.clip((jnp.arange(half) - first) / ((last - first) or 1e-3), 0, 1)
         return frequencies * (slowed / self.factor + 1 - slowed)
 
@@ -118,7 +133,8 @@ _SCALINGS = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScali
 
 
 def make_scaling(config: Mapping[str, object] | None) -> RotaryScaling | None:
-    """Return the scaling for a config with the `kind` 'linear', 'llama3' or 'yarn', and its attributes.
+    """Return the scaling for a config with the `kind` 'linear', 'llama3' or 'yarn', and its
+    attributes.
 
     >>> make_scaling(dict(kind="linear", factor=2.0))
     LinearScaling(factor=2.0)
@@ -131,7 +147,9 @@ def make_scaling(config: Mapping[str, object] | None) -> RotaryScaling | None:
     kind = config.get("kind")
     if kind not in _SCALINGS:
         hint = did_you_mean(str(kind), _SCALINGS)
-        raise ConfigError(f"`rotary_scaling.kind` must be one of {', '.join(_SCALINGS)}, got {kind!r}{hint}")
+        raise ConfigError(
+            f"`rotary_scaling.kind` must be one of {', '.join(_SCALINGS)}, got {kind!r}{hint}"
+        )
     arguments = {name: value for name, value in config.items() if name != "kind"}
     with config_path("rotary_scaling"):
         check_arguments(_SCALINGS[str(kind)], arguments)
@@ -145,20 +163,28 @@ def rotate(
     positions: jax.Array | None = None,
     scale: float = 1.0,
 ) -> jax.Array:
-    """Return queries or keys, f[B, T, H, K], rotated by angles proportional to the positions, int[B, T] or 0, 1, ...
+    """Return queries or keys, f[B, T, H, K], rotated by angles proportional to the positions,
+    int[B, T] or 0, 1, ...
 
-    Channel i in the first half and channel i in the second half are two coordinates in a plane. The result is
-    multiplied by `scale` and has `x`'s dtype; angles and products are computed in float32.
+    Channel i in the first half and channel i in the second half are two coordinates in a plane. The
+    result is multiplied by `scale` and has `x`'s dtype; angles and products are computed in
+    float32.
     """
     half = x.shape[-1] // 2
     frequencies = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     amplitude = scale
     if scaling is not None:
-        frequencies, amplitude = scaling.scale(frequencies, base), scale * scaling.amplitude
+        frequencies = scaling.scale(frequencies, base)
+        amplitude = scale * scaling.amplitude
     # bfloat16 has 8 bits, so it cannot tell neighbouring positions above 256 apart.
-    steps = jnp.arange(x.shape[1], dtype=jnp.float32) if positions is None else positions.astype(jnp.float32)
+    steps = (
+        jnp.arange(x.shape[1], dtype=jnp.float32)
+        if positions is None
+        else positions.astype(jnp.float32)
+    )
     angles = steps[..., None, None] * frequencies
-    cos, sin = amplitude * jnp.cos(angles), amplitude * jnp.sin(angles)
+    cos = amplitude * jnp.cos(angles)
+    sin = amplitude * jnp.sin(angles)
     turn = _turn_for_splash if get_platform() == "tpu" else _turn
     return turn(x, jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1))
 
@@ -170,9 +196,10 @@ def _turn(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return (x * cos + swapped * sin).astype(x.dtype)
 
 
-# XLA merges the gathers of a kernel for the forward and the backward pass only if few operations lie between them:
-# with the gradient that JAX derives, which has more operations than this one, and 8,192 tokens on each chip, a TPU
-# gathers the kernels of queries and keys twice. Splash attention has no forward-mode derivatives either.
+# XLA merges the gathers of a kernel for the forward and the backward pass only if few operations
+# lie between them: with the gradient that JAX derives, which has more operations than this one, and
+# 8,192 tokens on each chip, a TPU gathers the kernels of queries and keys twice. Splash attention
+# has no forward-mode derivatives either.
 _turn_for_splash = jax.custom_vjp(_turn)
 _turn_for_splash.defvjp(
     lambda x, cos, sin: (_turn(x, cos, sin), (cos, sin)),

@@ -10,16 +10,17 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jengine.config.annotations import Count, Positive
+from jengine.config.registry import MODELS
 from jengine.extras.networks.attention import BATCH, attend
+from jengine.extras.networks.mixture import MixtureOfExperts
+from jengine.extras.networks.rotary import ROTARY_BASE, RotaryScaling, make_scaling, rotate
 from jengine.model.constrain import CONTEXT, constrain
 from jengine.model.labels import require_tokens
 from jengine.model.logits import ChunkedLogits
-from jengine.extras.networks.mixture import MixtureOfExperts
 from jengine.model.remat import BLOCK_INPUT, RematPolicy, get_policy
-from jengine.extras.networks.rotary import ROTARY_BASE, RotaryScaling, make_scaling, rotate
-from jengine.config.registry import MODELS
 
-_WIDTH = (CONTEXT, "fsdp", "expert", "tensor")  # axes of the mesh over which the width of the embedding is sharded
+# axes of the mesh over which the width of the embedding is sharded
+_WIDTH = (CONTEXT, "fsdp", "expert", "tensor")
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
@@ -76,26 +77,49 @@ class CausalAttention(nn.Module):
         settings = self.settings
 
         def project(name: str, heads: int) -> jax.Array:
-            return nn.DenseGeneral((heads, settings.head_size), use_bias=settings.attention_bias, name=name)(x)
+            return nn.DenseGeneral(
+                (heads, settings.head_size), use_bias=settings.attention_bias, name=name
+            )(x)
 
-        # In this order the backward pass ends with the gradient by the values, whose kernel it has waited for least.
-        value, key = project("value", settings.kv_heads), project("key", settings.kv_heads)
-        query, scale = project("query", settings.heads), settings.head_size**-0.5
-        # Values are not rotated: positions matter for whom a token attends to, not for what it gets.
+        # In this order the backward pass ends with the gradient by the values, whose kernel it has
+        # waited for least.
+        value = project("value", settings.kv_heads)
+        key = project("key", settings.kv_heads)
+        query = project("query", settings.heads)
+        scale = settings.head_size**-0.5
+        # Values are not rotated: positions matter for whom a token attends to, not for what it
+        # gets.
         if settings.rotary_base is not None:
             rotation = settings.rotary_base, settings.rotary_scaling, context.positions
-            query, key, scale = rotate(query, *rotation, scale=scale), rotate(key, *rotation), 1.0
+            query = rotate(query, *rotation, scale=scale)
+            key = rotate(key, *rotation)
+            scale = 1.0
         if settings.cache_length is None:
-            y = attend(query, key, value, segment_ids=context.segment_ids, window=settings.window, scale=scale)
+            y = attend(
+                query,
+                key,
+                value,
+                segment_ids=context.segment_ids,
+                window=settings.window,
+                scale=scale,
+            )
         else:
             y = self._attend_to_cache(query, key, value, context, scale)
-        return nn.DenseGeneral(x.shape[-1], axis=(-2, -1), use_bias=settings.attention_bias, name="out")(y)
+        return nn.DenseGeneral(
+            x.shape[-1], axis=(-2, -1), use_bias=settings.attention_bias, name="out"
+        )(y)
 
     def _attend_to_cache(
-        self, query: jax.Array, key: jax.Array, value: jax.Array, context: TokenContext, scale: float
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        context: TokenContext,
+        scale: float,
     ) -> jax.Array:
         """Write keys and values to the cache at the positions, and attend to all up to them."""
-        length, positions = self.settings.cache_length, context.positions
+        length = self.settings.cache_length
+        positions = context.positions
         assert length is not None
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(query.shape[1]), query.shape[:2])
@@ -107,8 +131,10 @@ class CausalAttention(nn.Module):
             cache.value = constrain(cache.value.at[rows, positions].set(new), BATCH, None, "tensor")
             return cache.value
 
-        keys, values = store("cached_key", key), store("cached_value", value)
-        # Entries after the position are padding of the prompt or still empty; later tokens overwrite them.
+        keys = store("cached_key", key)
+        values = store("cached_value", value)
+        # Entries after the position are padding of the prompt or still empty; later tokens
+        # overwrite them.
         distance = positions[:, :, None] - jnp.arange(length)
         mask = (distance >= 0) & (distance < (self.settings.window or length))
         return jax.nn.dot_product_attention(query, keys, values, mask=mask[:, None], scale=scale)
@@ -122,13 +148,16 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return tokens f[B, T, D] for tokens `x` f[B, T, D]."""
-        settings, activate = self.settings, _ACTIVATIONS[self.settings.activation]
+        settings = self.settings
+        activate = _ACTIVATIONS[self.settings.activation]
 
         def dense(size: int, name: str, x: jax.Array) -> jax.Array:
             return nn.Dense(size, use_bias=settings.mlp_bias, name=name)(x)
 
         if settings.mlp == "gated":
-            hidden = activate(dense(settings.mlp_width, "gate", x)) * dense(settings.mlp_width, "up", x)
+            hidden = activate(dense(settings.mlp_width, "gate", x)) * dense(
+                settings.mlp_width, "up", x
+            )
         else:
             hidden = activate(dense(settings.mlp_width, "up", x))
         return dense(x.shape[-1], "down", hidden)
@@ -143,11 +172,16 @@ class DecoderBlock(nn.Module):
     def __call__(self, x: jax.Array, context: TokenContext) -> tuple[jax.Array, None]:
         """Return tokens f[B, T, D] for tokens `x` f[B, T, D], and None, a layer's output."""
         x = checkpoint_name(constrain(x, BATCH, CONTEXT), BLOCK_INPUT)
-        x = x + CausalAttention(self.settings, name="attn")(self.settings.make_norm("attn_norm")(x), context)
-        settings, hidden = self.settings, self.settings.make_norm("mlp_norm")(x)
+        x = x + CausalAttention(self.settings, name="attn")(
+            self.settings.make_norm("attn_norm")(x), context
+        )
+        settings = self.settings
+        hidden = self.settings.make_norm("mlp_norm")(x)
         if settings.experts is None:
             return x + MLP(settings, name="mlp")(hidden), None
-        experts = MixtureOfExperts(settings.experts, settings.experts_per_token, settings.mlp_width, name="experts")
+        experts = MixtureOfExperts(
+            settings.experts, settings.experts_per_token, settings.mlp_width, name="experts"
+        )
         return x + experts(hidden), None
 
 
@@ -155,12 +189,14 @@ class DecoderBlock(nn.Module):
 class TransformerLM(nn.Module):
     """Decoder-only transformer, which predicts the next token.
 
-    The defaults are Llama's. `norm="layer", mlp="plain", activation="gelu_tanh", positions="learned", bias=True,
-    tied=True` is GPT-2; `jengine.extras.weights.transformer_arguments` reads these from a Hugging Face `config.json`.
+    The defaults are Llama's. `norm="layer", mlp="plain", activation="gelu_tanh",
+    positions="learned", bias=True, tied=True` is GPT-2;
+    `jengine.extras.weights.transformer_arguments` reads these from a Hugging Face `config.json`.
 
-    The blocks are one `nn.scan` over parameters that are stacked along a leading axis, [depth, ...], so the compile
-    time does not grow with the depth. On a mesh, tokens stay sharded by examples: without that constraint XLA may shard
-    them like the parameters, and exchange tokens instead of parameters.
+    The blocks are one `nn.scan` over parameters that are stacked along a leading axis, [depth,
+    ...], so the compile time does not grow with the depth. On a mesh, tokens stay sharded by
+    examples: without that constraint XLA may shard them like the parameters, and exchange tokens
+    instead of parameters.
 
     >>> model = TransformerLM(vocab_size=32, width=8, heads=2, mlp_width=16)
     >>> jax.eval_shape(model.init_with_output, jax.random.key(0), jnp.zeros((1, 4), int))[0].shape
@@ -172,37 +208,44 @@ class TransformerLM(nn.Module):
       depth: block count.
       heads: attention heads per block, each with an even width.
       mlp_width: hidden MLP width.
-      remat: whether the backward pass computes each block again instead of keeping intermediate results, which takes
-        about a third more computation; only block inputs are kept. Or a name in `jax.checkpoint_policies` for what is
-        kept too, such as 'dots_with_no_batch_dims_saveable' for products with parameters; or 'offload', which keeps the
-        block inputs in host memory.
-      scan: whether the blocks are one `nn.scan`; False for parameters `layers_0`, `layers_1`, ... per block.
+      remat: whether the backward pass computes each block again instead of keeping intermediate
+        results, which takes about a third more computation; only block inputs are kept. Or a name
+        in `jax.checkpoint_policies` for what is kept too, such as
+        'dots_with_no_batch_dims_saveable' for products with parameters; or 'offload', which keeps
+        the block inputs in host memory.
+      scan: whether the blocks are one `nn.scan`; False for parameters `layers_0`, `layers_1`, ...
+        per block.
       kv_heads: key and value heads, each for several query heads; None for as many as `heads`.
       head_size: head width; None for `width / heads`.
       window: how many tokens a token attends to, itself included; None for all earlier ones.
-      positions: 'rotary', or 'learned': an embedding for `max_length` positions is added to the token embedding.
+      positions: 'rotary', or 'learned': an embedding for `max_length` positions is added to the
+        token embedding.
       max_length: the most tokens with learned positions.
       rotary_base: ratio of the longest to the shortest wavelength.
-      rotary_scaling: wavelength scaling for a longer context: `dict(kind='linear', factor=4)`, or the attributes
-        from `Llama3Scaling` or `YarnScaling` in `jengine.extras.networks.rotary` with the `kind` 'llama3' or 'yarn'.
+      rotary_scaling: wavelength scaling for a longer context: `dict(kind='linear', factor=4)`, or
+        the attributes from `Llama3Scaling` or `YarnScaling` in `jengine.extras.networks.rotary`
+        with the `kind` 'llama3' or 'yarn'.
       norm: 'rms' for RMSNorm, 'layer' for LayerNorm.
       norm_epsilon: number added to the variance in norms.
       mlp: 'gated' for `down(act(gate(x)) * up(x))`, 'plain' for `down(act(up(x)))`.
       activation: nonlinearity in the MLP; 'gelu_tanh' is the approximate GELU.
-      bias: whether projections have a bias; 'attention' or 'mlp' for only those in attentions or MLPs.
+      bias: whether projections have a bias; 'attention' or 'mlp' for only those in attentions or
+        MLPs.
       tied: whether the embedding is also the output layer.
-      experts: MLPs in each block, where a token uses `experts_per_token`; None for one that all use. They
-        sow a balance loss: see `jengine.extras.networks.mixture.MixtureOfExperts`.
+      experts: MLPs in each block, where a token uses `experts_per_token`; None for one that all
+        use. They sow a balance loss: see `jengine.extras.networks.mixture.MixtureOfExperts`.
       experts_per_token: how many MLPs a token uses.
-      cache_length: capacity in tokens for the key and value caches, the collection `cache`, which each call writes at
-        its positions and attends to; None for no caches. See `jengine.extras.language.generate`.
-      logits_chunk: tokens per example for which the loss computes logits at a time, in training: less
-        memory if the vocabulary is large, for computing the logits twice. None for all. The loss must know
-        `jengine.model.logits.ChunkedLogits`, as `CrossEntropy` does.
+      cache_length: capacity in tokens for the key and value caches, the collection `cache`, which
+        each call writes at its positions and attends to; None for no caches. See
+        `jengine.extras.language.generate`.
+      logits_chunk: tokens per example for which the loss computes logits at a time, in training:
+        less memory if the vocabulary is large, for computing the logits twice. None for all. The
+        loss must know `jengine.model.logits.ChunkedLogits`, as `CrossEntropy` does.
 
-    Sources: Vaswani et al. 2017 (transformer); Zhang and Sennrich 2019 (RMSNorm); Shazeer 2020 (gated MLP); Su et al.
-    2021 (rotary position embedding); Ainslie et al. 2023 (shared keys and values); Radford et al. 2019 (GPT-2); Touvron
-    et al. 2023 (Llama).
+    Sources: Vaswani et al. 2017 (transformer); Zhang and Sennrich 2019 (RMSNorm); Shazeer 2020
+      (gated MLP); Su et al.
+    2021 (rotary position embedding); Ainslie et al. 2023 (shared keys and values); Radford et al.
+    2019 (GPT-2); Touvron et al. 2023 (Llama).
     """
 
     vocab_size: Count
@@ -241,16 +284,22 @@ class TransformerLM(nn.Module):
         """Return logits f[B, T, vocab_size] for the token after each.
 
         Args:
-          tokens: int[B, T]; others than 0 to vocab_size - 1 make the logits NaN, which ends a run with a message.
-          segment_ids: int[B, T], the number for the packed sequence that a token belongs to; None for one in each row.
+          tokens: int[B, T]; others than 0 to vocab_size - 1 make the logits NaN, which ends a run
+            with a message.
+          segment_ids: int[B, T], the number for the packed sequence that a token belongs to; None
+            for one in each row.
           positions: int[B, T], positions in the sequences; None for 0, 1, ... in each row.
-          train: whether the logits are for the loss, which computes them itself with `logits_chunk`.
+          train: whether the logits are for the loss, which computes them itself with
+            `logits_chunk`.
 
         Raises:
           ValueError: sizes that do not divide each other, or more tokens than learned positions.
         """
-        settings, context = self.make_settings(), TokenContext(positions, segment_ids)
-        embed = nn.Embed(self.vocab_size, self.width, embedding_init=nn.initializers.normal(0.02), name="embed")
+        settings = self.make_settings()
+        context = TokenContext(positions, segment_ids)
+        embed = nn.Embed(
+            self.vocab_size, self.width, embedding_init=nn.initializers.normal(0.02), name="embed"
+        )
         x = _look_up(embed.embedding, tokens)
         if self.positions == "learned":
             x = x + self._embed_positions(tokens.shape[1], positions)
@@ -258,9 +307,14 @@ class TransformerLM(nn.Module):
         # JAX would take the last token of the vocabulary for those that are too large.
         is_known = (jnp.asarray(tokens) >= 0) & (jnp.asarray(tokens) < self.vocab_size)
         x = constrain(jnp.where(is_known[..., None], x, jnp.nan), BATCH, CONTEXT)
-        # The loop of the scan already prevents XLA from merging the repeated computation with the first one.
+        # The loop of the scan already prevents XLA from merging the repeated computation with the
+        # first one.
         policy = get_policy(self.remat) if isinstance(self.remat, str) else None
-        block = nn.remat(DecoderBlock, prevent_cse=not self.scan, policy=policy) if self.remat else DecoderBlock
+        block = (
+            nn.remat(DecoderBlock, prevent_cse=not self.scan, policy=policy)
+            if self.remat
+            else DecoderBlock
+        )
         if self.scan:
             # `split_rngs` gives each layer its own initial values; without it all start equal.
             layers = nn.scan(
@@ -279,7 +333,8 @@ class TransformerLM(nn.Module):
         if self.logits_chunk is not None and train and not self.is_initializing():
             if x.shape[1] % self.logits_chunk:
                 raise ValueError(
-                    f"TransformerLM: `logits_chunk` must divide the number of tokens, {x.shape[1]}, got "
+                    "TransformerLM: `logits_chunk` must divide the number of tokens, "
+                    f"{x.shape[1]}, got "
                     f"{self.logits_chunk}"
                 )
             kernel = embed.embedding.T if head is None else head.variables["params"]["kernel"]
@@ -298,17 +353,36 @@ class TransformerLM(nn.Module):
         is_rotary = self.positions == "rotary"
         divisor, shown = (2 * self.heads, "2 * heads") if is_rotary else (self.heads, "heads")
         if self.head_size is None and self.width % divisor:
-            raise ValueError(f"TransformerLM: `width` must be a multiple of {shown} = {divisor}, got {self.width}")
+            raise ValueError(
+                f"TransformerLM: `width` must be a multiple of {shown} = {divisor}, got "
+                f"{self.width}"
+            )
         if self.head_size is not None and is_rotary and self.head_size % 2:
-            raise ValueError(f"TransformerLM: `head_size` must be even to be rotated, got {self.head_size}")
+            raise ValueError(
+                f"TransformerLM: `head_size` must be even to be rotated, got {self.head_size}"
+            )
         if self.heads % kv_heads:
-            raise ValueError(f"TransformerLM: `heads` must be a multiple of kv_heads = {kv_heads}, got {self.heads}")
-        if self.experts is not None and (self.mlp, self.activation, self.bias) != ("gated", "silu", False):
-            raise ValueError("TransformerLM: `experts` must have mlp='gated', activation='silu' and bias=False")
+            raise ValueError(
+                f"TransformerLM: `heads` must be a multiple of kv_heads = {kv_heads}, got "
+                f"{self.heads}"
+            )
+        if self.experts is not None and (self.mlp, self.activation, self.bias) != (
+            "gated",
+            "silu",
+            False,
+        ):
+            raise ValueError(
+                "TransformerLM: `experts` must have mlp='gated', activation='silu' and bias=False"
+            )
         if self.experts is not None and self.experts_per_token > self.experts:
             found = f"{self.experts_per_token} of {self.experts}"
-            raise ValueError(f"TransformerLM: `experts_per_token` must be at most `experts`, got {found}")
-        names = {field.name for field in dataclasses.fields(BlockSettings)} - {"attention_bias", "mlp_bias"}
+            raise ValueError(
+                f"TransformerLM: `experts_per_token` must be at most `experts`, got {found}"
+            )
+        names = {field.name for field in dataclasses.fields(BlockSettings)} - {
+            "attention_bias",
+            "mlp_bias",
+        }
         settings = {name: getattr(self, name) for name in names}
         settings["attention_bias"] = self.bias in (True, "attention")
         settings["mlp_bias"] = self.bias in (True, "mlp")
@@ -320,9 +394,14 @@ class TransformerLM(nn.Module):
 
     def _embed_positions(self, length: int, positions: jax.Array | None) -> jax.Array:
         if self.max_length is None:
-            raise ValueError("TransformerLM: `max_length` must be set with positions='learned', got None")
+            raise ValueError(
+                "TransformerLM: `max_length` must be set with positions='learned', got None"
+            )
         if length > self.max_length:
-            raise ValueError(f"TransformerLM: tokens must be at most max_length = {self.max_length}, got {length}")
+            raise ValueError(
+                f"TransformerLM: tokens must be at most max_length = {self.max_length}, got "
+                f"{length}"
+            )
         init = nn.initializers.normal(0.02)
         embed = nn.Embed(self.max_length, self.width, embedding_init=init, name="positions")
         table = constrain(jnp.asarray(embed.embedding))
@@ -332,8 +411,10 @@ class TransformerLM(nn.Module):
 def _look_up(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """Return f[B, T, D], the entries in `table` f[V, D] for `tokens` int[B, T].
 
-    On a mesh each device looks up some columns for the tokens on all devices, and then the parts are exchanged: as many
-    bytes as its own tokens have, where gathering the table would take as many as the table, on any number of devices.
+    On a mesh each device looks up some columns for the tokens on all devices, and then the parts
+      are exchanged: as many
+    bytes as its own tokens have, where gathering the table would take as many as the table, on any
+    number of devices.
     """
     table = jnp.asarray(table)  # an export has NumPy arrays, which traced tokens cannot index
     x = constrain(table, None, _WIDTH)[constrain(tokens, "data")]

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from jengine.config.errors import ConfigError
-from jengine.model.model import Params
-from jengine.extras.networks.transformer import TransformerLM
 from jengine.config.registry import MODELS
+from jengine.extras.networks.transformer import TransformerLM
+from jengine.model.model import Params
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def nnx_transformer(rngs: "nnx.Rngs", **settings: Any) -> "nnx.Module":
     """Return a `TransformerLM` as an NNX module, by Flax's bridge between Linen and NNX.
 
-    Weights, sharding rules, `LoRA` and checkpoints are those of the Linen module. Its blocks are no NNX modules, so nnx
-    cannot replace parts of them, and rules for norms must name them: `custom_keys=dict(norm=...)`.
+    Weights, sharding rules, `LoRA` and checkpoints are those of the Linen module. Its blocks are no
+    NNX modules, so nnx cannot replace parts of them, and rules for norms must name them:
+    `custom_keys=dict(norm=...)`.
 
     >>> from flax import nnx
     >>> module = nnx_transformer(nnx.Rngs(0), vocab_size=32, width=8, heads=2, mlp_width=16)
@@ -36,11 +37,18 @@ def nnx_transformer(rngs: "nnx.Rngs", **settings: Any) -> "nnx.Module":
 
     if settings.get("logits_chunk") is not None:
         raise ConfigError(
-            f"NnxTransformerLM: `logits_chunk` must be None, got {settings['logits_chunk']}; use TransformerLM"
+            f"NnxTransformerLM: `logits_chunk` must be None, got {settings['logits_chunk']}; use "
+            "TransformerLM"
         )
-    if settings.get("experts") is not None:  # the bridge keeps the balance loss as a state, where it has no effect
-        raise ConfigError(f"NnxTransformerLM: `experts` must be None, got {settings['experts']}; use TransformerLM")
-    return nnx.bridge.lazy_init(nnx.bridge.ToNNX(TransformerLM(**settings), rngs=rngs), jnp.zeros((1, 1), int))
+    # the bridge keeps the balance loss as a state, where it has no effect
+    if settings.get("experts") is not None:
+        raise ConfigError(
+            f"NnxTransformerLM: `experts` must be None, got {settings['experts']}; use "
+            "TransformerLM"
+        )
+    return nnx.bridge.lazy_init(
+        nnx.bridge.ToNNX(TransformerLM(**settings), rngs=rngs), jnp.zeros((1, 1), int)
+    )
 
 
 def split_transformer(module: "nnx.Module") -> tuple[TransformerLM, Params]:
@@ -53,5 +61,8 @@ def split_transformer(module: "nnx.Module") -> tuple[TransformerLM, Params]:
 
     linen = getattr(module, "to_nnx__module", None)
     if not isinstance(linen, TransformerLM):
-        raise TypeError(f"an NNX module that generates must be from `nnx_transformer`, got {type(module).__name__}")
+        raise TypeError(
+            "an NNX module that generates must be from `nnx_transformer`, got "
+            f"{type(module).__name__}"
+        )
     return linen, nnx.to_pure_dict(nnx.state(module, nnx.Param))

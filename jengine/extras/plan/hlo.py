@@ -10,7 +10,8 @@ from typing import NamedTuple
 _ARRAY = re.compile(r"\b(pred|[a-z]+?(\d+)\w*)\[([\d,]*)\]")
 # The header of a computation, `%fused (p: f32[4]) -> f32[4] {`.
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) .*\{$")
-# `ROOT %name = type opcode(operands), attributes`; the type may be a tuple with spaces and brackets.
+# `ROOT %name = type opcode(operands), attributes`; the type may be a tuple with spaces and
+# brackets.
 _OPERATION = re.compile(r"^\s*(ROOT )?%([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*?)\)(.*)$")
 _NAME = re.compile(r"%([\w.-]+)")
 _CALLED = re.compile(
@@ -27,11 +28,13 @@ _NUMBERS = {
     "get-tuple-element": re.compile(r"index=(\d+)"),
     "while": re.compile(r'"known_trip_count":\{"n":"(\d+)"'),
 }
-# Between TPU slices, a collective is a host transfer of XLA's runtime, of which the text has both ends.
+# Between TPU slices, a collective is a host transfer of XLA's runtime, of which the text has both
+# ends.
 _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _INTEGER = re.compile(r"(-?\d+)")
 _TRANSFERS = {
-    name.upper().replace("-", "_"): name for name in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+    name.upper().replace("-", "_"): name
+    for name in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 }
 # Operations through which a loop counter is followed to its source.
 _SAME_VALUE = ("copy", "bitcast", "convert")
@@ -43,10 +46,13 @@ class Operation(NamedTuple):
 
     name: str
     result: tuple[int, ...]  # bytes of each array
-    code: str  # the opcode: 'dot', 'all-reduce-start'; for a custom call its target: 'tpu_custom_call'
+    # the opcode: 'dot', 'all-reduce-start'; for a custom call its target: 'tpu_custom_call'
+    code: str
     operands: tuple[str, ...]
-    called: tuple[str, ...]  # computations: that of a fusion, the condition and the body of a loop, branches
-    number: int | None  # of a parameter or a tuple element; the value of an integer constant; the iterations of a loop
+    # computations: that of a fusion, the condition and the body of a loop, branches
+    called: tuple[str, ...]
+    # of a parameter or a tuple element; the value of an integer constant; the iterations of a loop
+    number: int | None
     channel: str  # identifies a collective, or ''
     direction: str  # of a comparison, such as 'LT', or ''
     computation: str  # that contains the operation, or ''
@@ -83,7 +89,9 @@ class Program:
                 root, *fields = parts.groups()
                 self._add(_parse_operation(computation, *fields), bool(root))
         loops = [operation for operation in self.operations.values() if operation.code == "while"]
-        self._iterations: Mapping[str, int | None] = {loop.name: self._count_iterations(loop) for loop in loops}
+        self._iterations: Mapping[str, int | None] = {
+            loop.name: self._count_iterations(loop) for loop in loops
+        }
         self.unknown_loops = sum(count is None for count in self._iterations.values())
         self.repeats = any(count != 1 for count in self._iterations.values())
         self._executions: dict[str, int] = {}  # by computation; filled on demand
@@ -101,9 +109,11 @@ class Program:
             self.roots[operation.computation] = operation
 
     def count_executions(self, computation: str) -> int:
-        """Return how often a computation runs: the product of the iterations of all loops around it.
+        """Return how often a computation runs: the product of the iterations of all loops around
+        it.
 
-        A conditional branch counts as if it always ran, and a loop with unknown length as if it ran once.
+        A conditional branch counts as if it always ran, and a loop with unknown length as if it ran
+        once.
         """
         if computation not in self._executions:
             callers = self.callers[computation]
@@ -117,12 +127,19 @@ class Program:
         return self._executions[computation]
 
     def estimate_cycles(self) -> int | None:
-        """Return the cycles on a TPU by XLA's estimate, without kernels (Pallas); None where it has no estimate."""
-        cycles = (each.cycles * self.count_executions(each.computation) for each in self.operations.values())
+        """Return the cycles on a TPU by XLA's estimate, without kernels (Pallas); None where it
+        has no estimate.
+        """
+        cycles = (
+            each.cycles * self.count_executions(each.computation)
+            for each in self.operations.values()
+        )
         return sum(cycles) or None
 
     def count_kernels(self) -> dict[str, int]:
-        """Return how often each kind of kernel runs: 'tpu_custom_call' are those of Pallas, '__cudnn$...' cuDNN's."""
+        """Return how often each kind of kernel runs: 'tpu_custom_call' are those of Pallas,
+        '__cudnn$...' cuDNN's.
+        """
         counts: Counter[str] = Counter()
         for each in self.operations.values():
             if each.code.startswith(_KERNELS):
@@ -132,31 +149,46 @@ class Program:
     def _count_iterations(self, loop: Operation) -> int | None:
         """Return the number of iterations; None if it is not constant.
 
-        XLA's compilers for CPUs and GPUs write it into the text. Those for TPUs do not: there the loop counter is
-        followed from the first value, by the step, to the limit in the condition.
+        XLA's compilers for CPUs and GPUs write it into the text. Those for TPUs do not: there the
+        loop counter is followed from the first value, by the step, to the limit in the condition.
         """
         if loop.number is not None:
             return loop.number  # from `known_trip_count`
         # HLO's order of attributes in the text of a loop is always condition, then body.
         condition, body = loop.called
-        test, state, result = self.roots.get(condition), self.operations.get(loop.operands[0]), self.roots.get(body)
-        if not test or not state or not result or (test.code, state.code, result.code) != ("compare", "tuple", "tuple"):
+        test = self.roots.get(condition)
+        state = self.operations.get(loop.operands[0])
+        result = self.roots.get(body)
+        if (
+            not test
+            or not state
+            or not result
+            or (test.code, state.code, result.code) != ("compare", "tuple", "tuple")
+        ):
             return None
         counter, limit = (self._find_source(name) for name in test.operands)
         if counter is None or counter.code != "get-tuple-element" or counter.number is None:
             return None
-        # The loop state is a tuple: the counter has one position in the first state and in the body's result.
-        start, update = (self._find_source(each.operands[counter.number]) for each in (state, result))
+        # The loop state is a tuple: the counter has one position in the first state and in the
+        # body's result.
+        start, update = (
+            self._find_source(each.operands[counter.number]) for each in (state, result)
+        )
         if update is None or update.code != "add":
             return None
         previous, step = (self._find_source(name) for name in update.operands)
         if previous is None or (previous.code, previous.number) != (counter.code, counter.number):
             return None
-        numbers = [each.number for each in (start, limit, step) if each is not None and each.code == "constant"]
+        numbers = [
+            each.number
+            for each in (start, limit, step)
+            if each is not None and each.code == "constant"
+        ]
         values = [number for number in numbers if number is not None]
         if len(values) != 3 or test.direction != ("LT" if values[2] > 0 else "GT"):
             return None
-        # Python's range has the same semantics: from the start, by the step, below or above the limit.
+        # Python's range has the same semantics: from the start, by the step, below or above the
+        # limit.
         return len(range(*values)) if values[2] else None
 
     def _find_source(self, name: str) -> Operation | None:
@@ -169,36 +201,56 @@ class Program:
     def operand_sizes(self, operation: Operation) -> tuple[int, ...]:
         """Return bytes by operand; empty if the text does not contain them."""
         return tuple(
-            size for name in operation.operands if name in self.operations for size in self.operations[name].result
+            size
+            for name in operation.operands
+            if name in self.operations
+            for size in self.operations[name].result
         )
 
     def initial_values(self, element: Operation) -> Sequence[str]:
-        """Return the tuple that has an element; for a loop state, the element's value before the loop."""
+        """Return the tuple that has an element; for a loop state, the element's value before the
+        loop.
+        """
         source = self.operations.get(element.operands[0])
         if source is None or source.code != "parameter" or element.number is None:
             return element.operands
-        # A value that a loop carries is its parameter inside: the caller's tuple has what it was before the loop.
+        # A value that a loop carries is its parameter inside: the caller's tuple has what it was
+        # before the loop.
         loops = [caller for caller in self.callers[source.computation] if caller.code == "while"]
-        states = [self.operations[name] for loop in loops for name in loop.operands if name in self.operations]
+        states = [
+            self.operations[name]
+            for loop in loops
+            for name in loop.operands
+            if name in self.operations
+        ]
         return [state.operands[element.number] for state in states if state.code == "tuple"]
 
 
-def _parse_operation(computation: str, name: str, result: str, code: str, operands: str, rest: str) -> Operation:
+def _parse_operation(
+    computation: str, name: str, result: str, code: str, operands: str, rest: str
+) -> Operation:
     """Return an operation from the groups in its line."""
     sizes = tuple(  # a `pred`, whose name contains no bits, has one byte per element
         math.prod(int(size) for size in shape.split(",") if size) * int(bits or 8) // 8
         for _, bits, shape in _ARRAY.findall(result)
     )
-    channel, direction = (found[1] if (found := each.search(rest)) else "" for each in (_CHANNEL, _DIRECTION))
+    channel, direction = (
+        found[1] if (found := each.search(rest)) else "" for each in (_CHANNEL, _DIRECTION)
+    )
     if code in ("send", "recv") and (transfer := _BETWEEN_SLICES.search(rest)):
         kind = _TRANSFERS.get(transfer[1], "collective-permute")
-        if code == ("recv" if kind == "all-gather" else "send"):  # the end that has all of the array
-            code, sizes = kind, sizes[:1]  # without its identifier and token
+        # the end that has all of the array
+        if code == ("recv" if kind == "all-gather" else "send"):
+            code = kind  # without its identifier and token
+            sizes = sizes[:1]
     called = tuple(name for names in _CALLED.findall(rest) for name in _NAME.findall(names))
     number = _NUMBERS[code].search(rest) if code in _NUMBERS else _INTEGER.fullmatch(operands)
-    names, value = tuple(_NAME.findall(operands)), int(number[1]) if number else None
+    names = tuple(_NAME.findall(operands))
+    value = int(number[1]) if number else None
     if code == "custom-call" and (target := _TARGET.search(rest)):
         code = target[1]
     cycles = int(found[1]) if (found := _CYCLES.search(rest)) else 0
     cycles = 0 if cycles >= _UNKNOWN_CYCLES else cycles
-    return Operation(name, sizes, code, names, called, value, channel, direction, computation, cycles)
+    return Operation(
+        name, sizes, code, names, called, value, channel, direction, computation, cycles
+    )

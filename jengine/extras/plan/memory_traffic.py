@@ -2,16 +2,27 @@
 
 from jengine.extras.plan.hlo import Operation, Program
 
-_CONTROL = ("while", "conditional", "call", "async-start")  # what they call reads and writes memory, they do not
-_FREE = (*_CONTROL, "async-update", "async-done", "parameter", "constant", "tuple", "get-tuple-element", "bitcast")
+# what they call reads and writes memory, they do not
+_CONTROL = ("while", "conditional", "call", "async-start")
+_FREE = (
+    *_CONTROL,
+    "async-update",
+    "async-done",
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+)
 _SAME_ELEMENTS = ("bitcast", "copy", "convert", "reshape", "transpose")
 
 
 def compute_loop_factor(program: Program) -> float:
     """Return a program's memory traffic, divided by the traffic if each loop had one iteration.
 
-    XLA's `cost_analysis` counts a loop body once. It also includes what the text does not show, such as
-    padding, so you should multiply its bytes by this factor instead of adding up the bytes of the text.
+    XLA's `cost_analysis` counts a loop body once. It also includes what the text does not show,
+    such as padding, so you should multiply its bytes by this factor instead of adding up the bytes
+    of the text.
     """
     once = total = 0
     for operation in program.operations.values():
@@ -23,9 +34,13 @@ def compute_loop_factor(program: Program) -> float:
 
 
 def _is_control(program: Program, computation: str) -> bool:
-    """Return whether the operations in a computation run one by one, unlike those in a fusion or a reduction."""
+    """Return whether the operations in a computation run one by one, unlike those in a fusion or
+    a reduction.
+    """
     callers = program.callers[computation]
-    return all(caller.code in _CONTROL and _is_control(program, caller.computation) for caller in callers)
+    return all(
+        caller.code in _CONTROL and _is_control(program, caller.computation) for caller in callers
+    )
 
 
 def _count_bytes(program: Program, operation: Operation) -> int:
@@ -39,11 +54,15 @@ def _count_bytes(program: Program, operation: Operation) -> int:
 
 
 def _count_read(program: Program, user: Operation, index: int, name: str) -> int:
-    """Return the bytes that an operation reads from an operand: only a slice, if that is all that it uses."""
+    """Return the bytes that an operation reads from an operand: only a slice, if that is all
+    that it uses.
+    """
     operand = program.operations.get(name)
     size = sum(operand.result) if operand else 0
     if user.code == "fusion":
-        return min(size, _count_read_inside(program, program.parameters.get((user.called[0], index), "")))
+        return min(
+            size, _count_read_inside(program, program.parameters.get((user.called[0], index), ""))
+        )
     if index == 0 and user.code in ("dynamic-slice", "slice", "gather"):
         return sum(user.result)
     return 0 if index == 0 and user.code == "dynamic-update-slice" else size
@@ -63,7 +82,9 @@ def _count_read_inside(program: Program, name: str) -> int:
 
 
 def _count_written(program: Program, operation: Operation) -> int:
-    """Return the bytes that an operation writes: only the update, if it updates a slice in place."""
+    """Return the bytes that an operation writes: only the update, if it updates a slice in
+    place.
+    """
     root = program.roots.get(operation.called[0]) if operation.code == "fusion" else operation
     while root is not None and root.code in _SAME_ELEMENTS and root is not operation:
         root = program.operations.get(root.operands[0])

@@ -1,4 +1,6 @@
-"""Processes that run `plan_worker` with the environment for XLA's compilers, and what they return."""
+"""Processes that run `plan_worker` with the environment for XLA's compilers, and what they
+return.
+"""
 
 import json
 import os
@@ -31,17 +33,24 @@ def compile_candidates(
       config, overrides: as on the command line, for all candidates.
       topology: the chips.
       candidates: `mesh`, see `build_mesh`, or None for the config's own; and further `overrides`.
-      processes: number of processes that read `batch_size` examples each; None for one on each host.
+      processes: number of processes that read `batch_size` examples each; None for one on each
+        host.
       training_only: see `compile_plan`.
 
     Yields:
-      `plan` with `warnings`, or `error` with `traceback`, all as text. A compiler crash ends one candidate.
+      `plan` with `warnings`, or `error` with `traceback`, all as text. A compiler crash ends one
+      candidate.
     """
     request = {
-        "config": config, "overrides": list(overrides), "topology": topology.slice_name, "slices": topology.slices,
-        "processes": processes, "training_only": training_only,
-    }  # fmt: skip
-    left = list(candidates)  # one process compiles as many as it can: its start takes longer than most compiles
+        "config": config,
+        "overrides": list(overrides),
+        "topology": topology.slice_name,
+        "slices": topology.slices,
+        "processes": processes,
+        "training_only": training_only,
+    }
+    # one process compiles as many as it can: its start takes longer than most compiles
+    left = list(candidates)
     while left:
         results, crash = _run_worker({**request, "candidates": left}, topology.environment)
         yield from results
@@ -51,13 +60,26 @@ def compile_candidates(
             left = left[1:]  # the candidate that crashed the compiler
 
 
-def _run_worker(request: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
-    """Return the candidates' results, and the end of the output from a process that did not finish them."""
-    # Results in a file, line by line: what was compiled before a crash is kept, and stdout is free for messages.
+def _run_worker(
+    request: Mapping[str, Any], environment: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the candidates' results, and the end of the output from a process that did not
+    finish them.
+    """
+    # Results in a file, line by line: what was compiled before a crash is kept, and stdout is free
+    # for messages.
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "results")
-        command = [sys.executable, "-m", "jengine.extras.plan.plan_worker", json.dumps(request), path]
-        process = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+        command = [
+            sys.executable,
+            "-m",
+            "jengine.extras.plan.plan_worker",
+            json.dumps(request),
+            path,
+        ]
+        process = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, **environment}
+        )
         results = []
         if os.path.exists(path):
             with open(path) as file:

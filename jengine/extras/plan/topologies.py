@@ -17,10 +17,13 @@ _GPUS_PER_HOST = 8
 _GPU_MEMORY_FRACTION = 0.75
 
 
-# GPUs are described to XLA's compiler, which otherwise queries the device that it compiles for. The figures are from
-# NVIDIA's data sheets and whitepapers for H100 SXM, H200 SXM, A100 SXM 80 GB and HGX B200, and from the compute
-# capability table in the CUDA C++ programming guide.
-_RUNTIME = 'platform_name: "CUDA" runtime_version { major: 12 minor: 8 } dnn_version_info { major: 9 minor: 8 }'
+# GPUs are described to XLA's compiler, which otherwise queries the device that it compiles for. The
+# figures are from NVIDIA's data sheets and whitepapers for H100 SXM, H200 SXM, A100 SXM 80 GB and
+# HGX B200, and from the compute capability table in the CUDA C++ programming guide.
+_RUNTIME = (
+    'platform_name: "CUDA" runtime_version { major: 12 minor: 8 } dnn_version_info { major: 9 '
+    "minor: 8 }"
+)
 
 
 class GpuTarget(NamedTuple):
@@ -38,15 +41,23 @@ class GpuTarget(NamedTuple):
 
 
 GPU_TARGETS = {
-    "h100": GpuTarget("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 228, 50, 80 * 10**9, 3_350 * 10**9),
+    "h100": GpuTarget(
+        "NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 228, 50, 80 * 10**9, 3_350 * 10**9
+    ),
     "h200": GpuTarget("NVIDIA H200", (9, 0), 132, 128, 1.98, 228, 50, 141 * 10**9, 4_800 * 10**9),
-    "a100": GpuTarget("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 164, 40, 80 * 10**9, 2_039 * 10**9),
-    "b200": GpuTarget("NVIDIA B200", (10, 0), 148, 128, 1.965, 228, 126, 180 * 10**9, 7_700 * 10**9),
+    "a100": GpuTarget(
+        "NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 164, 40, 80 * 10**9, 2_039 * 10**9
+    ),
+    "b200": GpuTarget(
+        "NVIDIA B200", (10, 0), 148, 128, 1.965, 228, 126, 180 * 10**9, 7_700 * 10**9
+    ),
 }
 
 
 def format_target(target: GpuTarget) -> str:
-    """Return the text of a GpuTargetConfigProto, `target_config` of `jax.experimental.topologies.get_topology_desc`."""
+    """Return the text of a GpuTargetConfigProto, `target_config` of
+    `jax.experimental.topologies.get_topology_desc`.
+    """
     major, minor = target.capability
     return f"""
     gpu_device_info {{
@@ -81,17 +92,21 @@ class Chip(NamedTuple):
     kind: str  # JAX's name of the device
     memory: int  # bytes that a program can use
     bandwidth: float  # of its memory, bytes per second
-    links: float  # to other chips, bytes that it sends per second over all links; between GPUs of one host
+    # to other chips, bytes that it sends per second over all links; between GPUs of one host
+    links: float
 
 
-# TPUs: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm. GPUs: as above; NVLink in one direction.
+# TPUs: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm. GPUs: as above; NVLink in one
+# direction.
 _LINKS = {"h100": 450e9, "h200": 450e9, "a100": 300e9, "b200": 900e9}
 CHIPS = {
     "v5e": Chip("tpu", "TPU v5 lite", 16 * _GIB, 819e9, 200e9),
     "v5p": Chip("tpu", "TPU v5", 95 * _GIB, 2765e9, 600e9),
     "v6e": Chip("tpu", "TPU v6 lite", 32 * _GIB, 1640e9, 448e9),
     **{
-        name: Chip("gpu", gpu.kind, int(gpu.memory * _GPU_MEMORY_FRACTION), gpu.bandwidth, _LINKS[name])
+        name: Chip(
+            "gpu", gpu.kind, int(gpu.memory * _GPU_MEMORY_FRACTION), gpu.bandwidth, _LINKS[name]
+        )
         for name, gpu in GPU_TARGETS.items()
     },
 }
@@ -104,7 +119,8 @@ class Topology(NamedTuple):
     """Chips and how they are connected."""
 
     name: str  # a key of `CHIPS`
-    shape: tuple[int, ...]  # of a TPU slice, along two or three dimensions; hosts and GPUs per host for GPUs
+    # of a TPU slice, along two or three dimensions; hosts and GPUs per host for GPUs
+    shape: tuple[int, ...]
     slices: int = 1  # number of such slices
 
     @property
@@ -132,18 +148,21 @@ class Topology(NamedTuple):
             return common
         return {
             **common,
-            "TPU_SKIP_MDS_QUERY": "1",  # no request to a metadata server that only Google's hosts have
+            # no request to a metadata server that only Google's hosts have
+            "TPU_SKIP_MDS_QUERY": "1",
             "TPU_ACCELERATOR_TYPE": f"{self.name}-{math.prod(self.shape)}",
             "TPU_WORKER_HOSTNAMES": "localhost",
             "TPU_WORKER_ID": "0",
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # its lock file is for chips, which this process does not use
+            # its lock file is for chips, which this process does not use
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         }
 
     def devices(self) -> list[Any]:
         """Return the devices, which compile but do not run."""
         try:
             if self.chip.platform == "gpu":
-                shape, target = "x".join(map(str, (1, *self.shape))), format_target(GPU_TARGETS[self.name])
+                shape = "x".join(map(str, (1, *self.shape)))
+                target = format_target(GPU_TARGETS[self.name])
                 settings = {"topology": shape, "target_config": target}
                 return topologies.get_topology_desc(self.name, platform="cuda", **settings).devices
             options: dict[str, Any] = {"num_slices": self.slices} if self.slices > 1 else {}
@@ -152,7 +171,9 @@ class Topology(NamedTuple):
                 options["chips_per_host_bounds"] = [1, 1, 1]
             return topologies.get_topology_desc(self.slice_name, platform="tpu", **options).devices
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-            raise ConfigError(f"--topology must be chips that the compiler supports, got {self}: {error}") from error
+            raise ConfigError(
+                f"--topology must be chips that the compiler supports, got {self}: {error}"
+            ) from error
 
     def __str__(self) -> str:
         return self.slice_name if self.slices == 1 else f"{self.slices} slices of {self.slice_name}"
@@ -166,7 +187,10 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     """
     name, _, size = text.partition(":")
     if name not in CHIPS:
-        raise ConfigError(f"--topology must begin with one of {', '.join(CHIPS)}, got {text!r}{closest(name, CHIPS)}")
+        raise ConfigError(
+            f"--topology must begin with one of {', '.join(CHIPS)}, got "
+            f"{text!r}{closest(name, CHIPS)}"
+        )
     is_gpu = CHIPS[name].platform == "gpu"
     form = r"\d+" if is_gpu else r"\d+x\d+x\d+" if name == "v5p" else r"\d+x\d+"
     shape = tuple(map(int, size.split("x"))) if re.fullmatch(form, size) else ()
@@ -176,10 +200,14 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     if is_gpu:
         (count,) = shape
         if count > _GPUS_PER_HOST and count % _GPUS_PER_HOST:
-            raise ConfigError(f"--topology must be at most {_GPUS_PER_HOST} GPUs or a multiple of it, got {text!r}")
+            raise ConfigError(
+                f"--topology must be at most {_GPUS_PER_HOST} GPUs or a multiple of it, got "
+                f"{text!r}"
+            )
         if slices > 1:
             raise ConfigError(
-                f"--slices must be left out for GPUs, got {slices}; --topology {name}:{slices * count} has them all"
+                f"--slices must be left out for GPUs, got {slices}; --topology "
+                f"{name}:{slices * count} has them all"
             )
         # (hosts, GPUs per host)
         shape = (max(count // _GPUS_PER_HOST, 1), min(count, _GPUS_PER_HOST))
@@ -197,6 +225,11 @@ def check_compiler(topology: Topology) -> None:
 
 
 def _is_installed(module: str) -> bool:
-    """Return whether a module is there, without importing it: a compiler takes seconds, and this process needs none."""
+    """Return whether a module is there, without importing it: a compiler takes seconds, and this
+    process needs none.
+    """
     package = module.partition(".")[0]
-    return importlib.util.find_spec(package) is not None and importlib.util.find_spec(module) is not None
+    return (
+        importlib.util.find_spec(package) is not None
+        and importlib.util.find_spec(module) is not None
+    )

@@ -1,4 +1,6 @@
-"""Run files that may be from anyone: nothing outside the run directory is read, and they may contain anything."""
+"""Run files that may be from anyone: nothing outside the run directory is read, and they may
+contain anything.
+"""
 
 import os
 import pathlib
@@ -36,7 +38,9 @@ class ForeignFiles:
         try:
             if not os.path.lexists(path):
                 return False
-            if pathlib.Path(os.path.realpath(path, strict=True)).is_relative_to(os.path.realpath(self.root)):
+            if pathlib.Path(os.path.realpath(path, strict=True)).is_relative_to(
+                os.path.realpath(self.root)
+            ):
                 return True
         except (OSError, ValueError) as error:  # a loop of links, a null character
             self.note(path, error)
@@ -45,7 +49,9 @@ class ForeignFiles:
         return False
 
     def read(self, path: pathlib.Path) -> bytes | None:
-        """Return the contents of a file; None if it does not exist or cannot be read, which is noted."""
+        """Return the contents of a file; None if it does not exist or cannot be read, which is
+        noted.
+        """
         if not self.find(path):
             return None
         try:
@@ -67,7 +73,8 @@ class ForeignFiles:
         try:
             return decode_object(text)
         except ValueError as error:
-            # It may be of any age or origin, or half written by a run that trains: the page says so and goes on.
+            # It may be of any age or origin, or half written by a run that trains: the page says so
+            # and goes on.
             self.note(path, error)
             return {}
 
@@ -84,14 +91,18 @@ def is_number(value: Any) -> bool:
 
 
 def conform(value: Any, schema: Any, path: str, problems: list[str]) -> Any:
-    """Return the parts of a JSON value that match a schema; the paths of others are added to `problems`.
+    """Return the parts of a JSON value that match a schema; the paths of others are added to
+    `problems`.
 
     >>> problems = []
-    >>> conform({"name": "a", "size": "large"}, {"name": str, "size": float}, "run", problems), problems
+    >>> (
+    ...     conform({"name": "a", "size": "large"}, {"name": str, "size": float}, "run", problems),
+    ...     problems,
+    ... )
     ({'name': 'a'}, ['run.size'])
 
-    A schema is `str` or `float` for any text or number; `[schema]`, whose elements all must conform; `{str: schema}`;
-    or a dict of optional entries.
+    A schema is `str` or `float` for any text or number; `[schema]`, whose elements all must
+    conform; `{str: schema}`; or a dict of optional entries.
     """
     if isinstance(schema, dict) and isinstance(value, dict):
         schemas = {name: schema.get(name, schema.get(str)) for name in value}
@@ -106,7 +117,8 @@ def conform(value: Any, schema: Any, path: str, problems: list[str]) -> Any:
         return None if any(item is None for item in items) else items
     if (schema is str and isinstance(value, str)) or (schema is float and is_number(value)):
         return value
-    # Dropped with a note rather than shown: what the page draws must have the types that it expects.
+    # Dropped with a note rather than shown: what the page draws must have the types that it
+    # expects.
     problems.append(path)
     return None
 

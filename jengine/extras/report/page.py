@@ -1,4 +1,6 @@
-"""The report as one HTML file, with data, style and scripts, which a notebook shows in the output of a cell."""
+"""The report as one HTML file, with data, style and scripts, which a notebook shows in the
+output of a cell.
+"""
 
 import base64
 import functools
@@ -12,31 +14,41 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.config.annotations import Count
-from jengine.extras.report.page_data import build_page_data
 from jengine.config.errors import require_extra
 from jengine.config.json_codec import encode
-from jengine.extras.report.run_files import read_runs
 from jengine.config.storage import is_url, storage_path, write_bytes
+from jengine.extras.report.page_data import build_page_data
+from jengine.extras.report.run_files import read_runs
 
 _SCRIPTS = ("compare.js", "page.js")
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def collect_data(work_dirs: Sequence[str], images: int | None = None) -> dict[str, Any]:
-    """Read the runs (see `find_runs`) and return the report data, with `images` steps of each image."""
-    return {"created": time.strftime("%Y-%m-%d %H:%M:%S"), **build_page_data(read_runs(work_dirs), images)}
+    """Read the runs (see `find_runs`) and return the report data, with `images` steps of each
+    image.
+    """
+    return {
+        "created": time.strftime("%Y-%m-%d %H:%M:%S"),
+        **build_page_data(read_runs(work_dirs), images),
+    }
 
 
 def render_page(data: dict[str, Any], refresh: float = 0) -> str:
-    """Return the page for the result of `collect_data`, which requests new data every `refresh` seconds unless 0."""
+    """Return the page for the result of `collect_data`, which requests new data every `refresh`
+    seconds unless 0.
+    """
     assets = importlib.resources.files("jengine.extras.report")
     parts = {
         "style": (assets / "page.css").read_text(encoding="utf-8"),
         "script": "".join((assets / name).read_text(encoding="utf-8") for name in _SCRIPTS),
         "plotly": compressed_plotly(),
-        "data": to_json({**data, "refresh": refresh}).replace("<", "\\u003c"),  # no text can close the script element
+        # no text can close the script element
+        "data": to_json({**data, "refresh": refresh}).replace("<", "\\u003c"),
     }
-    return _PLACE.sub(lambda match: parts[match[1]], (assets / "page.html").read_text(encoding="utf-8"))
+    return _PLACE.sub(
+        lambda match: parts[match[1]], (assets / "page.html").read_text(encoding="utf-8")
+    )
 
 
 def to_json(data: Mapping[str, Any]) -> str:
@@ -79,13 +91,16 @@ class Report:
         return f"Report({', '.join(self.runs)})"
 
     def _repr_html_(self) -> str:
-        # In a frame, where neither the styles of the notebook nor those of the page reach the other.
+        # In a frame, where neither the styles of the notebook nor those of the page reach the
+        # other.
         page = html.escape(render_page(self._data))
         style = f"width:100%;height:{self._height}px;border:0"
         return f'<iframe srcdoc="{page}" style="{style}" title="jengine report"></iframe>'
 
 
-def report(*work_dirs: str | os.PathLike[str], images: Count | None = None, height: Count = 800) -> Report:
+def report(
+    *work_dirs: str | os.PathLike[str], images: Count | None = None, height: Count = 800
+) -> Report:
     """Return the report on some runs, for a notebook; the command line has `jengine report`.
 
     >>> import jengine

@@ -4,9 +4,16 @@ import hashlib
 import pathlib
 import re
 
-from jengine.extras.cloud.downloads import temporary_copies
+from jengine.config.storage import (
+    FileInfo,
+    is_url,
+    list_directory,
+    list_files,
+    read_many,
+    storage_path,
+)
 from jengine.config.work_dir import RECORD
-from jengine.config.storage import FileInfo, is_url, list_directory, list_files, read_many, storage_path
+from jengine.extras.cloud.downloads import temporary_copies
 
 TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 _READ = re.compile(r"[^/]+\.json|vis_data/([^/]+\.(json|py)|.+\.png)")  # below a log directory
@@ -17,7 +24,8 @@ _fetched: dict[pathlib.Path, FileInfo] = {}
 def fetch_runs(path: str, file_names: tuple[str, ...]) -> pathlib.Path:
     """Return the directory with a report's runs: an absolute path, or for a URL a local copy.
 
-    The copy has what a report reads from the newest run in a work dir, or in each of several; not the checkpoints.
+    The copy has what a report reads from the newest run in a work dir, or in each of several; not
+    the checkpoints.
 
     Args:
       path: a work dir, a log directory or a directory of work dirs.
@@ -34,8 +42,12 @@ def fetch_runs(path: str, file_names: tuple[str, ...]) -> pathlib.Path:
     else:
         entries = list_directory(url)
         if not _fetch_newest(url, copy, entries, file_names):
-            for name in (name for name, is_directory in entries.items() if is_directory and _is_name(name)):
-                _fetch_newest(f"{url}/{name}", copy / name, list_directory(f"{url}/{name}"), file_names)
+            for name in (
+                name for name, is_directory in entries.items() if is_directory and _is_name(name)
+            ):
+                _fetch_newest(
+                    f"{url}/{name}", copy / name, list_directory(f"{url}/{name}"), file_names
+                )
     return copy
 
 
@@ -49,7 +61,9 @@ def origin(path: pathlib.Path) -> str:
     return str(path)
 
 
-def _fetch_newest(url: str, copy: pathlib.Path, entries: dict[str, bool], file_names: tuple[str, ...]) -> bool:
+def _fetch_newest(
+    url: str, copy: pathlib.Path, entries: dict[str, bool], file_names: tuple[str, ...]
+) -> bool:
     """Fetch the newest run in a work dir, and return whether there is one."""
     found = [name for name in file_names if name in entries]
     _fetch(url, copy, dict.fromkeys(found))
@@ -69,14 +83,16 @@ def _fetch(url: str, copy: pathlib.Path, files: dict[str, FileInfo] | dict[str, 
         f"{url}/{name}": (copy / name, info)
         for name, info in files.items()
         # A listing is data: a name with .. must not write outside of the copies.
-        if all(map(_is_name, name.split("/"))) and (info is None or _fetched.get(copy / name) != info)
+        if all(map(_is_name, name.split("/")))
+        and (info is None or _fetched.get(copy / name) != info)
     }
     for source, content in read_many(due).items():
         path, info = due[source]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         if info is not None:
-            # A served page asks every few seconds: what has not changed in the store is not fetched again.
+            # A served page asks every few seconds: what has not changed in the store is not fetched
+            # again.
             _fetched[path] = info
 
 

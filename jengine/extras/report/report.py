@@ -4,10 +4,10 @@ import argparse
 import contextlib
 from collections.abc import Sequence
 
+from jengine.config.errors import ConfigError
 from jengine.extras.report.page import collect_data
 from jengine.extras.report.page import report as report
 from jengine.extras.report.server import make_server
-from jengine.config.errors import ConfigError
 from jengine.logging.console import escape_control
 
 _REFRESH = 5.0  # seconds
@@ -24,7 +24,12 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         for name, note in page.notes():
             print(escape_control(f"  {name}: {note}"))
         return
-    with make_server(lambda: collect_data(args.work_dirs, args.images), args.host, args.port, _REFRESH) as server:
-        print(f"http://{args.host}:{server.server_address[1]} follows the runs; Ctrl-C ends it.", flush=True)
+    with make_server(
+        lambda: collect_data(args.work_dirs, args.images), args.host, args.port, _REFRESH
+    ) as server:
+        print(
+            f"http://{args.host}:{server.server_address[1]} follows the runs; Ctrl-C ends it.",
+            flush=True,
+        )
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()

@@ -15,10 +15,11 @@ from jengine.logging.console import escape_control
 def make_server(
     collect: Callable[[], dict[str, Any]], host: str, port: int, refresh: float
 ) -> http.server.ThreadingHTTPServer:
-    """Return a server for the report at `/` and the data, from `collect`, at `/data.json`; `serve_forever` runs it.
+    """Return a server for the report at `/` and the data, from `collect`, at `/data.json`;
+    `serve_forever` runs it.
 
-    It answers only requests whose Host is an address or a name of this machine. A port of 0 is any free one; an open
-    page requests new data after `refresh` seconds.
+    It answers only requests whose Host is an address or a name of this machine. A port of 0 is any
+    free one; an open page requests new data after `refresh` seconds.
     """
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -31,7 +32,8 @@ def make_server(
             else:
                 try:
                     data = collect()
-                except Exception as error:  # the run was deleted, for instance; a later request may find it
+                except Exception as error:
+                    # the run was deleted, for instance; a later request may find it
                     self.send_error(500, escape_control(" ".join(str(error).split())[:200]))
                     return
                 if path == "/":
@@ -55,8 +57,11 @@ def make_server(
 
 
 def _is_own_name(name: str, host: str) -> bool:
-    """Return whether a request's Host is this server: the host, the machine name, or any numeric address."""
-    # A page from another site can make a name resolve to this server (DNS rebinding), and would then read the report.
+    """Return whether a request's Host is this server: the host, the machine name, or any numeric
+    address.
+    """
+    # A page from another site can make a name resolve to this server (DNS rebinding), and would
+    # then read the report.
     with contextlib.suppress(ValueError):  # an invalid address or port
         hostname = urllib.parse.urlsplit(f"//{name}").hostname or ""
         if hostname in ("localhost", host.lower(), socket.gethostname().lower()):

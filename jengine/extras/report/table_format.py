@@ -34,24 +34,31 @@ Cell: TypeAlias = "str | int | float | Spread | None"
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return mean and sample standard deviation of one or more values; both NaN if one is not finite.
+    """Return mean and sample standard deviation of one or more values; both NaN if one is not
+    finite.
 
     >>> spread([1.0, 2.0, 3.0])
     Spread(mean=2.0, std=1.0, seeds=3)
     """
     if not all(map(math.isfinite, values)):
         return Spread(math.nan, math.nan, len(values))
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
+    return Spread(
+        statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values)
+    )
 
 
-def sort_cells(headings: Sequence[str], rows: list[list[Cell]], name: str, reverse: bool = False) -> None:
+def sort_cells(
+    headings: Sequence[str], rows: list[list[Cell]], name: str, reverse: bool = False
+) -> None:
     """Sort rows by a column; empty cells and NaN come last.
 
     Raises:
       ConfigError: there is no such column.
     """
     if name not in headings:
-        raise ConfigError(f"`--sort` must be one of {', '.join(headings)}, got {name!r}{closest(name, headings)}")
+        raise ConfigError(
+            f"`--sort` must be one of {', '.join(headings)}, got {name!r}{closest(name, headings)}"
+        )
     column = headings.index(name)
     keys = [_sort_key(row[column]) for row in rows]
     empty = [row for row, key in zip(rows, keys, strict=True) if key is None]
@@ -60,8 +67,11 @@ def sort_cells(headings: Sequence[str], rows: list[list[Cell]], name: str, rever
     rows[:] = [*(row for _, row in filled), *empty]
 
 
-def format_cells(headings: Sequence[str], rows: Sequence[Sequence[Cell]], style: str = "text") -> str:
-    r"""Return a table as 'text', 'csv', 'markdown' or 'latex' (which requires the package booktabs).
+def format_cells(
+    headings: Sequence[str], rows: Sequence[Sequence[Cell]], style: str = "text"
+) -> str:
+    r"""Return a table as 'text', 'csv', 'markdown' or 'latex' (which requires the package
+    booktabs).
 
     >>> print(format_cells(["lr", "best acc"], [[0.1, Spread(0.5, 0.02, 4)]], style="latex"))
     \begin{tabular}{rr}
@@ -76,19 +86,26 @@ def format_cells(headings: Sequence[str], rows: Sequence[Sequence[Cell]], style:
         return _format_csv(headings, rows)
     rows = [[escape_name(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     filled = [[row[i] for row in rows if row[i] is not None] for i in range(len(headings))]
-    is_right = [bool(cells) and not any(isinstance(cell, str) for cell in cells) for cells in filled]
+    is_right = [
+        bool(cells) and not any(isinstance(cell, str) for cell in cells) for cells in filled
+    ]
     if style == "text":
         text = [[str(cell) if isinstance(cell, Spread) else cell for cell in row] for row in rows]
-        return format_table(list(headings), text, align=["right" if right else "left" for right in is_right])
+        return format_table(
+            list(headings), text, align=["right" if right else "left" for right in is_right]
+        )
     table = [list(headings), *([_format_cell(cell) for cell in row] for row in rows)]
     if style == "markdown":
         table = [[cell.replace("|", "\\|") for cell in row] for row in table]
         lines = [f"| {' | '.join(row)} |" for row in table]
-        return "\n".join([lines[0], f"|{'|'.join('--:' if right else '---' for right in is_right)}|", *lines[1:]])
+        return "\n".join(
+            [lines[0], f"|{'|'.join('--:' if right else '---' for right in is_right)}|", *lines[1:]]
+        )
     table = [["".join(_LATEX.get(char, char) for char in cell) for cell in row] for row in table]
     lines = [f"{' & '.join(row)} \\\\" for row in table]
     sides = "".join("r" if right else "l" for right in is_right)
-    begin, end = f"\\begin{{tabular}}{{{sides}}}\n\\toprule", "\\bottomrule\n\\end{tabular}"
+    begin = f"\\begin{{tabular}}{{{sides}}}\n\\toprule"
+    end = "\\bottomrule\n\\end{tabular}"
     return "\n".join([begin, lines[0], "\\midrule", *lines[1:], end])
 
 
@@ -104,7 +121,9 @@ def _format_csv(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     for row in rows:
         cells: list[Any] = []
         for cell, spread in zip(row, is_spread, strict=True):
-            cells += [*(cell if isinstance(cell, Spread) else (None, None, None))] if spread else [cell]
+            cells += (
+                [*(cell if isinstance(cell, Spread) else (None, None, None))] if spread else [cell]
+            )
         writer.writerow(cells)
     return out.getvalue().rstrip("\n")
 

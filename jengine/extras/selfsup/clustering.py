@@ -13,7 +13,9 @@ from jengine.config.annotations import Count, Fraction, Positive
 from jengine.config.errors import ConfigError, require_extra
 from jengine.config.registry import Registry
 
-CLUSTERINGS = Registry("clustering", "jengine.extras.selfsup", used_in="`clustering` of DeepClusterHook")
+CLUSTERINGS = Registry(
+    "clustering", "jengine.extras.selfsup", used_in="`clustering` of DeepClusterHook"
+)
 
 
 @CLUSTERINGS.register_module()
@@ -21,11 +23,13 @@ CLUSTERINGS = Registry("clustering", "jengine.extras.selfsup", used_in="`cluster
 class Kmeans:
     """scikit-learn's k-means on whitened, L2-normalized features.
 
-    Source: Caron et al., Deep Clustering for Unsupervised Learning of Visual Features, 2018, arXiv:1807.05520.
+    Source: Caron et al., Deep Clustering for Unsupervised Learning of Visual Features, 2018,
+      arXiv:1807.05520.
 
     Args:
       k: cluster count.
-      pca_dim: how many whitened principal components features are first reduced to; -1 skips the reduction.
+      pca_dim: how many whitened principal components features are first reduced to; -1 skips the
+        reduction.
       max_iter: maximum iteration count.
     """
 
@@ -40,9 +44,12 @@ class Kmeans:
         with require_extra("examples", "Kmeans requires scikit-learn"):
             from sklearn.cluster import KMeans
         if len(features) < self.k:
-            raise ConfigError(f"Kmeans: `k` must be at most the number of samples, {len(features)}, got {self.k}")
+            raise ConfigError(
+                f"Kmeans: `k` must be at most the number of samples, {len(features)}, got {self.k}"
+            )
         features = _whiten(features, self.pca_dim, seed, "Kmeans")
-        # As Faiss does in the original code: random centroids, one run; k-means++ is slow with thousands of clusters.
+        # As Faiss does in the original code: random centroids, one run; k-means++ is slow with
+        # thousands of clusters.
         kmeans = KMeans(self.k, init="random", n_init=1, max_iter=self.max_iter, random_state=seed)
         return kmeans.fit_predict(features).astype(np.int64)
 
@@ -50,14 +57,17 @@ class Kmeans:
 @CLUSTERINGS.register_module()
 @dataclasses.dataclass(frozen=True)
 class PIC:
-    """Power iteration clustering on the nearest neighbor graph over whitened, L2-normalized features.
+    """Power iteration clustering on the nearest neighbor graph over whitened, L2-normalized
+    features.
 
-    Power iterations on the affinities give each sample a centrality. Each sample points to the neighbor to which the
-    centrality, weighted by the affinity, increases most; samples whose pointers end at the same sample are a cluster.
-    The cluster count is a result. Clusters are numbered by size, the largest is 0; samples in clusters beyond `k`
-    join the closest of the `k`, by the means.
+    Power iterations on the affinities give each sample a centrality. Each sample points to the
+    neighbor to which the centrality, weighted by the affinity, increases most; samples whose
+    pointers end at the same sample are a cluster. The cluster count is a result. Clusters are
+    numbered by size, the largest is 0; samples in clusters beyond `k` join the closest of the `k`,
+    by the means.
 
-    Source: Lin and Cohen, Power Iteration Clustering, 2010; with a neighbor graph, in Caron et al., Deep Clustering for
+    Source: Lin and Cohen, Power Iteration Clustering, 2010; with a neighbor graph, in Caron et al.,
+      Deep Clustering for
     Unsupervised Learning of Visual Features, 2018, arXiv:1807.05520.
 
     Args:
@@ -79,11 +89,15 @@ class PIC:
     distribute_singletons: bool = True
 
     def __call__(self, features: np.ndarray, seed: int) -> np.ndarray:
-        """Return the cluster per sample, int64[N] from 0 to at most k - 1, for features float[N, D]."""
+        """Return the cluster per sample, int64[N] from 0 to at most k - 1, for features float[N,
+        D].
+        """
         with require_extra("examples", "PIC requires scikit-learn"):
             from sklearn.neighbors import NearestNeighbors
         if len(features) <= self.nnn:
-            raise ConfigError(f"PIC: `nnn` must be below the number of samples, {len(features)}, got {self.nnn}")
+            raise ConfigError(
+                f"PIC: `nnn` must be below the number of samples, {len(features)}, got {self.nnn}"
+            )
         features = _whiten(features, self.pca_dim, seed, "PIC")
         index = NearestNeighbors(n_neighbors=self.nnn).fit(features)
         distances, neighbors = index.kneighbors()  # of each sample, without the sample itself
@@ -98,7 +112,9 @@ class PIC:
 
         num_samples = len(neighbors)
         starts = np.arange(num_samples + 1) * self.nnn
-        directed = csr_array((affinities.ravel(), neighbors.ravel(), starts), shape=(num_samples, num_samples))
+        directed = csr_array(
+            (affinities.ravel(), neighbors.ravel(), starts), shape=(num_samples, num_samples)
+        )
         graph = (directed + directed.T).tocsr()
         centrality = np.full(num_samples, 1 / num_samples)
         for _ in range(_POWER_ITERATIONS):
@@ -111,7 +127,8 @@ class PIC:
         best = order[first]
         pointers = np.arange(num_samples)
         pointers[rows] = np.where(gains[best] > 0, edges.col[best], rows)
-        while (pointers[pointers] != pointers).any():  # centrality increases along pointers, so that there is no cycle
+        # centrality increases along pointers, so that there is no cycle
+        while (pointers[pointers] != pointers).any():
             pointers = pointers[pointers]
         return pointers
 
@@ -129,7 +146,8 @@ def build_clustering(cfg: Mapping[str, Any]) -> Kmeans | PIC:
 
 
 def class_weights(counts: ArrayLike, power: float) -> jax.Array:
-    """Return class weights that decrease with the class size: `(1 / count) ** power`, normalized. Works under `jit`.
+    """Return class weights that decrease with the class size: `(1 / count) ** power`, normalized.
+    Works under `jit`.
 
     >>> class_weights([1, 3], power=1).tolist()
     [0.75, 0.25]
@@ -151,17 +169,22 @@ def describe_clusters(counts: np.ndarray) -> str:
     >>> describe_clusters(np.array([0, 2, 5]))
     'empty_num: 1\\tmin_cluster: 0\\tmax_cluster:5'
     """
-    return f"empty_num: {(counts == 0).sum()}\tmin_cluster: {counts.min()}\tmax_cluster:{counts.max()}"
+    return (
+        f"empty_num: {(counts == 0).sum()}\tmin_cluster: {counts.min()}\tmax_cluster:{counts.max()}"
+    )
 
 
 def _whiten(features: np.ndarray, pca_dim: int, seed: int, owner: str) -> np.ndarray:
-    """Return whitened principal components, or with `pca_dim=-1` the features, with an L2 norm of 1."""
+    """Return whitened principal components, or with `pca_dim=-1` the features, with an L2 norm
+    of 1.
+    """
     from sklearn.decomposition import PCA
 
     num_samples, num_features = features.shape
     if pca_dim > min(features.shape):
         raise ConfigError(
-            f"{owner}: `pca_dim` must be at most {min(features.shape)} for {num_samples} samples of {num_features} "
+            f"{owner}: `pca_dim` must be at most {min(features.shape)} for {num_samples} samples "
+            f"of {num_features} "
             f"features, got {pca_dim}; -1 skips the reduction"
         )
     if pca_dim != -1:
@@ -171,7 +194,9 @@ def _whiten(features: np.ndarray, pca_dim: int, seed: int, owner: str) -> np.nda
 
 
 def _distribute_singletons(clusters: np.ndarray, neighbors: np.ndarray) -> np.ndarray:
-    """Move each sample that is alone to the cluster with the closest neighbor that is not, if there is one."""
+    """Move each sample that is alone to the cluster with the closest neighbor that is not, if
+    there is one.
+    """
     sizes = np.bincount(clusters, minlength=len(clusters))
     is_alone = sizes[clusters] == 1
     can_join = ~is_alone[neighbors]
@@ -180,7 +205,9 @@ def _distribute_singletons(clusters: np.ndarray, neighbors: np.ndarray) -> np.nd
 
 
 def _number_by_size(clusters: np.ndarray, features: np.ndarray, k: int) -> np.ndarray:
-    """Return clusters by decreasing size, 0 to k - 1; samples of others join the one with the closest mean."""
+    """Return clusters by decreasing size, 0 to k - 1; samples of others join the one with the
+    closest mean.
+    """
     _, indices, counts = np.unique(clusters, return_inverse=True, return_counts=True)
     ranks = np.empty(len(counts), np.int64)
     ranks[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
@@ -188,5 +215,6 @@ def _number_by_size(clusters: np.ndarray, features: np.ndarray, k: int) -> np.nd
     if (rest := labels >= k).any():
         means = np.stack([features[labels == label].mean(axis=0) for label in range(k)])
         products = features[rest] @ means.T
-        labels[rest] = np.argmin((means**2).sum(axis=1) - 2 * products, axis=1)  # the squared distance less |x|^2
+        # the squared distance less |x|^2
+        labels[rest] = np.argmin((means**2).sum(axis=1) - 2 * products, axis=1)
     return labels

@@ -11,42 +11,56 @@ import numpy as np
 from optax import OptState, Params
 
 from jengine.config.annotations import Count, NonNegative
+from jengine.config.errors import ArgumentError, closest, config_path
+from jengine.config.registry import HOOKS
+from jengine.data.host_entries import select_arrays
 from jengine.extras.selfsup.clustering import build_clustering, class_weights, describe_clusters
 from jengine.extras.selfsup.features import Extractor
 from jengine.extras.selfsup.memory_bank import fill_bank
-from jengine.extras.selfsup.model_entries import (drop_replica_axis, find_memory_bank, find_state_entry, replace_memory_bank, replace_state_entry, save_array)
-from jengine.data.host_entries import select_arrays
-from jengine.config.errors import ArgumentError, closest, config_path
+from jengine.extras.selfsup.model_entries import (
+    drop_replica_axis,
+    find_memory_bank,
+    find_state_entry,
+    replace_memory_bank,
+    replace_state_entry,
+    save_array,
+)
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.model.model import Model
-from jengine.model.model import PyTree
+from jengine.model.model import Model, PyTree
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
-from jengine.config.registry import HOOKS
 from jengine.train.state import TrainState
 
 
 @HOOKS.register_module()
 @dataclasses.dataclass(eq=False, repr=False)
 class DeepClusterHook(Hook):
-    """Hook that labels the training data by clustering features, before training and every `interval` epochs.
+    """Hook that labels the training data by clustering features, before training and every
+    `interval` epochs.
 
-    Each clustering computes the features of all samples in inference mode (the entry `features` in the model's
-    predictions) and runs k-means on the host. The labels go to the dataset (`assign_labels`, see `PseudoLabelDataset`)
-    and to `cluster_epoch_{n}.npy` in the work dir, where n is the number of completed epochs. The head and the head's
-    optimizer state are reinitialized, because clusters from different clusterings do not correspond. All of this
+    Each clustering computes the features of all samples in inference mode (the entry `features` in
+    the model's predictions) and runs k-means on the host. The labels go to the dataset
+    (`assign_labels`, see `PseudoLabelDataset`) and to `cluster_epoch_{n}.npy` in the work dir,
+    where n is the number of completed epochs. The head and the head's optimizer state are
+    reinitialized, because clusters from different clusterings do not correspond. All of this
     depends on the state and the seed only; a resumed run reads the labels from the file.
 
-    >>> hook = DeepClusterHook(dict(batch_size=256, dataset=dict(type="MyData")), dict(type="Kmeans", k=100),
-    ...                        unif_sampling=True, reweight=False, reweight_pow=0.5)
+    >>> hook = DeepClusterHook(
+    ...     dict(batch_size=256, dataset=dict(type="MyData")),
+    ...     dict(type="Kmeans", k=100),
+    ...     unif_sampling=True,
+    ...     reweight=False,
+    ...     reweight_pow=0.5,
+    ... )
 
     Args:
       extract_dataloader: loader over all training samples in order, or a config for one.
       clustering: `dict(type='Kmeans', k=..., pca_dim=...)`, or of type 'PIC'.
       unif_sampling: visit all clusters equally often in the next epoch; needs
         `sampler=dict(type='DeepClusterSampler')`.
-      reweight: set the model's state entry `loss_weight` f32[k] to weights that decrease with the cluster size.
+      reweight: set the model's state entry `loss_weight` f32[k] to weights that decrease with the
+        cluster size.
       reweight_pow: exponent of the weights: 0 for equal weights, 1 for weights inverse to the size.
       init_memory: fill the model's `MemoryBank`, for `ODCHook`.
       initial: cluster before training.
@@ -55,8 +69,8 @@ class DeepClusterHook(Hook):
       head: name of the head module in the parameter paths.
 
     Raises:
-      ArgumentError: at the beginning of the run, if the dataset, the sampler, the model's state or the parameters lack
-        what the arguments require.
+      ArgumentError: at the beginning of the run, if the dataset, the sampler, the model's state or
+        the parameters lack what the arguments require.
     """
 
     extract_dataloader: Any
@@ -96,7 +110,9 @@ class DeepClusterHook(Hook):
             if os.path.exists(path):
                 self._assign_labels(np.load(path), self._clustered)
                 return
-            runner.logger.warning(f"DeepClusterHook: {path} with the labels of this run is missing; clustering again.")
+            runner.logger.warning(
+                f"DeepClusterHook: {path} with the labels of this run is missing; clustering again."
+            )
         if self._clustered is not None or self.initial:
             self._cluster(runner, runner.epoch)
 
@@ -110,16 +126,21 @@ class DeepClusterHook(Hook):
     def _check(self, runner: RunnerProtocol) -> None:
         name = type(self).__name__
         if not runner.train_loop.by_epoch:
-            raise ArgumentError(f"{name}: `train_cfg.by_epoch` must be True, got False; it clusters between epochs")
-        dataset, sampler = self._train_loader.dataset, self._train_loader.sampler  # of any class
+            raise ArgumentError(
+                f"{name}: `train_cfg.by_epoch` must be True, got False; it clusters between epochs"
+            )
+        dataset = self._train_loader.dataset  # of any class
+        sampler = self._train_loader.sampler
         if not hasattr(dataset, "assign_labels"):
             raise ArgumentError(
-                f"{name}: the training dataset must have assign_labels(), got {type(dataset).__name__}; use a "
+                f"{name}: the training dataset must have assign_labels(), got "
+                f"{type(dataset).__name__}; use a "
                 "PseudoLabelDataset"
             )
         if self.unif_sampling and not hasattr(sampler, "set_uniform_indices"):
             raise ArgumentError(
-                f"{name}: the sampler must have set_uniform_indices(), got {type(sampler).__name__}; use a "
+                f"{name}: the sampler must have set_uniform_indices(), got "
+                f"{type(sampler).__name__}; use a "
                 "DeepClusterSampler"
             )
         if self.reweight:
@@ -128,10 +149,13 @@ class DeepClusterHook(Hook):
             find_memory_bank(runner.state.model_state, name)
 
     def _cluster(self, runner: RunnerProtocol, epoch: int) -> None:
-        """Cluster the data, and set up data and state for training on these labels from `epoch` on."""
+        """Cluster the data, and set up data and state for training on these labels from `epoch`
+        on.
+        """
         features = self._extract_features(runner)
         seed = runner.seed if self.seed is None else self.seed
-        kmeans_seed = np.random.RandomState([seed % 2**32, epoch]).randint(1234)  # by epoch, also after a resume
+        # by epoch, also after a resume
+        kmeans_seed = np.random.RandomState([seed % 2**32, epoch]).randint(1234)
         labels = self._run_clustering(features, int(kmeans_seed))
         if runner.is_main_process:
             os.makedirs(runner.local_dir, exist_ok=True)
@@ -140,7 +164,8 @@ class DeepClusterHook(Hook):
         self._assign_labels(labels, epoch)
         counts = np.bincount(labels, minlength=self._run_clustering.k)
         runner.logger.info(describe_clusters(counts))
-        name, model_state = type(self).__name__, runner.state.model_state
+        name = type(self).__name__
+        model_state = runner.state.model_state
         if self.reweight:
             weights = class_weights(counts, self.reweight_pow)
             model_state = replace_state_entry(model_state, "loss_weight", weights, name)
@@ -154,7 +179,9 @@ class DeepClusterHook(Hook):
     def _assign_labels(self, labels: np.ndarray, epoch: int) -> None:
         self._train_loader.dataset.assign_labels(labels)
         if self.unif_sampling:
-            self._train_loader.sampler.set_uniform_indices(labels, self._run_clustering.k, epoch=epoch)
+            self._train_loader.sampler.set_uniform_indices(
+                labels, self._run_clustering.k, epoch=epoch
+            )
         if hasattr(self._train_loader, "close"):  # an `IterableLoader` reads nothing ahead
             self._train_loader.close()  # drops batches that were read ahead with the old labels
 
@@ -178,25 +205,40 @@ def _build_reset(
 ) -> Callable[[TrainState, jax.Array, PyTree], TrainState]:
     """Build `reset(state, rng, batch) -> state`, which reinitializes the parameters of one module.
 
-    The module, such as 'head', is a component of parameter paths. The old state is donated; all other arrays and all
-    shardings stay the same.
+    The module, such as 'head', is a component of parameter paths. The old state is donated; all
+    other arrays and all shardings stay the same.
     """
     if isinstance(optim_wrapper, OptimWrapperDict):
-        raise ArgumentError(f"`optim_wrapper` must be one optimizer for DeepClusterHook, got {sorted(optim_wrapper)}")
+        raise ArgumentError(
+            "`optim_wrapper` must be one optimizer for DeepClusterHook, got "
+            f"{sorted(optim_wrapper)}"
+        )
     layout = optim_wrapper.grouped.layout(state.params)
     flags = [jnp.array(True) if module in path.split(".") else None for path in layout.paths]
     if not any(flags):
         modules = {part for path in layout.paths for part in path.split(".")[:-1]} or layout.paths
-        raise ArgumentError(f"`head` must be a module of the model, got {module!r}{closest(module, modules)}")
+        raise ArgumentError(
+            f"`head` must be a module of the model, got {module!r}{closest(module, modules)}"
+        )
 
-    def reset_arrays(params: Params, opt_state: OptState, rng: jax.Array, batch: PyTree) -> tuple[Params, OptState]:
-        leaves = zip(flags, layout.flatten(model.init(rng, batch)[0]), layout.flatten(params), strict=True)
-        params = layout.treedef.unflatten([new.astype(old.dtype) if flag else old for flag, new, old in leaves])
-        # The module's optimizer state is new, too: momentum from the old weights must not move the new ones.
-        return params, optim_wrapper.grouped.select_state(layout, flags, optim_wrapper.tx.init(params), opt_state)
+    def reset_arrays(
+        params: Params, opt_state: OptState, rng: jax.Array, batch: PyTree
+    ) -> tuple[Params, OptState]:
+        leaves = zip(
+            flags, layout.flatten(model.init(rng, batch)[0]), layout.flatten(params), strict=True
+        )
+        params = layout.treedef.unflatten(
+            [new.astype(old.dtype) if flag else old for flag, new, old in leaves]
+        )
+        # The module's optimizer state is new, too: momentum from the old weights must not move the
+        # new ones.
+        return params, optim_wrapper.grouped.select_state(
+            layout, flags, optim_wrapper.tx.init(params), opt_state
+        )
 
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
-    compiled = jax.jit(reset_arrays, donate_argnums=(0, 1), out_shardings=shardings)  # as the step expects them
+    # as the step expects them
+    compiled = jax.jit(reset_arrays, donate_argnums=(0, 1), out_shardings=shardings)
 
     def reset(state: TrainState, rng: jax.Array, batch: PyTree) -> TrainState:
         params, opt_state = compiled(state.params, state.opt_state, rng, batch)

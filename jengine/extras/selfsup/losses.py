@@ -11,7 +11,9 @@ from jengine.parallel.replica_axis import gather_replicas, select_replica
 # --- Contrastive learning ---
 
 
-def info_nce(query: jax.Array, positive: jax.Array, negatives: jax.Array, temperature: float = 0.2) -> jax.Array:
+def info_nce(
+    query: jax.Array, positive: jax.Array, negatives: jax.Array, temperature: float = 0.2
+) -> jax.Array:
     """Compute MoCo's contrastive loss (He et al., 2020, arXiv:1911.05722).
 
     >>> query = jnp.array([[1.0, 0.0]])
@@ -29,7 +31,10 @@ def info_nce(query: jax.Array, positive: jax.Array, negatives: jax.Array, temper
       float32[...], cross entropy of the positive among all keys.
     """
     similarity = jnp.sum(query * positive, axis=-1, keepdims=True)
-    logits = jnp.concatenate([similarity, query @ negatives.T], axis=-1).astype(jnp.float32) / temperature
+    logits = (
+        jnp.concatenate([similarity, query @ negatives.T], axis=-1).astype(jnp.float32)
+        / temperature
+    )
     return jax.nn.logsumexp(logits, axis=-1) - logits[..., 0]
 
 
@@ -66,7 +71,9 @@ def dense_match(features: jax.Array, key_features: jax.Array, keys: jax.Array) -
     return jnp.take_along_axis(keys, similarity.argmax(axis=-1)[..., None], axis=1)
 
 
-def densecl_losses(loss_single: jax.Array, loss_dense: jax.Array, loss_lambda: jax.Array) -> dict[str, jax.Array]:
+def densecl_losses(
+    loss_single: jax.Array, loss_dense: jax.Array, loss_lambda: jax.Array
+) -> dict[str, jax.Array]:
     """Weight DenseCL's two losses.
 
     >>> densecl_losses(2.0, 4.0, 0.5)
@@ -75,7 +82,8 @@ def densecl_losses(loss_single: jax.Array, loss_dense: jax.Array, loss_lambda: j
     Args:
       loss_single: float[...], the loss over whole images.
       loss_dense: float[...], the loss over positions.
-      loss_lambda: float32[], dense loss weight: `hyperparams['loss_lambda']`, which `DenseCLHook` sets.
+      loss_lambda: float32[], dense loss weight: `hyperparams['loss_lambda']`, which `DenseCLHook`
+        sets.
     """
     return {"loss_single": loss_single * (1 - loss_lambda), "loss_dense": loss_dense * loss_lambda}
 
@@ -84,7 +92,9 @@ def densecl_losses(loss_single: jax.Array, loss_dense: jax.Array, loss_lambda: j
 
 
 class SwAVQueue(NamedTuple):
-    """Earlier embeddings, the newest first. In the training state from the start, to avoid recompilation."""
+    """Earlier embeddings, the newest first. In the training state from the start, to avoid
+    recompilation.
+    """
 
     rows: jax.Array  # float32[crops for assignment, length, D], 0 where not filled yet
     active: jax.Array  # bool[], whether embeddings are added
@@ -92,7 +102,8 @@ class SwAVQueue(NamedTuple):
 
 
 def empty_queue(crops: int, length: int, feat_dim: int) -> SwAVQueue:
-    """Return an inactive queue with `length` embeddings of size `feat_dim` for each view with assignments.
+    """Return an inactive queue with `length` embeddings of size `feat_dim` for each view with
+    assignments.
 
     >>> empty_queue(crops=2, length=64, feat_dim=8).rows.shape
     (2, 64, 8)
@@ -101,8 +112,11 @@ def empty_queue(crops: int, length: int, feat_dim: int) -> SwAVQueue:
     return SwAVQueue(rows, active=jnp.zeros((), jnp.bool_), use_queue=jnp.zeros((), jnp.bool_))
 
 
-def sinkhorn(scores: jax.Array, mask: jax.Array | None = None, epsilon: float = 0.05, iterations: int = 3) -> jax.Array:
-    """Assign embeddings to prototypes so that all prototypes are used equally, by the Sinkhorn-Knopp algorithm.
+def sinkhorn(
+    scores: jax.Array, mask: jax.Array | None = None, epsilon: float = 0.05, iterations: int = 3
+) -> jax.Array:
+    """Assign embeddings to prototypes so that all prototypes are used equally, by the
+    Sinkhorn-Knopp algorithm.
 
     >>> sinkhorn(jnp.array([[1.0, 0.0], [0.9, 0.0]])).argmax(axis=1).tolist()
     [0, 1]
@@ -118,8 +132,10 @@ def sinkhorn(scores: jax.Array, mask: jax.Array | None = None, epsilon: float = 
     """
     scores = scores.astype(jnp.float32) / epsilon
     if mask is not None:
-        scores = jnp.where(mask[:, None], scores, -jnp.inf)  # a weight of 0, without changing shapes
-    weights = jnp.exp(scores - scores.max())  # the maximum cancels in the normalization, and avoids overflow
+        # a weight of 0, without changing shapes
+        scores = jnp.where(mask[:, None], scores, -jnp.inf)
+    # the maximum cancels in the normalization, and avoids overflow
+    weights = jnp.exp(scores - scores.max())
     for _ in range(iterations):
         weights = weights / jnp.maximum(weights.sum(axis=0, keepdims=True), 1e-30)
         weights = weights / jnp.maximum(weights.sum(axis=1, keepdims=True), 1e-30)
@@ -138,11 +154,12 @@ def swav_loss(
 ) -> tuple[jax.Array, SwAVQueue | None]:
     """Compute the SwAV loss, which predicts the assignments in one view from the other views.
 
-    Source: Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments, 2020,
+    Source: Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster
+      Assignments, 2020,
     arXiv:2006.09882.
 
-    Under `DataParallel` each replica gathers the other replicas' embeddings: the assignments are for the whole batch,
-    and all replicas have the same queue.
+    Under `DataParallel` each replica gathers the other replicas' embeddings: the assignments are
+    for the whole batch, and all replicas have the same queue.
 
     Args:
       embeddings: float[V, B, D], L2-normalized embeddings for V views of B images.
@@ -162,17 +179,23 @@ def swav_loss(
     queued = []
     use_queue = jnp.zeros((), jnp.bool_) if queue is None else queue.use_queue
     for i, crop in enumerate(crops_for_assign):
-        mask, newest = None, gather_replicas(jax.lax.stop_gradient(embeddings[crop]))
+        mask = None
+        newest = gather_replicas(jax.lax.stop_gradient(embeddings[crop]))
         candidates = gather_replicas(jax.lax.stop_gradient(scores[crop]))
         if queue is not None:
             use_queue = use_queue | (queue.active & jnp.any(queue.rows[i, -1] != 0))
             candidates = jnp.concatenate([queue.rows[i] @ prototypes, candidates])
             mask = jnp.arange(len(candidates)) >= jnp.where(use_queue, 0, len(queue.rows[i]))
             queued.append(jnp.where(queue.active, push(queue.rows[i], newest), queue.rows[i]))
-        assigned = sinkhorn(jax.lax.stop_gradient(candidates), mask, epsilon, iterations)[-len(newest) :]
+        assigned = sinkhorn(jax.lax.stop_gradient(candidates), mask, epsilon, iterations)[
+            -len(newest) :
+        ]
         assignments = select_replica(assigned, batch_size)
-        others = [view for view in range(num_views) if view != crop]  # a view never predicts its own assignment
+        # a view never predicts its own assignment
+        others = [view for view in range(num_views) if view != crop]
         for view in others:
             log_probs = jax.nn.log_softmax(scores[view] / temperature)
-            loss -= jnp.sum(assignments * log_probs, axis=1).mean() / (len(others) * len(crops_for_assign))
+            loss -= jnp.sum(assignments * log_probs, axis=1).mean() / (
+                len(others) * len(crops_for_assign)
+            )
     return loss, None if queue is None else SwAVQueue(jnp.stack(queued), queue.active, use_queue)

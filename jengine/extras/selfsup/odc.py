@@ -10,13 +10,24 @@ import jax
 import numpy as np
 
 from jengine.config.annotations import Count, Index, NonNegative
-from jengine.extras.selfsup.clustering import class_weights, describe_clusters
-from jengine.extras.selfsup.memory_bank import MemoryBank, count_labels, deal_with_small_clusters, update_centroids
-from jengine.extras.selfsup.model_entries import (drop_replica_axis, find_memory_bank, find_state_entry, replace_memory_bank, replace_state_entry)
 from jengine.config.errors import ArgumentError
+from jengine.config.registry import HOOKS
+from jengine.extras.selfsup.clustering import class_weights, describe_clusters
+from jengine.extras.selfsup.memory_bank import (
+    MemoryBank,
+    count_labels,
+    deal_with_small_clusters,
+    update_centroids,
+)
+from jengine.extras.selfsup.model_entries import (
+    drop_replica_axis,
+    find_memory_bank,
+    find_state_entry,
+    replace_memory_bank,
+    replace_state_entry,
+)
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.config.registry import HOOKS
 
 _SAVE_INTERVAL = 10  # epochs between files of labels, as in MMSelfSup
 
@@ -24,28 +35,35 @@ _SAVE_INTERVAL = 10  # epochs between files of labels, as in MMSelfSup
 @HOOKS.register_module()
 @dataclasses.dataclass(eq=False, repr=False)
 class ODCHook(Hook):
-    """Hook that maintains the `MemoryBank` in the model's state, by compiled functions on the bank's device.
+    """Hook that maintains the `MemoryBank` in the model's state, by compiled functions on the
+    bank's device.
 
-    The model updates the bank's features and labels in the loss (`update_samples`). The host never waits for the
-    device, except for the log line every `evaluate_interval` iterations. Every ten epochs the labels are written to
-    `cluster_epoch_{n}.npy` in the work dir, where n is the number of completed epochs.
+    The model updates the bank's features and labels in the loss (`update_samples`). The host never
+    waits for the device, except for the log line every `evaluate_interval` iterations. Every ten
+    epochs the labels are written to `cluster_epoch_{n}.npy` in the work dir, where n is the number
+    of completed epochs.
 
-    >>> hook = ODCHook(centroids_update_interval=10, deal_with_small_clusters_interval=1, evaluate_interval=50,
-    ...                reweight=True, reweight_pow=0.5)
+    >>> hook = ODCHook(
+    ...     centroids_update_interval=10,
+    ...     deal_with_small_clusters_interval=1,
+    ...     evaluate_interval=50,
+    ...     reweight=True,
+    ...     reweight_pow=0.5,
+    ... )
 
     Args:
       centroids_update_interval: number of iterations between centroid updates.
       deal_with_small_clusters_interval: number of iterations between searches for small clusters.
       evaluate_interval: number of iterations between log lines about the cluster sizes.
-      reweight: set the model's state entry `loss_weight` f32[k] after each iteration, to weights that decrease with
-        the cluster size.
+      reweight: set the model's state entry `loss_weight` f32[k] after each iteration, to weights
+        that decrease with the cluster size.
       reweight_pow: exponent of the weights: 0 for equal weights, 1 for weights inverse to the size.
       dist_mode: must be True; the memory is part of the training state on any number of devices.
       min_cluster: smallest cluster size; smaller clusters are refilled.
 
     Raises:
-      ArgumentError: `dist_mode` is False; at the beginning of the run, if the model's state has no memory bank, one
-        that is too small for the clusters, or no `loss_weight`.
+      ArgumentError: `dist_mode` is False; at the beginning of the run, if the model's state has no
+        memory bank, one that is too small for the clusters, or no `loss_weight`.
     """
 
     centroids_update_interval: Count
@@ -59,11 +77,13 @@ class ODCHook(Hook):
     def __post_init__(self) -> None:
         if not self.dist_mode:
             raise ArgumentError(
-                f"ODCHook: `dist_mode` must be True, got {self.dist_mode}; its memory is part of the training state"
+                f"ODCHook: `dist_mode` must be True, got {self.dist_mode}; its memory is part of "
+                "the training state"
             )
         # Without donation: a bank's buffers may still be read by the step that uses it.
         self._update_centroids = jax.jit(update_centroids)
-        refill, power = functools.partial(deal_with_small_clusters, min_cluster=self.min_cluster), self.reweight_pow
+        refill = functools.partial(deal_with_small_clusters, min_cluster=self.min_cluster)
+        power = self.reweight_pow
         self._deal_with_small_clusters = jax.jit(refill)
         self._class_weights = jax.jit(lambda bank: class_weights(count_labels(bank), power))
         self._count_labels = jax.jit(count_labels)
@@ -73,11 +93,14 @@ class ODCHook(Hook):
         if runner.train_loop is None or runner.state is None:
             return
         bank = self._bank(runner)
-        # Otherwise the hook would split clusters in every iteration, as there are not enough samples for all.
-        num_samples, num_clusters = len(bank.features), len(bank.centroids)
+        # Otherwise the hook would split clusters in every iteration, as there are not enough
+        # samples for all.
+        num_samples = len(bank.features)
+        num_clusters = len(bank.centroids)
         if num_samples < self.min_cluster * num_clusters:
             raise ArgumentError(
-                f"ODCHook: `min_cluster` must be at most {num_samples // num_clusters} for {num_samples} samples in "
+                f"ODCHook: `min_cluster` must be at most {num_samples // num_clusters} for "
+                f"{num_samples} samples in "
                 f"{num_clusters} clusters, got {self.min_cluster}"
             )
         if self.reweight:
@@ -87,16 +110,24 @@ class ODCHook(Hook):
         """Return the next step at which one of the intervals ends."""
         if self.reweight:
             return step
-        intervals = (self.centroids_update_interval, self.deal_with_small_clusters_interval, self.evaluate_interval)
+        intervals = (
+            self.centroids_update_interval,
+            self.deal_with_small_clusters_interval,
+            self.evaluate_interval,
+        )
         return min(self.next_multiple(n, step) for n in intervals)
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: Mapping[str, Any] | None = None,
     ) -> None:
         """Run the tasks whose interval ends with this iteration."""
         if self.every_n_train_iters(runner, self.centroids_update_interval):
-            # The order of the original hook: clusters are compared by centroids, and the weights by the sizes after
-            # both.
+            # The order of the original hook: clusters are compared by centroids, and the weights by
+            # the sizes after both.
             self.update_centroids(runner)
         if self.every_n_train_iters(runner, self.deal_with_small_clusters_interval):
             self.deal_with_small_clusters(runner)
@@ -108,7 +139,8 @@ class ODCHook(Hook):
     def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Write the labels every ten epochs."""
         if self.every_n_epochs(runner, _SAVE_INTERVAL):
-            labels = np.asarray(self._bank(runner).labels)  # on all processes, between which the first replica is sent
+            # on all processes, between which the first replica is sent
+            labels = np.asarray(self._bank(runner).labels)
             if runner.is_main_process:
                 path = os.path.join(runner.local_dir, f"cluster_epoch_{runner.epoch + 1}.npy")
                 np.save(path, labels.astype(np.int64))
@@ -124,7 +156,8 @@ class ODCHook(Hook):
 
     def set_reweight(self, runner: RunnerProtocol) -> None:
         """Set the class weights from the cluster sizes."""
-        weights, name = self._class_weights(self._bank(runner)), type(self).__name__
+        weights = self._class_weights(self._bank(runner))
+        name = type(self).__name__
         model_state = replace_state_entry(runner.state.model_state, "loss_weight", weights, name)
         runner.state = runner.state.replace(model_state=model_state)
 

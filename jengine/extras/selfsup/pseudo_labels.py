@@ -1,4 +1,6 @@
-"""Cluster labels for training: a dataset that they are assigned to, and a sampler that balances them."""
+"""Cluster labels for training: a dataset that they are assigned to, and a sampler that balances
+them.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -7,15 +9,16 @@ from typing import Annotated, Any
 import numpy as np
 
 from jengine.config.annotations import ConfigOf, is_mapping
-from jengine.data.pipeline import at_epoch, fold_in
-from jengine.data.samplers import DefaultSampler, random_state
 from jengine.config.errors import ArgumentError
 from jengine.config.registry import DATA_SAMPLERS, DATASETS
+from jengine.data.pipeline import at_epoch, fold_in
+from jengine.data.samplers import DefaultSampler, random_state
 
 
 @DATASETS.register_module()
 class PseudoLabelDataset:
-    """Dataset of dicts that adds `pseudo_label`: int32[] and the sample index `index`: int32[] to another one.
+    """Dataset of dicts that adds `pseudo_label`: int32[] and the sample index `index`: int32[] to
+    another one.
 
     >>> from jengine.data.datasets import ArrayDataset
     >>> dataset = PseudoLabelDataset(ArrayDataset({"image": np.zeros((2, 8, 8))}))
@@ -38,7 +41,9 @@ class PseudoLabelDataset:
     def assign_labels(self, labels: Sequence[int] | np.ndarray) -> None:
         """Set the labels of all samples: int[N], in dataset order."""
         if len(labels) != len(self):
-            raise ArgumentError(f"PseudoLabelDataset: `labels` must have {len(self)} entries, got {len(labels)}")
+            raise ArgumentError(
+                f"PseudoLabelDataset: `labels` must have {len(self)} entries, got {len(labels)}"
+            )
         self.pseudo_labels = np.asarray(labels).astype(np.int32)
 
     def at_epoch(self, epoch: int) -> "PseudoLabelDataset":
@@ -64,7 +69,10 @@ class PseudoLabelDataset:
             return [self[index] for index in indices]
         samples = self.dataset.__getitems__(indices)
         if isinstance(samples, list):
-            return [self._add_label(sample, np.int32(i)) for sample, i in zip(samples, indices, strict=True)]
+            return [
+                self._add_label(sample, np.int32(i))
+                for sample, i in zip(samples, indices, strict=True)
+            ]
         return self._add_label(samples, np.asarray(indices, np.int32))
 
     def _add_label(self, sample: Any, index: Any) -> dict[str, Any]:
@@ -73,7 +81,8 @@ class PseudoLabelDataset:
 
 @DATA_SAMPLERS.register_module()
 class DeepClusterSampler(DefaultSampler):
-    """`DefaultSampler`, with the same arguments, that visits all labels equally often in epochs where it should.
+    """`DefaultSampler`, with the same arguments, that visits all labels equally often in epochs
+    where it should.
 
     >>> sampler = DeepClusterSampler(np.zeros(6), shuffle=True, seed=0)
     >>> sampler.set_uniform_indices(np.array([0, 0, 0, 0, 0, 1]), num_classes=2)
@@ -83,8 +92,12 @@ class DeepClusterSampler(DefaultSampler):
 
     _uniform: tuple[int, np.ndarray, int] | None = None
 
-    def set_uniform_indices(self, labels: np.ndarray, num_classes: int, epoch: int | None = None) -> None:
-        """Visit all `num_classes` labels int[N] equally often in one epoch; None for the next one."""
+    def set_uniform_indices(
+        self, labels: np.ndarray, num_classes: int, epoch: int | None = None
+    ) -> None:
+        """Visit all `num_classes` labels int[N] equally often in one epoch; None for the next
+        one.
+        """
         self._uniform = (self.epoch if epoch is None else epoch, np.asarray(labels), num_classes)
 
     @property
@@ -101,9 +114,11 @@ class DeepClusterSampler(DefaultSampler):
 
 
 def uniform_indices(labels: np.ndarray, num_classes: int, rng: np.random.RandomState) -> np.ndarray:
-    """Return as many indices as there are samples, with equal shares (up to rounding) for all labels that occur.
+    """Return as many indices as there are samples, with equal shares (up to rounding) for all
+    labels that occur.
 
-    Samples in a small class are drawn repeatedly, those in a large class at most once. The order int64[N] is random.
+    Samples in a small class are drawn repeatedly, those in a large class at most once. The order
+    int64[N] is random.
     """
     share = len(labels) // num_classes + 1
     indices = []

@@ -16,10 +16,11 @@ def random_view(
     contrast: float = 0.3,
     noise: float = 0.05,
 ) -> jax.Array:
-    """Return a random view of each image: shifted, rotated, scaled and sheared, with another contrast and noise.
+    """Return a random view of each image: shifted, rotated, scaled and sheared, with another
+    contrast and noise.
 
-    The geometric changes are one resampling with bilinear interpolation, which fills with 0. With all strengths 0 the
-    view is the image.
+    The geometric changes are one resampling with bilinear interpolation, which fills with 0. With
+    all strengths 0 the view is the image.
 
     >>> random_view(jax.random.key(0), jnp.ones((2, 8, 8, 1))).shape
     (2, 8, 8, 1)
@@ -39,9 +40,11 @@ def random_view(
     scales = 1 + _uniform(keys[1], (batch_size, 2), scale)
     shears = _uniform(keys[2], (batch_size,), scale)
     shifts = _uniform(keys[3], (batch_size, 2), shift)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    cos = jnp.cos(angles)
+    sin = jnp.sin(angles)
     rotation = jnp.stack([jnp.stack([cos, -sin], -1), jnp.stack([sin, cos], -1)], -2)
-    one, zero = jnp.ones_like(shears), jnp.zeros_like(shears)
+    one = jnp.ones_like(shears)
+    zero = jnp.zeros_like(shears)
     shear = jnp.stack([jnp.stack([one, shears], -1), jnp.stack([zero, one], -1)], -2)
     view = jax.vmap(_resample)(image, rotation @ shear * scales[:, None, :], shifts)
     factor = 1 + _uniform(keys[4], (batch_size, 1, 1, 1), contrast)
@@ -53,10 +56,14 @@ def _uniform(rng: jax.Array, shape: tuple[int, ...], limit: float) -> jax.Array:
 
 
 def _resample(image: jax.Array, matrix: jax.Array, shift: jax.Array) -> jax.Array:
-    """Sample the image f[H, W, C] at `matrix @ position + shift`, with positions relative to the center."""
+    """Sample the image f[H, W, C] at `matrix @ position + shift`, with positions relative to the
+    center.
+    """
     height, width, _ = image.shape
     center = jnp.array([(height - 1) / 2, (width - 1) / 2])
-    positions = jnp.stack(jnp.meshgrid(jnp.arange(height), jnp.arange(width), indexing="ij"), -1) - center
+    positions = (
+        jnp.stack(jnp.meshgrid(jnp.arange(height), jnp.arange(width), indexing="ij"), -1) - center
+    )
     coordinates = jnp.moveaxis(positions @ matrix.T + center + shift, -1, 0)
     sample = functools.partial(
         jax.scipy.ndimage.map_coordinates, coordinates=list(coordinates), order=1, mode="constant"

@@ -8,23 +8,34 @@ import numpy as np
 
 from jengine.config.annotations import Count, Fraction
 from jengine.config.registry import VISUALIZERS
+from jengine.extras.drawing.draw import (
+    Color,
+    draw_boxes,
+    draw_sem_seg,
+    enlarge,
+    resize_nearest,
+    to_rgb,
+)
 from jengine.extras.drawing.local_visualizer import LocalVisualizer
-from jengine.extras.drawing.draw import Color, draw_boxes, draw_sem_seg, enlarge, resize_nearest, to_rgb
 from jengine.logging.visualizer import Backends
 
-_RED, _BLACK = (255, 0, 0), (0, 0, 0)
+_RED = (255, 0, 0)
+_BLACK = (0, 0, 0)
 
 
 @VISUALIZERS.register_module()
 class SelfSupVisualizer(LocalVisualizer):
-    """Visualizer for MMSelfSup's masks and patches, ground truth on the left and prediction on the right.
+    """Visualizer for MMSelfSup's masks and patches, ground truth on the left and prediction on the
+    right.
 
     Besides `LocalVisualizer`'s entries, a sample has any of these, each after `gt_` or `pred_`:
 
-    * `mask`, [h, w], is drawn in black over the image where it is not 0. It may have a value for each patch: it is
+    * `mask`, [h, w], is drawn in black over the image where it is not 0. It may have a value for
+    each patch: it is
       enlarged to the image size.
-    * `unpatched_img`, [H, W, C], is drawn in place of the image, which may be a patch or an input to reconstruct.
-    * `patch_box`, float[N, 4] (left, top, right, bottom in pixels), is drawn as red lines.
+    * `unpatched_img`, [H, W, C], is drawn in place of the image, which may be a patch or an input
+    to reconstruct. * `patch_box`, float[N, 4] (left, top, right, bottom in pixels), is drawn as red
+    lines.
 
     >>> sorted(set(SelfSupVisualizer.kinds) - set(LocalVisualizer.kinds))
     ['mask', 'patch_box', 'unpatched_img']
@@ -51,8 +62,12 @@ class SelfSupVisualizer(LocalVisualizer):
         super().__init__(vis_backends, save_dir, name, classes, palette, alpha, zoom)
         self.line_width = line_width
 
-    def draw_side(self, picture: np.ndarray, entries: Mapping[str, Any], with_labels: bool) -> np.ndarray:
-        """Return the picture for the ground truth or the prediction; arguments as in LocalVisualizer."""
+    def draw_side(
+        self, picture: np.ndarray, entries: Mapping[str, Any], with_labels: bool
+    ) -> np.ndarray:
+        """Return the picture for the ground truth or the prediction; arguments as in
+        LocalVisualizer.
+        """
         if "unpatched_img" in entries:
             picture = enlarge(to_rgb(entries["unpatched_img"]), self.zoom)
         picture = super().draw_side(picture, entries, with_labels)

@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 import jax
 
 from jengine.config.annotations import Count
-from jengine.config.load import load_config
-from jengine.config.containers import resolve
-from jengine.config.containers import is_mapping
-from jengine.data.pipeline import Pipeline
-from jengine.data.collate import default_collate
+from jengine.config.containers import is_mapping, resolve
 from jengine.config.errors import ArgumentError, closest
+from jengine.config.load import load_config
+from jengine.data.collate import default_collate
+from jengine.data.pipeline import Pipeline
 from jengine.extras.serving.loaded_model import LoadedModel, load_model
 
 PyTree = Any
@@ -21,10 +20,11 @@ _STEPS = ("preprocess", "forward", "visualize", "postprocess")
 
 
 class BaseInferencer:
-    """Predictor for raw inputs: preprocess, forward, visualize, postprocess; subclasses override some of them.
+    """Predictor for raw inputs: preprocess, forward, visualize, postprocess; subclasses override
+    some of them.
 
-    A call makes a list of the inputs, passes each through the pipeline, predicts in batches of one size, and returns
-    `dict(predictions=[...], visualization=...)`.
+    A call makes a list of the inputs, passes each through the pipeline, predicts in batches of one
+    size, and returns `dict(predictions=[...], visualization=...)`.
 
     >>> class Doubler(BaseInferencer):
     ...     def __init__(self):
@@ -36,7 +36,8 @@ class BaseInferencer:
     {'predictions': [2.0, 4.0, 6.0], 'visualization': None}
 
     Args:
-      model: a `Model`, a config for it, or a config with `model` or the path of one; None for that of the checkpoint.
+      model: a `Model`, a config for it, or a config with `model` or the path of one; None for that
+        of the checkpoint.
       weights: a checkpoint, or a work dir for the newest one.
       show_progress: whether to show a progress bar.
 
@@ -44,8 +45,8 @@ class BaseInferencer:
       model: the `LoadedModel`.
       cfg: the config of the checkpoint's run.
       pipeline: the `Pipeline` for one input.
-      preprocess_kwargs, forward_kwargs, visualize_kwargs, postprocess_kwargs: names of the arguments of a call that a
-        step takes; a subclass sets them.
+      preprocess_kwargs, forward_kwargs, visualize_kwargs, postprocess_kwargs: names of the
+        arguments of a call that a step takes; a subclass sets them.
     """
 
     preprocess_kwargs: ClassVar[set[str]] = set()
@@ -58,10 +59,13 @@ class BaseInferencer:
         names = [name for step in _STEPS for name in getattr(cls, f"{step}_kwargs")]
         if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise ArgumentError(
-                f"{cls.__name__}: an argument must belong to one step, got {', '.join(duplicates)} twice"
+                f"{cls.__name__}: an argument must belong to one step, got "
+                f"{', '.join(duplicates)} twice"
             )
 
-    def __init__(self, model: Any = None, weights: str | os.PathLike[str] = "", show_progress: bool = True) -> None:
+    def __init__(
+        self, model: Any = None, weights: str | os.PathLike[str] = "", show_progress: bool = True
+    ) -> None:
         if isinstance(model, str):
             model = load_config(model)
         if is_mapping(model) and "type" not in model and "model" in model:
@@ -92,18 +96,25 @@ class BaseInferencer:
         if isinstance(getattr(self, "model", None), LoadedModel):
             self.model.batch_size = batch_size  # the last batch is padded: one program
         predictions: list[Any] = []
-        batches, count = self.preprocess(listed, batch_size, **chosen["preprocess"]), -(-len(listed) // batch_size)
+        batches = self.preprocess(listed, batch_size, **chosen["preprocess"])
+        count = -(-len(listed) // batch_size)
         for batch in track(batches, "Inference", total=count, disable=not self.show_progress):
             predictions += self.forward(batch, **chosen["forward"])
         visualization = self.visualize(listed, predictions, **chosen["visualize"])
-        return self.postprocess(predictions, visualization, return_datasamples, **chosen["postprocess"])
+        return self.postprocess(
+            predictions, visualization, return_datasamples, **chosen["postprocess"]
+        )
 
     # --- The four steps ---
 
-    def preprocess(self, inputs: Sequence[Any], batch_size: int = 1, **kwargs: Any) -> Iterator[PyTree]:
+    def preprocess(
+        self, inputs: Sequence[Any], batch_size: int = 1, **kwargs: Any
+    ) -> Iterator[PyTree]:
         """Yield batches of transformed inputs."""
         for start in range(0, len(inputs), batch_size):
-            yield default_collate([self.pipeline(each) for each in inputs[start : start + batch_size]])
+            yield default_collate(
+                [self.pipeline(each) for each in inputs[start : start + batch_size]]
+            )
 
     def forward(self, batch: PyTree, **kwargs: Any) -> list[Any]:
         """Return one prediction for each input of a batch."""
@@ -139,5 +150,10 @@ class BaseInferencer:
         known = set().union(*names.values())
         for name in kwargs:
             if name not in known:
-                raise TypeError(f"{type(self).__name__} has no argument {name!r}{closest(name, known)}")
-        return {step: {name: kwargs[name] for name in own if name in kwargs} for step, own in names.items()}
+                raise TypeError(
+                    f"{type(self).__name__} has no argument {name!r}{closest(name, known)}"
+                )
+        return {
+            step: {name: kwargs[name] for name in own if name in kwargs}
+            for step, own in names.items()
+        }

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jengine.config.errors import ConfigError, require_extra
+from jengine.config.storage import write_bytes
 from jengine.data.batch_check import Batch
 from jengine.data.collate import count_examples
-from jengine.config.errors import ConfigError, require_extra
 from jengine.extras.serving.loaded_model import LoadedModel
 from jengine.model.model import predict_with_key, prediction_key
-from jengine.config.storage import write_bytes
 
 PyTree = Any
 
@@ -30,12 +30,13 @@ def export_model(
 ) -> Any:
     """Write a model and weights as a serialized `jax.export.Exported`.
 
-    `jax.export.deserialize(data).call(batch)` predicts batches like `batch`, without the entries that do not affect the
-    predictions.
+    `jax.export.deserialize(data).call(batch)` predicts batches like `batch`, without the entries
+    that do not affect the predictions.
 
     Args:
       model: from `load_model`.
-      batch: an example with the structure, shapes and dtypes of all batches; may have `jax.ShapeDtypeStruct`s.
+      batch: an example with the structure, shapes and dtypes of all batches; may have
+        `jax.ShapeDtypeStruct`s.
       path: the file to write; an existing one is replaced.
       batch_size: the only batch size that the artifact accepts; None for any.
       platforms: the device kinds on which it can run.
@@ -44,7 +45,8 @@ def export_model(
       The `jax.export.Exported`.
 
     Raises:
-      ConfigError: the model cannot be traced with a symbolic batch size, so that `batch_size` must be set.
+      ConfigError: the model cannot be traced with a symbolic batch size, so that `batch_size` must
+        be set.
       ImportError: flatbuffers is not installed.
     """
     from jax import export
@@ -66,13 +68,16 @@ def export_model(
         return export.export(call, platforms=tuple(platforms))(_set_batch_size(inputs, size))
 
     try:
-        exported = export_for(export.symbolic_shape("batch")[0] if batch_size is None else batch_size)
+        exported = export_for(
+            export.symbolic_shape("batch")[0] if batch_size is None else batch_size
+        )
     except Exception as error:
         if batch_size is not None:
             raise
         export_for(size)  # raises if the symbolic size is not the cause
         raise ConfigError(
-            "the model cannot be exported for any batch size; set one, with --batch-size N (`batch_size=`): "
+            "the model cannot be exported for any batch size; set one, with --batch-size N "
+            "(`batch_size=`): "
             f"{type(error).__name__}: {str(error).splitlines()[0]}"
         ) from error
     target = Path(path)
@@ -82,10 +87,14 @@ def export_model(
 
 
 def _set_batch_size(batch: Batch, size: Any) -> PyTree:
-    """Return structs with this batch size, which may be symbolic, in the dtypes that JAX computes with."""
+    """Return structs with this batch size, which may be symbolic, in the dtypes that JAX
+    computes with.
+    """
 
     def struct(leaf: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
+        return jax.ShapeDtypeStruct(
+            (size, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype)
+        )
 
     return jax.tree.map(struct, batch)
 
@@ -105,7 +114,9 @@ def _drop_unused(predict: Callable[[Batch], PyTree], batch: Batch) -> PyTree:
 
 
 def _fill_unused(inputs: PyTree, shapes: PyTree) -> PyTree:
-    """Return a whole batch for the model, with zeros for the entries that `_drop_unused` has left out."""
+    """Return a whole batch for the model, with zeros for the entries that `_drop_unused` has
+    left out.
+    """
     if not isinstance(shapes, Mapping):
         return inputs
     size = jax.tree.leaves(inputs)[0].shape[0]

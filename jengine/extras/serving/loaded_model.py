@@ -11,20 +11,19 @@ from typing import Any, Literal
 import jax
 
 from jengine.config.annotations import Count, checked
-from jengine.config.dump import parse_config
-from jengine.config.dump import check_written, parse_modules
-from jengine.extras.mmengine.foreign import only_known_classes
+from jengine.config.dump import check_written, parse_config, parse_modules
+from jengine.config.errors import ConfigError
 from jengine.config.modules import import_listed
+from jengine.config.storage import read_text
 from jengine.data.batch_check import Batch
 from jengine.data.collate import count_examples
-from jengine.parallel.processes import SingleProcess
-from jengine.config.errors import ConfigError
 from jengine.evaluation.predict import Predictor, iterate_batches
+from jengine.extras.mmengine.foreign import only_known_classes
 from jengine.model.model import Model
 from jengine.model.precision import build_model
-from jengine.parallel.strategy import DispatchLimiter, SingleDevice
+from jengine.parallel.processes import SingleProcess
 from jengine.parallel.replica_axis import convert_replica_axis, convert_replica_axis_structs
-from jengine.config.storage import read_text
+from jengine.parallel.strategy import DispatchLimiter, SingleDevice
 
 PyTree = Any
 Weights = Literal["evaluated", "averaged", "trained"]
@@ -41,22 +40,25 @@ def load_model(
 ) -> "LoadedModel":
     """Return a checkpoint's model as a function from batches to predictions, on the first device.
 
-    The model is built from the config in the checkpoint. A checkpoint may be from anyone, so the config can name only
-    registered classes, classes in your own modules that are already imported, and networks from imported packages.
-    The weights are read at the first call, whose batch determines the parameter structure.
+    The model is built from the config in the checkpoint. A checkpoint may be from anyone, so the
+    config can name only registered classes, classes in your own modules that are already imported,
+    and networks from imported packages. The weights are read at the first call, whose batch
+    determines the parameter structure.
 
     Args:
       checkpoint: a checkpoint, or a work dir for the newest one.
       model: a `Model` or a config, which replaces the checkpoint's model and precision.
-      batch_size: divide batches into parts with this size and pad the last one, so that one program serves all; None
-        compiles a program for each size.
-      weights: 'evaluated' for those that the run validates: averages with an `EMAHook`; 'averaged' or 'trained'.
+      batch_size: divide batches into parts with this size and pad the last one, so that one program
+        serves all; None compiles a program for each size.
+      weights: 'evaluated' for those that the run validates: averages with an `EMAHook`; 'averaged'
+        or 'trained'.
       trust: let the config import and call anything that it names; it can then run any code.
 
     Raises:
-      FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist, or is incomplete or damaged.
-      ConfigError: it has no config, so `model` must be passed, or one that needs `trust`. ValueError: it has no
-        averages. Building the model may raise others.
+      FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist, or is incomplete or
+        damaged.
+      ConfigError: it has no config, so `model` must be passed, or one that needs `trust`.
+        ValueError: it has no averages. Building the model may raise others.
     """
     from jengine.checkpoint.layout import find_checkpoint, read_meta
 
@@ -65,12 +67,15 @@ def load_model(
     text = _read_text(path, meta)
     cfg = parse_config(text) if text else {}
     if text and trust and model is None:
-        with contextlib.suppress(ConfigError):  # moved; they may be on `sys.path`, else the build names them
+        # moved; they may be on `sys.path`, else the build names them
+        with contextlib.suppress(ConfigError):
             import_listed(parse_modules(text), Path(path).parent / "config.py")
     if model is not None:
         built = build_model(model, None)
     elif cfg.get("model") is None:
-        raise ConfigError(f"checkpoint {path} has no config from which the model can be built: pass `model=`")
+        raise ConfigError(
+            f"checkpoint {path} has no config from which the model can be built: pass `model=`"
+        )
     else:
         try:
             check_written(cfg["model"], "model")
@@ -78,10 +83,13 @@ def load_model(
                 built = build_model(cfg["model"], cfg.get("precision"))
         except Exception as error:
             error.add_note(
-                f"the model is built from the config in {path}: import the module of its classes, or pass `model=`"
+                f"the model is built from the config in {path}: import the module of its classes, "
+                "or pass `model=`"
             )
             raise
-    return LoadedModel(path, built, select_items(meta, weights), meta.get("replicas"), cfg, batch_size, trust)
+    return LoadedModel(
+        path, built, select_items(meta, weights), meta.get("replicas"), cfg, batch_size, trust
+    )
 
 
 class LoadedModel:
@@ -122,7 +130,8 @@ class LoadedModel:
         """Return the predictions for a batch.
 
         Args:
-          batch: arrays with leading axis B (one, or a dict or tuple), without entries that `predict` does not use.
+          batch: arrays with leading axis B (one, or a dict or tuple), without entries that
+            `predict` does not use.
           seed: for models that sample, where another one gives other samples.
 
         Returns:
@@ -144,19 +153,25 @@ class LoadedModel:
         """
         with self._lock:
             if self._variables is None:
-                with only_known_classes(None if self.trust else self.path):  # an NnxModel builds its module now
+                # an NnxModel builds its module now
+                with only_known_classes(None if self.trust else self.path):
                     self._variables = self._strategy.put_replicated(self._read(batch))
             return self._variables
 
     def _read(self, batch: Batch) -> tuple[PyTree, PyTree]:
         from jengine.checkpoint.restore import load_params
 
-        params, model_state = jax.eval_shape(self.model.init, jax.random.key(0), batch)  # shapes only
-        values = convert_replica_axis_structs({"params": params, "model_state": model_state}, None, self._replicas)
+        # shapes only
+        params, model_state = jax.eval_shape(self.model.init, jax.random.key(0), batch)
+        values = convert_replica_axis_structs(
+            {"params": params, "model_state": model_state}, None, self._replicas
+        )
         for item, target in values.items():
             if jax.tree.leaves(target):  # a model may have no state
                 # `load_model` has compared the checksums
-                values[item], _ = load_params(self.path, target, item=self._items[item], checksums=False)
+                values[item], _ = load_params(
+                    self.path, target, item=self._items[item], checksums=False
+                )
         values = convert_replica_axis(values, self._replicas, None)
         return values["params"], values["model_state"]
 
@@ -168,19 +183,23 @@ def select_items(meta: Mapping[str, Any], weights: Weights) -> dict[str, str]:
     {'params': 'hook_state.EMAHook.params', 'model_state': 'model_state'}
 
     Args:
-      meta: the checkpoint's metadata. `exchanged` has the paths to the trained values where averages replace them,
-        `evaluated` those to the values that the run validates.
+      meta: the checkpoint's metadata. `exchanged` has the paths to the trained values where
+        averages replace them, `evaluated` those to the values that the run validates.
       weights: see `load_model`.
     """
     exchanged = meta.get("exchanged", {})
     if weights == "averaged" and "params" not in exchanged:
-        raise ValueError("the checkpoint must have averaged parameters, got none: the run had no EMAHook")
+        raise ValueError(
+            "the checkpoint must have averaged parameters, got none: the run had no EMAHook"
+        )
     paths = {"evaluated": meta.get("evaluated", {}), "averaged": {}, "trained": exchanged}[weights]
     return {item: paths.get(item, item) for item in ("params", "model_state")}
 
 
 def _read_text(path: str, meta: Mapping[str, Any]) -> str:
-    """Return the text of the run's config from the metadata, or from the work dir; "" if there is none."""
+    """Return the text of the run's config from the metadata, or from the work dir; "" if there
+    is none.
+    """
     text = meta.get("meta", {}).get("cfg")
     file = Path(path).parent / "config.py"
     if not text and file.is_file():  # a published copy may have no metadata

@@ -3,10 +3,10 @@
 from typing import Any
 
 from jengine.config.errors import config_path
+from jengine.config.registry import HOOKS, MODELS
+from jengine.extras.serving.tta import BaseTTAModel
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.extras.serving.tta import BaseTTAModel
-from jengine.config.registry import HOOKS, MODELS
 
 
 @HOOKS.register_module()
@@ -25,5 +25,7 @@ class PrepareTTAHook(Hook):
         with config_path("tta_cfg"):
             model = MODELS.build(self.tta_cfg, module=runner.model)
             if not isinstance(model, BaseTTAModel):
-                raise TypeError(f"PrepareTTAHook: tta_cfg must build a BaseTTAModel, got {type(model).__name__}")
+                raise TypeError(
+                    f"PrepareTTAHook: tta_cfg must build a BaseTTAModel, got {type(model).__name__}"
+                )
         runner.test_loop.predict_with(model)  # only there: a validation has another loop

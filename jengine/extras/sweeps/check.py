@@ -1,4 +1,6 @@
-"""List and check the runs of a sweep in a process of its own, so that the sweep itself takes no device."""
+"""List and check the runs of a sweep in a process of its own, so that the sweep itself takes no
+device.
+"""
 
 import os
 import pathlib
@@ -40,7 +42,11 @@ class Plan(NamedTuple):
 def add_pruning(metric: str, rule: str) -> list[str]:
     """Return the overrides that add Optuna's pruning to a run."""
     hook = "default_hooks.pruning"
-    return [f"{hook}.type='OptunaPruningHook'", f"{hook}.monitor={metric!r}", f"{hook}.rule={rule!r}"]
+    return [
+        f"{hook}.type='OptunaPruningHook'",
+        f"{hook}.monitor={metric!r}",
+        f"{hook}.rule={rule!r}",
+    ]
 
 
 def check(request: Request) -> Plan:
@@ -56,11 +62,16 @@ def check(request: Request) -> Plan:
         text = encode(pack(request._asdict()))
         done = subprocess.run(command, input=text, text=True, env=environment)
         if not os.path.exists(path):
-            raise ConfigError(f"the configs could not be checked: the process ended with exit code {done.returncode}")
+            raise ConfigError(
+                "the configs could not be checked: the process ended with exit code "
+                f"{done.returncode}"
+            )
         plan = unpack(decode(pathlib.Path(path).read_text()))
     if "error" in plan:
         error = ConfigError(plan["error"])
         for note in plan["notes"]:
             error.add_note(note)
         raise error
-    return Plan(**{**plan, "ranges": {name: ValueRange(*limits) for name, limits in plan["ranges"].items()}})
+    return Plan(
+        **{**plan, "ranges": {name: ValueRange(*limits) for name, limits in plan["ranges"].items()}}
+    )

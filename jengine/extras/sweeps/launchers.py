@@ -24,7 +24,8 @@ _PARENT = "JENGINE_SWEEP_PID"
 class Command:
     """Command to run in a job, with its output in a file.
 
-    A scheduler that preempts the job, or ends its time, submits it again: the command continues the run.
+    A scheduler that preempts the job, or ends its time, submits it again: the command continues the
+      run.
     """
 
     arguments: Sequence[str]  # with the program
@@ -33,22 +34,31 @@ class Command:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # further variables
 
     def start(self) -> "subprocess.Popen[bytes]":
-        """Start the process, in a group of its own: Ctrl-C in the terminal reaches only the sweep."""
+        """Start the process, in a group of its own: Ctrl-C in the terminal reaches only the
+        sweep.
+        """
         os.makedirs(os.path.dirname(self.output), exist_ok=True)
         with open(self.output, "ab") as file:
             environment = {**os.environ, **self.environment}
             return subprocess.Popen(
-                self.arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment,
+                self.arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def __call__(self) -> int:
-        """Run to the end and return the exit code; an interrupt or the stop file lets the run save and end."""
+        """Run to the end and return the exit code; an interrupt or the stop file lets the run
+        save and end.
+        """
         if os.path.exists(self.stop_file):
             return 128 + signal.SIGTERM
         process = self.start()
         try:
-            # A file reaches a job wherever it runs; the signals of schedulers may not reach its processes
+            # A file reaches a job wherever it runs; the signals of schedulers may not reach its
+            # processes
             while process.poll() is None and not os.path.exists(self.stop_file):
                 time.sleep(_POLL)
         finally:
@@ -105,7 +115,8 @@ class _LocalJob:
 
 
 class LocalLauncher:
-    """Processes on this machine; on Linux they save and end if the sweep is killed: see `end_with_sweep`.
+    """Processes on this machine; on Linux they save and end if the sweep is killed: see
+    `end_with_sweep`.
 
     Several jobs share the GPUs: each has its own, or a part of the memory of one.
     """
@@ -121,7 +132,11 @@ class LocalLauncher:
         for command in commands:
             self._running = [job for job in self._running if job.poll() is None]
             slot = min(set(range(len(self._environments))) - {job.slot for job in self._running})
-            environment = {**command.environment, **self._environments[slot], _PARENT: str(os.getpid())}
+            environment = {
+                **command.environment,
+                **self._environments[slot],
+                _PARENT: str(os.getpid()),
+            }
             command = dataclasses.replace(command, environment=environment)
             job = _LocalJob(command.start(), slot)
             self._running.append(job)
@@ -144,7 +159,8 @@ def end_with_sweep() -> None:
 
 
 def share_gpus(jobs: int, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """Return environment variables for each of several jobs, so that they do not take the same memory.
+    """Return environment variables for each of several jobs, so that they do not take the same
+    memory.
 
     >>> share_gpus(2, ["0", "1", "2"])
     [{'CUDA_VISIBLE_DEVICES': '0,2'}, {'CUDA_VISIBLE_DEVICES': '1'}]
@@ -166,7 +182,10 @@ def _list_gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip()]
-    if shutil.which("nvidia-smi") is None or os.environ.get("JAX_PLATFORMS", "cuda") in ("cpu", "tpu"):
+    if shutil.which("nvidia-smi") is None or os.environ.get("JAX_PLATFORMS", "cuda") in (
+        "cpu",
+        "tpu",
+    ):
         return []
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True)
@@ -175,7 +194,8 @@ def _list_gpus() -> list[str]:
 
 class _SubmititJob:
     def __init__(self, job: Any, command: Command) -> None:
-        self._job, self._command = job, command
+        self._job = job
+        self._command = command
 
     def poll(self) -> int | None:
         if not self._job.done():
@@ -198,8 +218,9 @@ class SubmititLauncher:
     Args:
       jobs: number of jobs in the array that run at the same time.
       directory: for submitit's files; on a file system that the nodes share.
-      options: `cluster` ('slurm', 'local' or 'debug'; by default SLURM if there is one), and parameters of submitit's
-        executor, such as `slurm_partition`, `timeout_min` and `gpus_per_node`.
+      options: `cluster` ('slurm', 'local' or 'debug'; by default SLURM if there is one), and
+        parameters of submitit's executor, such as `slurm_partition`, `timeout_min` and
+        `gpus_per_node`.
     """
 
     def __init__(self, jobs: int, directory: pathlib.Path, options: Mapping[str, Any]) -> None:
@@ -213,7 +234,9 @@ class SubmititLauncher:
         try:
             self._executor.update_parameters(**{"name": "jengine-sweep", **parameters})
         except (NameError, TypeError, ValueError) as error:
-            raise ConfigError(f"`--launcher-option` must be a parameter of submitit: {error}") from error
+            raise ConfigError(
+                f"`--launcher-option` must be a parameter of submitit: {error}"
+            ) from error
         # Its other executors have no queue
         self.jobs: float = math.inf if self._executor.cluster == "slurm" else jobs
 
@@ -226,7 +249,9 @@ class SubmititLauncher:
 
 class _RayJob:
     def __init__(self, ray: types.ModuleType, reference: Any, command: Command) -> None:
-        self._ray, self._reference, self._command = ray, reference, command
+        self._ray = ray
+        self._reference = reference
+        self._command = command
 
     def poll(self) -> int | None:
         if not self._ray.wait([self._reference], timeout=0)[0]:
@@ -257,7 +282,9 @@ class RayLauncher:
         try:
             import ray
         except ImportError as error:
-            raise ConfigError("`--launcher ray` requires Ray: pip install 'ray[default]'") from error
+            raise ConfigError(
+                "`--launcher ray` requires Ray: pip install 'ray[default]'"
+            ) from error
         self._ray = ray
         options = dict(options)
         address = options.pop("address", None)
@@ -277,7 +304,9 @@ def _run_command(command: Command) -> int:
 LAUNCHERS = ("local", "submitit", "ray")
 
 
-def build_launcher(name: str, jobs: int, directory: pathlib.Path, options: Mapping[str, Any]) -> Launcher:
+def build_launcher(
+    name: str, jobs: int, directory: pathlib.Path, options: Mapping[str, Any]
+) -> Launcher:
     """Return a launcher by name.
 
     Raises:
@@ -293,6 +322,7 @@ def build_launcher(name: str, jobs: int, directory: pathlib.Path, options: Mappi
         raise ConfigError(f"`launcher` must be one of {', '.join(LAUNCHERS)}, got {name!r}")
     if options:
         raise ConfigError(
-            f"the local launcher has no options, got {', '.join(options)}; did you mean another launcher?"
+            f"the local launcher has no options, got {', '.join(options)}; did you mean another "
+            "launcher?"
         )
     return LocalLauncher(jobs)

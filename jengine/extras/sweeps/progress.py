@@ -11,13 +11,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from jengine.logging.notebook import in_notebook
 from jengine.extras.report.foreign_files import ForeignFiles
 from jengine.extras.sweeps.trials import DONE, Trial, find_run
+from jengine.logging.notebook import in_notebook
 
 _INTERVAL = 1.0  # seconds between two readings of the files
 _FINISHED_ROWS = 5  # the newest ones; the table of all is printed at the end
-_STYLES = {"running": "cyan", "finished": "green", "failed": "red", "pruned": "yellow", "stopped": "yellow"}
+_STYLES = {
+    "running": "cyan",
+    "finished": "green",
+    "failed": "red",
+    "pruned": "yellow",
+    "stopped": "yellow",
+}
 _ENDED = (*DONE, "failed")
 _NO_METRICS = ("step", "iter", "epoch", "mode", "time", "data_time")
 
@@ -40,7 +46,8 @@ class RunProgress:
             return
         scalars = newest.parent / "vis_data" / "scalars.json"
         if scalars != self._scalars:
-            self._scalars, self._position = scalars, 0
+            self._scalars = scalars
+            self._position = 0
             self.max_iters = ForeignFiles(self._work_dir).read_json(newest).get("max_iters")
         if not scalars.exists():
             return
@@ -53,7 +60,9 @@ class RunProgress:
                 except (ValueError, TypeError, RecursionError):
                     continue
                 if row.get("mode") == "val":
-                    self.validation = {name: x for name, x in row.items() if name not in _NO_METRICS}
+                    self.validation = {
+                        name: x for name, x in row.items() if name not in _NO_METRICS
+                    }
                 if isinstance(row.get("iter"), int):
                     self.iter = max(self.iter, row["iter"])
 
@@ -66,7 +75,9 @@ class LiveTable:
 
     def __init__(self, name: str, metric: str, total: int) -> None:
         self._console = Console(force_jupyter=False)  # lines of text in a notebook too
-        self._name, self._metric, self._total = name, metric, total
+        self._name = name
+        self._metric = metric
+        self._total = total
         self._readers: dict[pathlib.Path, RunProgress] = {}
         self._due = 0.0
         self._start = time.monotonic()
@@ -96,7 +107,10 @@ class LiveTable:
             reader = self._read(trial)
             what = trial.error or self._describe(reader)
             self._console.print(
-                Text(f"[{done}/{self._total}] {trial.name}: {trial.status} after {trial.seconds:.0f} s  {what}"),
+                Text(
+                    f"[{done}/{self._total}] {trial.name}: {trial.status} after "
+                    f"{trial.seconds:.0f} s  {what}"
+                ),
                 soft_wrap=True,
             )
 
@@ -108,22 +122,37 @@ class LiveTable:
     def _describe(self, reader: RunProgress) -> str:
         names = [self._metric] if self._metric in reader.validation else reader.validation
         values = {name: reader.validation[name] for name in names}
-        return ", ".join(f"{name} {x:.4g}" if isinstance(x, float) else f"{name} {x}" for name, x in values.items())
+        return ", ".join(
+            f"{name} {x:.4g}" if isinstance(x, float) else f"{name} {x}"
+            for name, x in values.items()
+        )
 
     def _render(self, trials: Sequence[Trial], note: str) -> Group:
         counts = {status: sum(trial.status == status for trial in trials) for status in _STYLES}
         texts = [f"{count} {status}" for status, count in counts.items() if count]
-        title = f"{self._name}: {self._total} runs" + "".join(f", {text}" for text in texts) + self._remaining(trials)
+        title = (
+            f"{self._name}: {self._total} runs"
+            + "".join(f", {text}" for text in texts)
+            + self._remaining(trials)
+        )
         running = [trial for trial in trials if trial.status == "running"]
-        ended = [trial for trial in trials if trial.status in _STYLES and trial.started and trial.status != "running"]
+        ended = [
+            trial
+            for trial in trials
+            if trial.status in _STYLES and trial.started and trial.status != "running"
+        ]
         ended.sort(key=lambda trial: trial.started + trial.seconds)
-        table = Table("run", "status", "iteration", "last validation", title=title, title_justify="left")
+        table = Table(
+            "run", "status", "iteration", "last validation", title=title, title_justify="left"
+        )
         height = max(self._console.height - 8, 3)
         for trial in [*ended[-_FINISHED_ROWS:], *running][-height:]:
             reader = self._read(trial)
             status = Text(trial.status, style=_STYLES[trial.status])
             total = f"/{reader.max_iters}" if reader.max_iters else ""
-            table.add_row(Text(trial.name), status, f"{reader.iter}{total}", Text(self._describe(reader)))
+            table.add_row(
+                Text(trial.name), status, f"{reader.iter}{total}", Text(self._describe(reader))
+            )
         return Group(table, Text(note or "Ctrl-C saves the runs and ends."))
 
     def _remaining(self, trials: Sequence[Trial]) -> str:

@@ -22,7 +22,15 @@ from jengine.extras.sweeps.launchers import Command, Job, Launcher, build_launch
 from jengine.extras.sweeps.progress import LiveTable
 from jengine.extras.sweeps.search import Search
 from jengine.extras.sweeps.space import Setting, check_range
-from jengine.extras.sweeps.trials import DONE, OUTPUT, STOP, Trial, make_trials, read_object, relative
+from jengine.extras.sweeps.trials import (
+    DONE,
+    OUTPUT,
+    STOP,
+    Trial,
+    make_trials,
+    read_object,
+    relative,
+)
 
 if TYPE_CHECKING:
     from jengine.extras.report.run_table import RunTable
@@ -53,28 +61,32 @@ def sweep(
     launcher_options: Mapping[str, Any] | None = None,
     max_time: str | None = None,
 ) -> "RunTable":
-    """Train many variants of a config, each in a process of its own, and return a table of the runs.
+    """Train many variants of a config, each in a process of its own, and return a table of the
+    runs.
 
-    The configs of all runs are checked before the first one starts. A run that fails is a row of the table. A second
-    call skips the runs that are finished, and continues or repeats the others.
+    The configs of all runs are checked before the first one starts. A run that fails is a row of
+    the table. A second call skips the runs that are finished, and continues or repeats the others.
 
     Args:
-      cfg: a config file, or a config, which is written to the sweep's directory; functions and classes in it must be
-        importable, so not from a notebook.
-      grid: lists of values by config path; all combinations are run. A path may be shortened to an end that no other
-        path in the config has: `lr`.
-      ranges: `(low, high)`, perhaps with 'log' and 'int' after them, by config path, for `random` and `search`.
+      cfg: a config file, or a config, which is written to the sweep's directory; functions and
+        classes in it must be importable, so not from a notebook.
+      grid: lists of values by config path; all combinations are run. A path may be shortened to an
+        end that no other path in the config has: `lr`.
+      ranges: `(low, high)`, perhaps with 'log' and 'int' after them, by config path, for `random`
+        and `search`.
       random: number of settings to draw from `ranges` and `grid`; the same ones at each call.
-      search: number of settings that Optuna chooses, one after the other; it ends runs that are worse than others.
-      seeds: number of seeds for each setting, from 0, or a list of seeds; by default the seed of the config.
+      search: number of settings that Optuna chooses, one after the other; it ends runs that are
+        worse than others.
+      seeds: number of seeds for each setting, from 0, or a list of seeds; by default the seed of
+        the config.
       jobs: number of runs at the same time.
       work_dir: the sweep's directory; `work_dirs/CONFIG_sweep` by default.
       metric: to search for; by default the first of the CheckpointHook's `save_best`.
       overrides: for all runs: `train_cfg.max_epochs=2`.
       launcher: 'local', 'submitit' for SLURM arrays, or 'ray'.
       launcher_options: see `SubmititLauncher` and `RayLauncher`.
-      max_time: end a run this long after its start, '90m' or '12h': it is saved and counts as failed, and one that
-        does not end within a minute is killed. For the launcher 'local'.
+      max_time: end a run this long after its start, '90m' or '12h': it is saved and counts as
+        failed, and one that does not end within a minute is killed. For the launcher 'local'.
 
     Raises:
       ConfigError: a config or an argument is not valid; nothing was started.
@@ -82,7 +94,8 @@ def sweep(
 
     >>> sweep("configs/digits_cnn.py", grid={"lrr": [1e-3, 1e-2]}, seeds=4)
     Traceback (most recent call last):
-    jengine.config.errors.ConfigError: 'lrr' must be a path in the config or the end of one; did you mean 'lr'?
+    jengine.config.errors.ConfigError: 'lrr' must be a path in the config or the end of one; did you
+      mean 'lr'?
     """
     directory = _find_directory(cfg, work_dir)
     config = os.fspath(cfg) if isinstance(cfg, str | os.PathLike) else _write(cfg, directory)
@@ -103,13 +116,16 @@ def sweep(
     with _lock(directory):
         _claim(directory, request, plan)
         _Sweep(directory, request, plan, built, jobs, search, max_time).run()
-    from jengine.extras.report.run_table import read_table  # imports JAX, which the runs should not wait for
+    # imports JAX, which the runs should not wait for
+    from jengine.extras.report.run_table import read_table
 
     return read_table([directory])
 
 
 class _Sweep:
-    """Loop over the runs of a sweep: starts them, waits for them, and ends them after an interrupt."""
+    """Loop over the runs of a sweep: starts them, waits for them, and ends them after an
+    interrupt.
+    """
 
     def __init__(
         self,
@@ -122,7 +138,10 @@ class _Sweep:
         max_time: str | None,
     ) -> None:
         self._max_time = max_time
-        self._directory, self._request, self._plan, self._launcher = directory, request, plan, launcher
+        self._directory = directory
+        self._request = request
+        self._plan = plan
+        self._launcher = launcher
         self._overrides = list(request.overrides)
         self._search: Search | None = None
         self._record: dict[str, str] | None = None  # of the study, for the hook
@@ -134,7 +153,9 @@ class _Sweep:
             self._slots = min(self._slots, jobs)  # the next setting depends on the results
             self._record = self._search.record
             self._overrides += add_pruning(plan.metric, plan.rule)
-            self.trials = [self._add(number, setting) for number, setting in self._search.unfinished()]
+            self.trials = [
+                self._add(number, setting) for number, setting in self._search.unfinished()
+            ]
             self._left = max(search - self._search.count() - len(self.trials), 0)
             self._total = search
         else:
@@ -148,15 +169,24 @@ class _Sweep:
         waiting = [trial for trial in self.trials if trial.status not in DONE]
         if skipped := len(self.trials) - len(waiting):
             place = relative(self._directory)
-            print(f"{skipped} of {self._total} runs in {place} are finished and skipped", flush=True)
+            print(
+                f"{skipped} of {self._total} runs in {place} are finished and skipped", flush=True
+            )
         for trial in waiting:
             trial.write(self._record)
-        with LiveTable(self._directory.name, self._plan.metric, self._total) as view, _as_interrupt():
+        with (
+            LiveTable(self._directory.name, self._plan.metric, self._total) as view,
+            _as_interrupt(),
+        ):
             try:
                 self._loop(waiting, view)
             except KeyboardInterrupt:
                 self._stop(view)
-                done = self._search.count() if self._search else sum(trial.status in DONE for trial in self.trials)
+                done = (
+                    self._search.count()
+                    if self._search
+                    else sum(trial.status in DONE for trial in self.trials)
+                )
                 raise SweepInterrupted(f"{done} of {self._total} runs are finished") from None
 
     def _loop(self, waiting: list[Trial], view: LiveTable) -> None:
@@ -185,7 +215,8 @@ class _Sweep:
 
     def _add(self, number: int, setting: Setting) -> Trial:
         (trial,) = make_trials(self._directory, [setting])
-        trial.number, trial.status = number, "waiting"
+        trial.number = number
+        trial.status = "waiting"
         trial.write(self._record)
         return trial
 
@@ -233,7 +264,9 @@ class _Sweep:
                 job.stop()
             while self._running:
                 self._collect(view)
-                view.update(self.trials, f"{len(self._running)} runs save and end; Ctrl-C again kills them.")
+                view.update(
+                    self.trials, f"{len(self._running)} runs save and end; Ctrl-C again kills them."
+                )
                 time.sleep(_POLL)
         except KeyboardInterrupt:
             for _, job in self._running.values():
@@ -261,9 +294,14 @@ def _write(cfg: Mapping[str, Any], directory: pathlib.Path) -> str:
     path = directory / "config.py"
     text, problems = format_config(cfg, path)
     if problems:
-        raise ConfigError(f"a sweep's config must be loadable in another process: {'; '.join(problems)}")
+        raise ConfigError(
+            f"a sweep's config must be loadable in another process: {'; '.join(problems)}"
+        )
     if path.exists() and path.read_text() != text and (directory / FILE).exists():
-        raise ConfigError(f"{relative(directory)} has the runs of another config: use another work_dir, or remove it")
+        raise ConfigError(
+            f"{relative(directory)} has the runs of another config: use another work_dir, or "
+            "remove it"
+        )
     write_config(text, path)
     return str(path)
 
@@ -273,13 +311,15 @@ def _check_numbers(request: Request, random: int, search: int, seeds: int | Sequ
         raise ConfigError(f"one of `random` and `search` may be above 0, got {random} and {search}")
     if search and request.seeds:
         raise ConfigError(
-            "a search has one seed, that of the config: seeds must be left out, or sweep the best setting"
+            "a search has one seed, that of the config: seeds must be left out, or sweep the best "
+            "setting"
         )
     if search and not (request.grid or request.ranges):
         raise ConfigError("a search must have ranges or a grid, got neither")
     if request.metric and not search:
         raise ConfigError(
-            f"`metric` must come with a search, got {request.metric!r}: other runs are compared by all their metrics"
+            f"`metric` must come with a search, got {request.metric!r}: other runs are compared "
+            "by all their metrics"
         )
     if isinstance(seeds, int) and seeds < 0:
         raise ConfigError(f"`seeds` must be at least 0, got {seeds}")
@@ -290,7 +330,8 @@ def _check_limit(max_time: str | None, launcher: str) -> None:
         return
     if launcher != "local":
         raise ConfigError(
-            f"`max_time` must come with launcher='local', got {launcher!r}: limit its jobs by `launcher_options`, such "
+            f"`max_time` must come with launcher='local', got {launcher!r}: limit its jobs by "
+            "`launcher_options`, such "
             "as timeout_min, or the runs by train_cfg.max_time"
         )
     try:
@@ -320,7 +361,8 @@ def _lock(directory: pathlib.Path) -> Iterator[None]:
                 file.seek(0)
                 holder = file.read() or "a process that has not written its ID yet"
                 raise ConfigError(
-                    f"another sweep is running in {relative(directory)}: {holder}; wait for it to end, stop it, or use "
+                    f"another sweep is running in {relative(directory)}: {holder}; wait for it to "
+                    "end, stop it, or use "
                     "another work_dir"
                 ) from None
         file.truncate(0)
@@ -331,15 +373,22 @@ def _lock(directory: pathlib.Path) -> Iterator[None]:
 
 
 def _claim(directory: pathlib.Path, request: Request, plan: Plan) -> None:
-    """Write what the sweep is about; ConfigError if its directory has the runs of another config."""
+    """Write what the sweep is about; ConfigError if its directory has the runs of another
+    config.
+    """
     path = directory / FILE
     known = read_object(path)
     if known and known.get("fingerprint") != plan.fingerprint:
         raise ConfigError(
-            f"{relative(directory)} has the runs of another config, or of this file before it was changed: give "
+            f"{relative(directory)} has the runs of another config, or of this file before it was "
+            "changed: give "
             "another --work-dir, or remove it"
         )
-    record = {"config": request.config, "overrides": list(request.overrides), "fingerprint": plan.fingerprint}
+    record = {
+        "config": request.config,
+        "overrides": list(request.overrides),
+        "fingerprint": plan.fingerprint,
+    }
     write_bytes(path, encode(record, indent=1).encode())
 
 
@@ -349,7 +398,9 @@ def _as_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    previous: Callable[..., Any] | int | None = signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )
     try:
         yield
     finally:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jengine.config.errors import ConfigError, require_extra
-from jengine.extras.sweeps.study import named_errors, open_journal
 from jengine.extras.sweeps.space import Setting, ValueRange, round_number
+from jengine.extras.sweeps.study import named_errors, open_journal
 from jengine.extras.sweeps.trials import Trial, relative
 
 STUDY = "optuna.log"
@@ -16,7 +16,8 @@ _STATES = {"finished": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
 class Search:
     """Study of Optuna in a sweep's directory; a restart continues it.
 
-    It looks for 'greater' or 'less' (`rule`) values of a metric, over lists of values and ranges by config path.
+    It looks for 'greater' or 'less' (`rule`) values of a metric, over lists of values and ranges by
+    config path.
 
     Raises:
       ConfigError: the directory has a search for another metric or over other values.
@@ -34,21 +35,27 @@ class Search:
             import optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
-        self._grid, self._ranges = grid, ranges
+        self._grid = grid
+        self._ranges = ranges
         self.record = {"path": str(directory / STUDY), "name": directory.name}
         self._study = open_study(self.record, "maximize" if rule == "greater" else "minimize")
         self._check_study(directory, metric)
 
     def _check_study(self, directory: pathlib.Path, metric: str) -> None:
-        """Check what Optuna cannot change: the metric, the choices, and the kind of a range; limits may move."""
+        """Check what Optuna cannot change: the metric, the choices, and the kind of a range;
+        limits may move.
+        """
         kept: dict[str, Any] = {"metric": metric}
         kept |= {path: [repr(value) for value in values] for path, values in self._grid.items()}
-        kept |= {path: {"log": limits.log, "int": limits.is_int} for path, limits in self._ranges.items()}
+        kept |= {
+            path: {"log": limits.log, "int": limits.is_int} for path, limits in self._ranges.items()
+        }
         known = self._study.user_attrs.get("kept", {})
         for name, value in kept.items():
             if known.get(name, value) != value:
                 raise ConfigError(
-                    f"`{name}` of a search must stay the same, {known[name]}, got {value}: give another --work-dir "
+                    f"`{name}` of a search must stay the same, {known[name]}, got {value}: give "
+                    "another --work-dir "
                     f"than {relative(directory)}"
                 )
         with named_errors(self.record["path"]):
@@ -64,7 +71,11 @@ class Search:
         running = self._optuna.trial.TrialState.RUNNING
         trials = [trial for trial in self._trials() if trial.state == running]
         paths = {*self._grid, *self._ranges}  # a kill may leave a trial without them
-        return [(trial.number, self._setting(trial.params)) for trial in trials if set(trial.params) == paths]
+        return [
+            (trial.number, self._setting(trial.params))
+            for trial in trials
+            if set(trial.params) == paths
+        ]
 
     def ask(self) -> tuple[int, Setting]:
         """Return the number and the setting of the next trial."""
@@ -80,22 +91,32 @@ class Search:
         return trial.number, self._setting(trial.params)
 
     def tell(self, trial: Trial, value: float | None) -> None:
-        """Record the end of a trial with the best value of the metric; one that stopped stays unfinished."""
+        """Record the end of a trial with the best value of the metric; one that stopped stays
+        unfinished.
+        """
         if trial.status not in _STATES:
             return
         is_complete = trial.status == "finished" and value is not None
         state = "FAIL" if trial.status == "finished" and not is_complete else _STATES[trial.status]
         with named_errors(self.record["path"]):
-            self._study.tell(trial.number, value if is_complete else None, state=self._optuna.trial.TrialState[state])
+            self._study.tell(
+                trial.number,
+                value if is_complete else None,
+                state=self._optuna.trial.TrialState[state],
+            )
 
     def _trials(self) -> list[Any]:
         with named_errors(self.record["path"]):
             return list(self._study.get_trials(deepcopy=False))
 
     def _setting(self, params: Mapping[str, Any]) -> Setting:
-        known = {path: {repr(value): value for value in values} for path, values in self._grid.items()}
+        known = {
+            path: {repr(value): value for value in values} for path, values in self._grid.items()
+        }
         # Short numbers for the names of directories
-        numbers = {path: round_number(x) if isinstance(x, float) else x for path, x in params.items()}
+        numbers = {
+            path: round_number(x) if isinstance(x, float) else x for path, x in params.items()
+        }
         return {path: known[path][str(x)] if path in known else x for path, x in numbers.items()}
 
 
@@ -106,7 +127,10 @@ def open_study(record: Mapping[str, str], direction: Literal["maximize", "minimi
     storage = open_journal(record["path"])
     with named_errors(record["path"]):
         return optuna.create_study(
-            study_name=record["name"], storage=storage, direction=direction, load_if_exists=True,
+            study_name=record["name"],
+            storage=storage,
+            direction=direction,
+            load_if_exists=True,
             sampler=optuna.samplers.TPESampler(constant_liar=True),  # several runs at once
             pruner=optuna.pruners.MedianPruner(),
-        )  # fmt: skip
+        )

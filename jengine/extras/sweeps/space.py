@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from jengine.config.overrides import parse_value
 from jengine.config.errors import ConfigError
+from jengine.config.overrides import parse_value
 
 SEED = "randomness.seed"
 _RANGE = re.compile(r"(?P<low>[^:]+)\.\.(?P<high>[^:]+?)(?P<log>:log)?(?P<int>:int)?")
@@ -61,16 +61,29 @@ def check_range(path: str, limits: ValueRange | Sequence[Any]) -> ValueRange:
     """
     if isinstance(limits, ValueRange):  # of `parse_ranges`
         return limits
-    low, high, *flags = (math.nan, math.nan) if isinstance(limits, str) or len(limits) < 2 else limits
+    low, high, *flags = (
+        (math.nan, math.nan) if isinstance(limits, str) or len(limits) < 2 else limits
+    )
     result = ValueRange(low, high, "log" in flags, "int" in flags)
-    numbers = [value for value in result[:2] if isinstance(value, int | float) and math.isfinite(value)]
+    numbers = [
+        value for value in result[:2] if isinstance(value, int | float) and math.isfinite(value)
+    ]
     is_known = set(flags) <= {"log", "int"}
     is_integer = not result.is_int or all(value == round(value) for value in numbers)
     is_above = not result.log or result.low > 0
-    if len(numbers) < 2 or not is_known or not result.low < result.high or not is_above or not is_integer:
-        kind = f"{'integers ' if result.is_int else ''}low and high{' above 0' if result.log else ''}"
+    if (
+        len(numbers) < 2
+        or not is_known
+        or not result.low < result.high
+        or not is_above
+        or not is_integer
+    ):
+        kind = (
+            f"{'integers ' if result.is_int else ''}low and high{' above 0' if result.log else ''}"
+        )
         raise ConfigError(
-            f"the range of `{path}` must be {kind}, perhaps with log or int, such as 1e-4..1e-1:log, got {limits!r}"
+            f"the range of `{path}` must be {kind}, perhaps with log or int, such as "
+            f"1e-4..1e-1:log, got {limits!r}"
         )
     return result
 
@@ -86,7 +99,8 @@ def parse_grid(arguments: Iterable[str]) -> dict[str, list[Any]]:
         texts = [text.strip() for text in _split(values)]
         if not all(texts):
             raise ConfigError(
-                f"`--grid` must have a value between two commas, got {path}={values}; write '' for no text"
+                f"`--grid` must have a value between two commas, got {path}={values}; write '' "
+                "for no text"
             )
         grid[path] = [parse_value(text) for text in texts]
     return grid
@@ -105,7 +119,9 @@ def parse_ranges(arguments: Iterable[str]) -> dict[str, ValueRange]:
             check_range(path, text)  # raises
             continue
         limits = [parse_value(match[name]) for name in ("low", "high")]
-        ranges[path] = check_range(path, (*limits, *(name for name in ("log", "int") if match[name])))
+        ranges[path] = check_range(
+            path, (*limits, *(name for name in ("log", "int") if match[name]))
+        )
     return ranges
 
 
@@ -119,7 +135,8 @@ def list_settings(
     """Return the settings of all runs, those of the first seed first.
 
     >>> list_settings(None, {"lr": [0.1, 0.2]}, {}, 0, [0, 1])[:3]
-    [{'lr': 0.1, 'randomness.seed': 0}, {'lr': 0.2, 'randomness.seed': 0}, {'lr': 0.1, 'randomness.seed': 1}]
+    [{'lr': 0.1, 'randomness.seed': 0}, {'lr': 0.2, 'randomness.seed': 0}, {'lr': 0.1,
+    'randomness.seed': 1}]
 
     Args:
       settings: of `get_sweep()`; each is combined with the others.
@@ -131,9 +148,13 @@ def list_settings(
     if draws:
         drawn: list[Setting] = [_draw(grid, ranges, index) for index in range(draws)]
     else:
-        drawn = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        drawn = [
+            dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
+        ]
     combined = [{**setting, **values} for setting in settings or [{}] for values in drawn]
-    seeded = [{**setting, SEED: seed} for seed in seeds for setting in combined] if seeds else combined
+    seeded = (
+        [{**setting, SEED: seed} for seed in seeds for setting in combined] if seeds else combined
+    )
     return list({repr(sorted(setting.items())): setting for setting in seeded}.values())
 
 
@@ -146,7 +167,9 @@ def format_override(path: str, value: Any) -> str:
     return f"{path}={value!r}"
 
 
-def _draw(grid: Mapping[str, Sequence[Any]], ranges: Mapping[str, ValueRange], index: int) -> Setting:
+def _draw(
+    grid: Mapping[str, Sequence[Any]], ranges: Mapping[str, ValueRange], index: int
+) -> Setting:
     # A generator for each index: a sweep with more draws begins with the same ones
     generator = random.Random(index)
     drawn = {path: limits.draw(generator) for path, limits in ranges.items()}
@@ -161,7 +184,9 @@ def _pairs(option: str, arguments: Iterable[str]) -> list[tuple[str, str]]:
             raise ConfigError(f"`{option}` must be PATH=VALUES, got {argument!r}")
         path = path.removeprefix("--").removeprefix("config.")
         if path in pairs:
-            raise ConfigError(f"`{option}` must have each path once, got {path}={pairs[path]} and {path}={text}")
+            raise ConfigError(
+                f"`{option}` must have each path once, got {path}={pairs[path]} and {path}={text}"
+            )
         pairs[path] = text
     return list(pairs.items())
 
@@ -172,7 +197,9 @@ def _split(text: str) -> list[str]:
     >>> _split("1,(2,3),'a,b'")
     ['1', '(2,3)', "'a,b'"]
     """
-    parts, depth, quote = [""], 0, ""
+    parts = [""]
+    depth = 0
+    quote = ""
     for char in text:
         if char == "," and not depth and not quote:
             parts.append("")

@@ -11,7 +11,8 @@ from typing import Any
 from jengine.config.errors import ConfigError
 from jengine.config.storage import check_regular
 
-_PATIENCE = 60.0  # seconds that a process waits for the others, which hold the lock for milliseconds
+# seconds that a process waits for the others, which hold the lock for milliseconds
+_PATIENCE = 60.0
 _PAUSE = 0.05  # seconds
 _LOGGER = logging.getLogger("jengine")
 
@@ -19,8 +20,8 @@ _LOGGER = logging.getLogger("jengine")
 class StudyLock:
     """Lock for the file of a study.
 
-    The kernel releases it when a process ends. Optuna's own is a second file, for which others wait half a minute after
-    a kill, and for ever if it is a link and the directory has moved.
+    The kernel releases it when a process ends. Optuna's own is a second file, for which others wait
+    half a minute after a kill, and for ever if it is a link and the directory has moved.
 
     Args:
       path: the file.
@@ -43,7 +44,9 @@ class StudyLock:
         try:
             while not _try_lock(file):
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"another process has locked {self._path} for {self._patience:g} s")
+                    raise TimeoutError(
+                        f"another process has locked {self._path} for {self._patience:g} s"
+                    )
                 time.sleep(_PAUSE)
             _cut_incomplete_line(file, self._path)
         except BaseException:
@@ -79,7 +82,8 @@ def named_errors(path: str) -> Iterator[None]:
     except Exception as error:  # of JSON, of the file, or an assertion
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{path} must be the file of a search that can be read and written, got {type(error).__name__}: {reason}"
+            f"{path} must be the file of a search that can be read and written, got "
+            f"{type(error).__name__}: {reason}"
         ) from error
 
 
@@ -97,5 +101,7 @@ def _cut_incomplete_line(file: int, path: str) -> None:
         return
     # Whatever is appended would become a part of this line, and make the whole file unreadable.
     end = os.pread(file, size, 0).rfind(b"\n") + 1
-    _LOGGER.warning("removed an incomplete line, which a killed process has left, from the end of %s", path)
+    _LOGGER.warning(
+        "removed an incomplete line, which a killed process has left, from the end of %s", path
+    )
     os.ftruncate(file, end)

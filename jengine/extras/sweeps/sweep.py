@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jengine.cli.commands import config_name
-from jengine.config.overrides import parse_value
 from jengine.config.errors import ConfigError
+from jengine.config.overrides import parse_value
 from jengine.extras.sweeps.run import SweepInterrupted, sweep
 from jengine.extras.sweeps.space import parse_grid, parse_ranges
 from jengine.extras.sweeps.trials import relative
@@ -20,11 +20,20 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     directory = args.work_dir or os.path.join("work_dirs", f"{config_name(args)}_sweep")
     try:
         table = sweep(
-            args.config, grid=parse_grid(args.grid), ranges=parse_ranges(args.range), random=args.random,
-            search=args.search, seeds=args.seeds, jobs=args.jobs, work_dir=directory, metric=args.metric,
-            overrides=[text.removeprefix("--config.") for text in overrides], launcher=args.sweep_launcher,
-            launcher_options=_parse_options(args.launcher_option), max_time=args.max_time,
-        )  # fmt: skip
+            args.config,
+            grid=parse_grid(args.grid),
+            ranges=parse_ranges(args.range),
+            random=args.random,
+            search=args.search,
+            seeds=args.seeds,
+            jobs=args.jobs,
+            work_dir=directory,
+            metric=args.metric,
+            overrides=[text.removeprefix("--config.") for text in overrides],
+            launcher=args.sweep_launcher,
+            launcher_options=_parse_options(args.launcher_option),
+            max_time=args.max_time,
+        )
     except SweepInterrupted as error:
         command = shlex.join(["jengine", *args.argv])
         print(f"jengine: interrupted: {error}; to continue: {command}", file=sys.stderr)

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jengine.cli.tracebacks import format_error
-from jengine.config.dump import format_config
-from jengine.config.load import load_config, load_sweep
 from jengine.config.containers import resolve
-from jengine.config.overrides import apply_overrides, parse_value
+from jengine.config.dump import format_config
 from jengine.config.errors import ConfigError, closest
 from jengine.config.json_codec import decode, encode, pack, unpack
-from jengine.runner.runner import Runner
+from jengine.config.load import load_config, load_sweep
+from jengine.config.overrides import apply_overrides, parse_value
 from jengine.extras.report.run_metrics import ADDRESS, find_rule, flatten_config, list_saved_metrics
 from jengine.extras.sweeps.check import Plan, Request, add_pruning
 from jengine.extras.sweeps.space import SEED, Setting, ValueRange, format_override, list_settings
+from jengine.runner.runner import Runner
 
 T = TypeVar("T")
 
@@ -29,23 +29,33 @@ _NODE_END = re.compile(r"\.|\[|$")  # after each part of a path
 
 
 def make_plan(request: Request) -> Plan:
-    """List the runs and check their configs; the errors are those of the Runner, with a note of the run."""
+    """List the runs and check their configs; the errors are those of the Runner, with a note of
+    the run.
+    """
     base = load_config(request.config, request.overrides)
     config = resolve(base)
     leaves = flatten_config(config)
     grid = {path: list(values) for path, values in _complete_paths(request.grid, leaves).items()}
     ranges = _complete_paths(request.ranges, leaves)
-    given = None if request.search else load_sweep(request.config)  # a search chooses the settings itself
+    # a search chooses the settings itself
+    given = None if request.search else load_sweep(request.config)
     if given is not None:
         given = [_complete_paths(setting, leaves) for setting in given]
     _check_disjoint(given or [], grid, ranges, {SEED: 0} if request.seeds else {})
     if not (given or grid or ranges or request.seeds):
-        raise ConfigError("there is nothing to sweep: give --grid, --range, --seeds, or get_sweep() in the config")
+        raise ConfigError(
+            "there is nothing to sweep: give --grid, --range, --seeds, or get_sweep() in the config"
+        )
     if request.draws and not (grid or ranges):
         raise ConfigError("random draws must have ranges or a grid to draw from, got neither")
     if ranges and not request.draws and not request.search:
-        raise ConfigError(f"a range of `{next(iter(ranges))}` must come with --random N or --search N, got neither")
-    settings = list_settings(given, grid, ranges, 2 if request.search else request.draws, request.seeds)
+        raise ConfigError(
+            f"a range of `{next(iter(ranges))}` must come with --random N or --search N, got "
+            "neither"
+        )
+    settings = list_settings(
+        given, grid, ranges, 2 if request.search else request.draws, request.seeds
+    )
     saved = [name for name in list_saved_metrics(config) if name != "auto"]
     metric = request.metric or (saved[0] if saved else "")
     rule = find_rule(metric, config) if metric else ""
@@ -53,18 +63,24 @@ def make_plan(request: Request) -> Plan:
         if metric:  # a name that no evaluator has is said first; the direction has no part in that
             _check_configs(apply_overrides(base, add_pruning(metric, "less")), settings)
         raise ConfigError(
-            "a search must have a metric with a known direction: give --metric, or save_best and rule of the "
+            "a search must have a metric with a known direction: give --metric, or save_best and "
+            "rule of the "
             f"CheckpointHook, got {metric or 'none'}"
         )
-    _check_configs(apply_overrides(base, add_pruning(metric, rule)) if request.search else base, settings)
-    kept = {name: value for name, value in config.items() if name not in ("work_dir", "experiment_name")}
+    _check_configs(
+        apply_overrides(base, add_pruning(metric, rule)) if request.search else base, settings
+    )
+    kept = {
+        name: value for name, value in config.items() if name not in ("work_dir", "experiment_name")
+    }
     text = ADDRESS.sub("", format_config(kept)[0])  # in reprs of objects
     fingerprint = hashlib.sha256(text.encode()).hexdigest()
     return Plan(settings, grid, ranges, metric, rule, fingerprint)
 
 
 def complete_path(name: str, paths: Iterable[str]) -> str:
-    """Return the config path that a name such as `lr` means: itself if it begins like a path, else the end of one.
+    """Return the config path that a name such as `lr` means: itself if it begins like a path, else
+    the end of one.
 
     >>> complete_path("lr", ["optim_wrapper.optimizer.lr", "model.module.depth"])
     'optim_wrapper.optimizer.lr'
@@ -82,9 +98,13 @@ def complete_path(name: str, paths: Iterable[str]) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise ConfigError(f"{name!r} must be the end of one path in the config, got several: {', '.join(found)}")
+        raise ConfigError(
+            f"{name!r} must be the end of one path in the config, got several: {', '.join(found)}"
+        )
     ends = {path.rpartition(".")[2]: path for path in paths}
-    raise ConfigError(f"{name!r} must be a path in the config or the end of one{closest(name, ends)}")
+    raise ConfigError(
+        f"{name!r} must be a path in the config or the end of one{closest(name, ends)}"
+    )
 
 
 def _complete_paths(values: Mapping[str, T], leaves: Iterable[str]) -> dict[str, T]:
@@ -119,7 +139,13 @@ def _check_configs(base: Any, settings: Sequence[Setting]) -> None:
         try:
             config = resolve(apply_overrides(base, overrides))
             kept = {name: value for name, value in config.items() if name not in _NOT_CHECKED}
-            Runner.from_cfg({**kept, "work_dir": os.path.join(tempfile.gettempdir(), "unused"), "log_level": "ERROR"})
+            Runner.from_cfg(
+                {
+                    **kept,
+                    "work_dir": os.path.join(tempfile.gettempdir(), "unused"),
+                    "log_level": "ERROR",
+                }
+            )
         except Exception as error:
             error.add_note(f"in the run with {', '.join(overrides)}")
             raise
@@ -131,19 +157,28 @@ def _check_literal(path: str, value: Any) -> None:
     except ConfigError:
         is_literal = False
     if not is_literal:
-        raise ConfigError(f"a value of `{path}` must be a Python literal or an import path, got {value!r}")
+        raise ConfigError(
+            f"a value of `{path}` must be a Python literal or an import path, got {value!r}"
+        )
 
 
 def main() -> None:
-    """Read a request from stdin and write the plan, or the error, to the file in the first argument."""
+    """Read a request from stdin and write the plan, or the error, to the file in the first
+    argument.
+    """
     request = unpack(decode(sys.stdin.read()))
     request["ranges"] = {path: ValueRange(*limits) for path, limits in request["ranges"].items()}
     try:
         plan: dict[str, Any] = make_plan(Request(**request))._asdict()
     except Exception as error:
         notes = list(getattr(error, "__notes__", ()))
-        is_about_config = isinstance(error, ConfigError | OSError) or any("config at" in note for note in notes)
-        plan = {"error": str(error) if is_about_config else format_error(error, None).strip(), "notes": notes}
+        is_about_config = isinstance(error, ConfigError | OSError) or any(
+            "config at" in note for note in notes
+        )
+        plan = {
+            "error": str(error) if is_about_config else format_error(error, None).strip(),
+            "notes": notes,
+        }
     pathlib.Path(sys.argv[1]).write_text(encode(pack(plan)))
 
 

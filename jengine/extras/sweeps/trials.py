@@ -14,9 +14,9 @@ from typing import Any
 
 from jengine.config.errors import ConfigError
 from jengine.config.json_codec import decode, encode
+from jengine.config.storage import read_bytes, write_bytes
 from jengine.config.work_dir import RECORD, TRIAL
 from jengine.extras.report.foreign_files import ForeignFiles
-from jengine.config.storage import read_bytes, write_bytes
 from jengine.extras.sweeps.space import Setting, format_override
 
 OUTPUT = "output.log"
@@ -49,7 +49,8 @@ class Trial:
         own = [f"--config.{format_override(path, value)}" for path, value in self.setting.items()]
         run = [sys.executable, "-m", "jengine", "train", config, "--work-dir", str(self.work_dir)]
         shared = [f"--config.{text.removeprefix('--config.')}" for text in overrides]
-        return [*run, *shared, *own, "--resume"]  # last: it would take a value with a space for a path
+        # last: it would take a value with a space for a path
+        return [*run, *shared, *own, "--resume"]
 
     def write(self, study: Mapping[str, Any] | None = None) -> None:
         """Write the record, which `jengine table` and the pruning hook read."""
@@ -65,7 +66,9 @@ class Trial:
 
     def start(self) -> None:
         """Note the start."""
-        self.status, self.error, self.max_time = "running", "", ""
+        self.status = "running"
+        self.error = ""
+        self.max_time = ""
         self.started = time.monotonic()
 
     def finish(self, code: int, is_stopping: bool) -> None:
@@ -78,13 +81,19 @@ class Trial:
         else:
             self.status = "failed"
             self.error = (
-                f"ended after max_time={self.max_time!r}" if self.max_time else _explain(self.work_dir / OUTPUT, code)
+                f"ended after max_time={self.max_time!r}"
+                if self.max_time
+                else _explain(self.work_dir / OUTPUT, code)
             )
 
 
 def make_trials(directory: pathlib.Path, settings: Sequence[Setting]) -> list[Trial]:
-    """Return the runs for settings; those with a record of an earlier start have its directory and state."""
-    known = {_key(record.get("overrides", {})): path for path, record in list_records(directory).items()}
+    """Return the runs for settings; those with a record of an earlier start have its directory
+    and state.
+    """
+    known = {
+        _key(record.get("overrides", {})): path for path, record in list_records(directory).items()
+    }
     names = _shorten({path for setting in settings for path in setting})
     trials = []
     taken = {path.name for path in known.values()}
@@ -120,7 +129,9 @@ def read_status(work_dir: pathlib.Path) -> str:
 
 
 def find_run(work_dir: pathlib.Path) -> pathlib.Path | None:
-    """Return `run.json` of the newest start in a work dir, whose directories are named by time; None without one."""
+    """Return `run.json` of the newest start in a work dir, whose directories are named by time;
+    None without one.
+    """
     return max(work_dir.glob(f"*/{RECORD}"), default=None)
 
 
@@ -128,14 +139,17 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     """Return the object in a file that a sweep has written; {} if there is none.
 
     Raises:
-      ConfigError: the file is damaged. It is not taken for a missing one, or its run would be repeated.
+      ConfigError: the file is damaged. It is not taken for a missing one, or its run would be
+        repeated.
     """
     try:
         return dict(decode(read_bytes(path)))
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{relative(path)} must be as the sweep has written it, got {error}; remove it") from error
+        raise ConfigError(
+            f"{relative(path)} must be as the sweep has written it, got {error}; remove it"
+        ) from error
 
 
 def _key(setting: Mapping[str, Any]) -> str:
@@ -143,8 +157,13 @@ def _key(setting: Mapping[str, Any]) -> str:
 
 
 def _name(setting: Setting, names: Mapping[str, str], taken: Iterable[str]) -> str:
-    """Return a directory name such as 'lr=0.1,seed=0', with a hash if it would be too long or is taken."""
-    words = {names[path]: "-".join(re.findall(r"[\w.+-]+", str(value))) for path, value in setting.items()}
+    """Return a directory name such as 'lr=0.1,seed=0', with a hash if it would be too long or is
+    taken.
+    """
+    words = {
+        names[path]: "-".join(re.findall(r"[\w.+-]+", str(value)))
+        for path, value in setting.items()
+    }
     text = re.sub(r"[^\w.,=+-]", "", ",".join(f"{name}={value}" for name, value in words.items()))
     if len(text) <= _MAX_NAME and text not in taken:
         return text
@@ -154,7 +173,9 @@ def _name(setting: Setting, names: Mapping[str, str], taken: Iterable[str]) -> s
 def _shorten(paths: Iterable[str]) -> dict[str, str]:
     """Return the last key of each path, or the path if two have the same."""
     ends = [path.rpartition(".")[2] for path in paths]
-    return {path: end if ends.count(end := path.rpartition(".")[2]) == 1 else path for path in paths}
+    return {
+        path: end if ends.count(end := path.rpartition(".")[2]) == 1 else path for path in paths
+    }
 
 
 def _explain(output: pathlib.Path, code: int) -> str:

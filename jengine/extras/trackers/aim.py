@@ -15,12 +15,13 @@ from jengine.logging.convert import Histogram, to_numbers, to_pixels
 class AimVisBackend(RunVisBackend):
     """A run in Aim with everything, in a local repository or on a server of Aim.
 
-    A resumed run continues the Aim run in the checkpoint. Aim keeps one value per step, so that the values of repeated
-    steps replace those logged after the checkpoint. Values that are not numbers are skipped.
+    A resumed run continues the Aim run in the checkpoint. Aim keeps one value per step, so that the
+    values of repeated steps replace those logged after the checkpoint. Values that are not numbers
+    are skipped.
 
     Args:
-      repo: a directory with a repository, or a server (`aim://host:port`); by default `<save_dir>/.aim`. Runs are
-        compared within a repository: set one directory for all of them.
+      repo: a directory with a repository, or a server (`aim://host:port`); by default
+        `<save_dir>/.aim`. Runs are compared within a repository: set one directory for all of them.
       experiment: the experiment name in Aim.
       run_name: the run name.
       tags: tags for the run.
@@ -59,7 +60,8 @@ class AimVisBackend(RunVisBackend):
                 run.name = self._run_name
             for tag in self._tags:
                 run.add_tag(tag)
-        self._run_id, self._is_resumed = run.hash, False
+        self._run_id = run.hash
+        self._is_resumed = False
         return run
 
     def _write_text(self, name: str, text: str) -> None:
@@ -70,7 +72,9 @@ class AimVisBackend(RunVisBackend):
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
         """Write `image`, uint8[H, W, C]."""
-        self.experiment.track(self._import_package().Image(to_pixels(image), format="png"), name=name, step=step)
+        self.experiment.track(
+            self._import_package().Image(to_pixels(image), format="png"), name=name, step=step
+        )
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
         """Write the histogram bins."""
@@ -78,7 +82,9 @@ class AimVisBackend(RunVisBackend):
         distribution = self._import_package().Distribution(hist=histogram.counts, bin_range=ends)
         self.experiment.track(distribution, name=name, step=step)
 
-    def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
+    def add_scalars(
+        self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None
+    ) -> None:
         """Write the numbers of one step; `file_path` is ignored."""
         for name, number in to_numbers(scalar_dict).items():
             self.experiment.track(number, name=name, step=step)

@@ -13,7 +13,13 @@ from jengine.logging.convert import Histogram, to_numbers, to_pixels
 _MODES = ("train", "val", "test")
 # ClearML would also record what other libraries write, and the terminal.
 _QUIET = dict.fromkeys(
-    ("auto_connect_arg_parser", "auto_connect_frameworks", "auto_connect_streams", "auto_resource_monitoring"), False
+    (
+        "auto_connect_arg_parser",
+        "auto_connect_frameworks",
+        "auto_connect_streams",
+        "auto_resource_monitoring",
+    ),
+    False,
 )
 
 
@@ -21,8 +27,9 @@ _QUIET = dict.fromkeys(
 class ClearMLVisBackend(RunVisBackend):
     """Scalars, images, histograms, config and graph in a task of ClearML.
 
-    Training and validation of a metric share a plot. Values that are not numbers are skipped. A resumed run continues
-    the task in the checkpoint; values logged after the checkpoint stay in the task, next to those of repeated steps.
+    Training and validation of a metric share a plot. Values that are not numbers are skipped. A
+    resumed run continues the task in the checkpoint; values logged after the checkpoint stay in the
+    task, next to those of repeated steps.
 
     Args:
       init_kwargs: for `Task.init`: `project_name`, `task_name`, `tags`, `output_uri`, ….
@@ -45,8 +52,9 @@ class ClearMLVisBackend(RunVisBackend):
         task_class = self._import_package().Task
         if self._offline:
             task_class.set_offline(True)
-        # A fork of this process, with JAX's threads, would send the values: it can wait for a lock forever. There is no
-        # argument for it, only `sdk.development.report_use_subprocess` in clearml.conf.
+        # A fork of this process, with JAX's threads, would send the values: it can wait for a lock
+        # forever. There is no argument for it, only `sdk.development.report_use_subprocess` in
+        # clearml.conf.
         task_class._report_subprocess_enabled = False
         arguments: dict[str, Any] = {**_QUIET, "reuse_last_task_id": False, **self._init_kwargs}
         if self._run_id is not None:
@@ -64,7 +72,9 @@ class ClearMLVisBackend(RunVisBackend):
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
         """Write `image`, uint8[H, W, C]."""
-        self.experiment.get_logger().report_image(name, name, iteration=step, image=to_pixels(image))
+        self.experiment.get_logger().report_image(
+            name, name, iteration=step, image=to_pixels(image)
+        )
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
         """Write the counts, labelled with the left edges of the bins."""
@@ -73,8 +83,12 @@ class ClearMLVisBackend(RunVisBackend):
             name, name, values=histogram.counts.tolist(), iteration=step, xlabels=labels
         )
 
-    def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
-        """Write the numbers of one step, `val/loss` as the series `val` in the plot `loss`; `file_path` is ignored."""
+    def add_scalars(
+        self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None
+    ) -> None:
+        """Write the numbers of one step, `val/loss` as the series `val` in the plot `loss`;
+        `file_path` is ignored.
+        """
         logger = self.experiment.get_logger()
         for name, number in to_numbers(scalar_dict).items():
             mode, _, rest = name.partition("/")

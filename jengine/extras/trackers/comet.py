@@ -13,7 +13,9 @@ from jengine.logging.convert import encode_png, to_numbers
 
 # Comet would also record what other libraries write, the terminal, and a summary at the end.
 _QUIET: dict[str, Any] = {
-    **dict.fromkeys(("auto_param_logging", "auto_metric_logging", "auto_output_logging", "auto_log_co2"), False),
+    **dict.fromkeys(
+        ("auto_param_logging", "auto_metric_logging", "auto_output_logging", "auto_log_co2"), False
+    ),
     **dict.fromkeys(("log_code", "log_graph", "parse_args"), False),
     "display_summary_level": 0,
 }
@@ -21,18 +23,20 @@ _QUIET: dict[str, Any] = {
 
 @VISBACKENDS.register_module()
 class CometVisBackend(RunVisBackend):
-    """Scalars and images of a Comet experiment, and config and graph as assets; histograms as four scalars.
+    """Scalars and images of a Comet experiment, and config and graph as assets; histograms as four
+    scalars.
 
-    Values that are not numbers are skipped. A resumed run continues the experiment in the checkpoint; values logged
-    after the checkpoint stay in it, next to those of repeated steps.
+    Values that are not numbers are skipped. A resumed run continues the experiment in the
+    checkpoint; values logged after the checkpoint stay in it, next to those of repeated steps.
 
     Args:
-      init_kwargs: for `comet_ml.start`: `project_name`, `workspace`, `online=False`, …. Offline, archives below
-        `save_dir` are for a later `comet upload`.
+      init_kwargs: for `comet_ml.start`: `project_name`, `workspace`, `online=False`, …. Offline,
+        archives below `save_dir` are for a later `comet upload`.
       experiment_kwargs: for `comet_ml.ExperimentConfig`: `name`, `tags`, `log_env_gpu`, ….
     """
 
-    extra, package = "comet", "comet_ml"
+    extra = "comet"
+    package = "comet_ml"
     text_names = ("config.py", "graph.txt")
 
     def __init__(
@@ -66,6 +70,8 @@ class CometVisBackend(RunVisBackend):
         """Write `image`, uint8[H, W, C]."""
         self.experiment.log_image(io.BytesIO(encode_png(image)), name=name, step=step)
 
-    def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
+    def add_scalars(
+        self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None
+    ) -> None:
         """Write the numbers of one step; `file_path` is ignored."""
         self.experiment.log_metrics(to_numbers(scalar_dict), step=step)

@@ -13,7 +13,9 @@ _MAX_EXTRA = 16  # class and register tokens
 
 
 class Grid(NamedTuple):
-    """Tokens of a position embedding: leading tokens outside the grid (`extra`), then `height` x `width`."""
+    """Tokens of a position embedding: leading tokens outside the grid (`extra`), then `height` x
+    `width`.
+    """
 
     extra: int
     height: int
@@ -23,10 +25,12 @@ class Grid(NamedTuple):
 def find_grids(stored: tuple[int, ...], expected: tuple[int, ...]) -> tuple[Grid, Grid] | None:
     """Return the grids of two position embeddings; None if they cannot be resized into each other.
 
-    Both should have the same number of extra tokens. One axis with all tokens is taken as a square grid.
+    Both should have the same number of extra tokens. One axis with all tokens is taken as a square
+    grid.
 
     Args:
-      stored, expected: shapes (tokens, width) or (height, width of the grid, width), with or without leading ones.
+      stored, expected: shapes (tokens, width) or (height, width of the grid, width), with or
+        without leading ones.
 
     >>> find_grids((1, 197, 768), (577, 768))
     (Grid(extra=1, height=14, width=14), Grid(extra=1, height=24, width=24))
@@ -37,7 +41,8 @@ def find_grids(stored: tuple[int, ...], expected: tuple[int, ...]) -> tuple[Grid
             shapes[i] = shapes[i][1:]
     if any(len(shape) not in (2, 3) for shape in shapes) or shapes[0][-1] != shapes[1][-1]:
         return None
-    for extra in range(_MAX_EXTRA + 1):  # the fewest that leave a square in both: shapes do not tell
+    # the fewest that leave a square in both: shapes do not tell
+    for extra in range(_MAX_EXTRA + 1):
         before, after = (_find_grid(shape, extra) for shape in shapes)
         if before is not None and after is not None:
             return before, after
@@ -57,9 +62,12 @@ def resize_positions(array: np.ndarray, shape: tuple[int, ...], method: Method) 
     """
     grids = find_grids(array.shape, shape)
     if grids is None:
-        raise ValueError(f"a position embedding must be of a grid to be resized to {shape}, got {array.shape}")
+        raise ValueError(
+            f"a position embedding must be of a grid to be resized to {shape}, got {array.shape}"
+        )
     before, after = grids
-    tokens = jnp.asarray(array.reshape(-1, shape[-1]), jnp.float32)  # `jax.image` computes in this dtype
+    # `jax.image` computes in this dtype
+    tokens = jnp.asarray(array.reshape(-1, shape[-1]), jnp.float32)
     grid = tokens[before.extra :].reshape(before.height, before.width, -1)
     resized = jax.image.resize(grid, (after.height, after.width, shape[-1]), method)
     tokens = jnp.concatenate([tokens[: before.extra], resized.reshape(-1, shape[-1])])

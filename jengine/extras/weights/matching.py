@@ -1,16 +1,19 @@
 """Matching of pretrained weights to model parameters, with the conversion that each array needs.
 
-A name is compared as it is stored, after `rename`. If there is no such parameter, module numbers may be written either
-way (`layers_3`, `layers.3`), and PyTorch names are tried: see the tables here and in `torch_layout`. A tensor that is
-stored as `weight` has PyTorch's axes: if it becomes a `kernel`, these are permuted.
+A name is compared as it is stored, after `rename`. If there is no such parameter, module numbers
+may be written either way (`layers_3`, `layers.3`), and PyTorch names are tried: see the tables here
+and in `torch_layout`. A tensor that is stored as `weight` has PyTorch's axes: if it becomes a
+`kernel`, these are permuted.
 
 | Flax | PyTorch |
 |---|---|
 | attention `query`, `key`, `value` | `q_proj`, `k_proj`, `v_proj`; or a third each of `qkv` or `in_proj_weight` |
 | attention `out` | `proj`, `out_proj`, `o_proj` |
 
-Linear and convolution weights are permuted only where that is certain. A square matrix fits in both orders: it is taken
-to have PyTorch's if other weights of the same source fit only in that order, and none fits only as it is stored.
+Linear and convolution weights are permuted only where that is certain. A square matrix fits in both
+  orders: it is taken
+to have PyTorch's if other weights of the same source fit only in that order, and none fits only as
+it is stored.
 """
 
 import re
@@ -22,25 +25,38 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.checkpoint.array_rules import Options, Piece, RuleLike, apply_rules, parse_rules
-from jengine.extras.weights.interpolation import Method, find_grids, resize_positions
 from jengine.checkpoint.report import LoadReport, describe
 from jengine.checkpoint.rules import check_patterns, matches
-from jengine.extras.weights.torch_layout import TorchLayout, is_statistic, param_layouts, statistic_layouts
+from jengine.extras.weights.interpolation import Method, find_grids, resize_positions
+from jengine.extras.weights.torch_layout import (
+    TorchLayout,
+    is_statistic,
+    param_layouts,
+    statistic_layouts,
+)
 
 Structs = Mapping[str, jax.ShapeDtypeStruct]
-Key = tuple[str | None, str]  # the item of a training state, None if the source does not tell, and the path in it
-Alias = tuple[str, int | None]  # another name of a parameter, and which third of that array it is; None for all of it
-Order = Literal["stored", "torch", "either", "untorch", "none"]  # of the axes; "untorch": a `weight` like a `kernel`
+# the item of a training state, None if the source does not tell, and the path in it
+Key = tuple[str | None, str]
+# another name of a parameter, and which third of that array it is; None for all of it
+Alias = tuple[str, int | None]
+# of the axes; "untorch": a `weight` like a `kernel`
+Order = Literal["stored", "torch", "either", "untorch", "none"]
 
 ITEMS = ("params", "model_state")
 _PROJECTIONS = ("query", "key", "value")
 _TORCH_PROJECTIONS = {
-    "query": ("q_proj",), "key": ("k_proj",), "value": ("v_proj",), "out": ("proj", "out_proj", "o_proj"),
-}  # fmt: skip
+    "query": ("q_proj",),
+    "key": ("k_proj",),
+    "value": ("v_proj",),
+    "out": ("proj", "out_proj", "o_proj"),
+}
 
 
 class Assignment(NamedTuple):
-    """Stored arrays for a parameter, and how the array that a rule makes of them becomes the parameter."""
+    """Stored arrays for a parameter, and how the array that a rule makes of them becomes the
+    parameter.
+    """
 
     item: str
     path: str
@@ -75,7 +91,8 @@ class _Fit(NamedTuple):
     piece: Piece
     source: jax.ShapeDtypeStruct  # the first of the stored arrays
     element: tuple[int, ...]  # the shape that the rule makes, without the axis of a stack
-    shape: tuple[int, ...] | None  # of the parameter, without the axis of a stack; None if the stack has another size
+    # of the parameter, without the axis of a stack; None if the stack has another size
+    shape: tuple[int, ...] | None
     layout: TorchLayout
     order: Order
 
@@ -83,16 +100,19 @@ class _Fit(NamedTuple):
     def has_dtype(self) -> bool:
         """Whether the dtypes are equal, or both floats."""
         dtypes = self.source.dtype, self.parameter.struct.dtype
-        return dtypes[0] == dtypes[1] or all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
+        return dtypes[0] == dtypes[1] or all(
+            jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes
+        )
 
     def assign(self, are_torch: bool, method: Method | None) -> Assignment | None:
         """Return the assignment; None if the array does not fit."""
-        piece, shape = self.piece, self.shape
+        piece = self.piece
+        shape = self.shape
         if shape is None or not self.has_dtype:
             return None
         assignment = Assignment(self.parameter.item, self.parameter.path, piece, shape)
-        # The order of these cases is the rule: exact shapes, then PyTorch's layout, then a resize that the user has
-        # asked for.
+        # The order of these cases is the rule: exact shapes, then PyTorch's layout, then a resize
+        # that the user has asked for.
         if self.order == "stored":
             return assignment._replace(is_plain=piece.is_plain and self.element == shape)
         if self.order == "torch" or (self.order == "either" and are_torch):
@@ -105,15 +125,23 @@ class _Fit(NamedTuple):
         """Return what would make the array fit, or which rule made its shape."""
         if not self.has_dtype:
             return ""
-        # A square matrix fits both ways, so that a guess would be wrong in silence half of the time.
+        # A square matrix fits both ways, so that a guess would be wrong in silence half of the
+        # time.
         if self.order == "either":
-            return "it may be (out, in) or (in, out): a rule with transform='transpose' or 'none' says which"
+            return (
+                "it may be (out, in) or (in, out): a rule with transform='transpose' or 'none' "
+                "says which"
+            )
         if self.order == "untorch":
             return "a rule with transform='none' takes the axes as they are"
         if self.piece.rule is not None and not self.piece.is_plain:
             count = f"{len(self.piece.names)} of " if self.piece.options.stack is not None else ""
             return f"the rule {self.piece.rule.shown} makes {count}{self.element} of {self.piece.label}"
-        if "pos" in self.parameter.path and self.shape is not None and find_grids(self.element, self.shape):
+        if (
+            "pos" in self.parameter.path
+            and self.shape is not None
+            and find_grids(self.element, self.shape)
+        ):
             return f"interpolate=[{self.parameter.shown!r}] resizes it"
         return ""
 
@@ -142,17 +170,26 @@ def match(
     keys, ignored = _find_items(stored, target)
     pieces, dropped = apply_rules(keys, stored, parse_rules(rename))
     parameters = list(_list_parameters(target))
-    check_patterns("exclude", exclude, [*(p.path for p in parameters), *(path for _, path in pieces)])
+    check_patterns(
+        "exclude", exclude, [*(p.path for p in parameters), *(path for _, path in pieces)]
+    )
     check_patterns("interpolate", interpolate, [p.path for p in parameters])
     found = _find_pieces(parameters, pieces)
     excluded = dict.fromkeys(p.shown for p in parameters if matches(p.path, *exclude))
     fits = [fit for fit in _find_fits(found, stored, target) if fit.parameter.shown not in excluded]
     are_torch = _are_torch(fits)  # of all weights together: a square one does not tell on its own
 
-    assignments, matched, mismatched, reshaped, cast = [], {}, {}, {}, {}
-    notes, ambiguous = {}, list[str]()
+    assignments = []
+    matched = {}
+    mismatched = {}
+    reshaped = {}
+    cast = {}
+    notes = {}
+    ambiguous = list[str]()
     for fit in fits:
-        shown, source, expected = fit.parameter.shown, fit.source, fit.parameter.struct
+        shown = fit.parameter.shown
+        source = fit.source
+        expected = fit.parameter.struct
         count = f"{len(fit.piece.names)} x " if len(fit.piece.names) > 1 else ""
         method = interpolation if matches(fit.parameter.path, *interpolate) else None
         assignment = fit.assign(are_torch, method)
@@ -168,18 +205,25 @@ def match(
             reshaped[shown] = f"{count}{source.shape}", str(expected.shape)
         elif source.dtype != expected.dtype:
             cast[shown] = describe(source), describe(expected)
-    used = {key for _, key, _ in found}  # also those of excluded parameters: they are not unexpected
+    # also those of excluded parameters: they are not unexpected
+    used = {key for _, key, _ in found}
     rest = [(path, piece) for (item, path), piece in pieces.items() if (item, path) not in used]
     known = {*excluded, *(parameter.shown for parameter, _, _ in found)}
     return assignments, LoadReport(
         matched=matched,
         missing=tuple(p.shown for p in parameters if p.shown not in known),
-        unexpected=tuple(path for path, _ in rest if not _is_counter(path) and not matches(path, *exclude)),
+        unexpected=tuple(
+            path for path, _ in rest if not _is_counter(path) and not matches(path, *exclude)
+        ),
         mismatched=mismatched,
         cast=cast,
         reshaped=reshaped,
         excluded=tuple(excluded),
-        ignored=(*(piece.names[0][0] for path, piece in rest if _is_counter(path)), *dropped, *ignored),
+        ignored=(
+            *(piece.names[0][0] for path, piece in rest if _is_counter(path)),
+            *dropped,
+            *ignored,
+        ),
         notes=notes,
         ambiguous=tuple(ambiguous),
     )
@@ -189,8 +233,12 @@ def _is_counter(path: str) -> bool:
     return path.rpartition(".")[2] == "num_batches_tracked"  # a buffer of PyTorch's batch norms
 
 
-def _find_pieces(parameters: Sequence[_Parameter], pieces: Mapping[Key, Piece]) -> list[tuple[_Parameter, Key, Piece]]:
-    """Return the parameters that have an array with the same name, or with one of their other names."""
+def _find_pieces(
+    parameters: Sequence[_Parameter], pieces: Mapping[Key, Piece]
+) -> list[tuple[_Parameter, Key, Piece]]:
+    """Return the parameters that have an array with the same name, or with one of their other
+    names.
+    """
     aliases: dict[Key, Key | None] = {}  # None where several arrays have the same alias
     for item, path in pieces:
         alias = (item, _number_modules(path))
@@ -199,7 +247,8 @@ def _find_pieces(parameters: Sequence[_Parameter], pieces: Mapping[Key, Piece]) 
     def find(parameter: _Parameter) -> tuple[Key, Piece] | None:
         scopes = (parameter.item, None)  # None: the source does not tell parameters from state
         for scope in scopes:
-            for path in (parameter.path, f"{parameter.path}.value"):  # Orbax has the levels of Flax's wrappers
+            # Orbax has the levels of Flax's wrappers
+            for path in (parameter.path, f"{parameter.path}.value"):
                 if (scope, path) in pieces:
                     return (scope, path), pieces[scope, path]
         for alias, third in parameter.aliases:
@@ -213,17 +262,25 @@ def _find_pieces(parameters: Sequence[_Parameter], pieces: Mapping[Key, Piece]) 
                     return key, piece._replace(options=Options(split=0), part=third, parts=3)
         return None
 
-    return [(parameter, *entry) for parameter in parameters if (entry := find(parameter)) is not None]
+    return [
+        (parameter, *entry) for parameter in parameters if (entry := find(parameter)) is not None
+    ]
 
 
 def _find_fits(
     found: Sequence[tuple[_Parameter, Key, Piece]], stored: Structs, target: Mapping[str, Structs]
 ) -> Iterator[_Fit]:
-    shapes = {item: {path: tuple(leaf.shape) for path, leaf in target[item].items()} for item in ITEMS}
-    slices: dict[str, dict[str, tuple[int, ...] | None]] = {item: {**shapes[item]} for item in ITEMS}
-    # Layouts are those of one layer of a stack, and an attention is recognized by the shapes of all its parameters.
+    shapes = {
+        item: {path: tuple(leaf.shape) for path, leaf in target[item].items()} for item in ITEMS
+    }
+    slices: dict[str, dict[str, tuple[int, ...] | None]] = {
+        item: {**shapes[item]} for item in ITEMS
+    }
+    # Layouts are those of one layer of a stack, and an attention is recognized by the shapes of all
+    # its parameters.
     for parameter, _, piece in found:
-        axis, shape = piece.options.stack, parameter.struct.shape
+        axis = piece.options.stack
+        shape = parameter.struct.shape
         if axis is None:
             continue
         sizes = list(shape)
@@ -232,50 +289,81 @@ def _find_fits(
     layouts = {item: _find_layouts(item, slices[item]) for item in ITEMS}
     for parameter, _, piece in found:
         source = stored[piece.names[0][0]]
-        layout, shape = layouts[parameter.item][parameter.path], slices[parameter.item][parameter.path]
+        layout = layouts[parameter.item][parameter.path]
+        shape = slices[parameter.item][parameter.path]
         try:
             element = piece.infer_shape(stored)
         except ValueError:
             if piece.rule is not None:
                 raise
             element = None  # an array that is not three projections
-        order = "none" if shape is None or element is None else _find_order(piece, element, shape, layout)
+        order = (
+            "none"
+            if shape is None or element is None
+            else _find_order(piece, element, shape, layout)
+        )
         yield _Fit(parameter, piece, source, element or source.shape, shape, layout, order)
 
 
-def _find_layouts(item: str, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, TorchLayout]:
-    structs = {path: jax.ShapeDtypeStruct(shape or (), jnp.float32) for path, shape in shapes.items()}
-    statistics = {path: leaf for path, leaf in structs.items() if item == "model_state" and is_statistic(path)}
+def _find_layouts(
+    item: str, shapes: Mapping[str, tuple[int, ...] | None]
+) -> dict[str, TorchLayout]:
+    structs = {
+        path: jax.ShapeDtypeStruct(shape or (), jnp.float32) for path, shape in shapes.items()
+    }
+    statistics = {
+        path: leaf for path, leaf in structs.items() if item == "model_state" and is_statistic(path)
+    }
     return {**param_layouts(structs), **statistic_layouts(statistics)}
 
 
-def _find_order(piece: Piece, element: tuple[int, ...], shape: tuple[int, ...], layout: TorchLayout) -> Order:
+def _find_order(
+    piece: Piece, element: tuple[int, ...], shape: tuple[int, ...], layout: TorchLayout
+) -> Order:
     """Return in which order of the axes an array fits a parameter."""
     squeezed = _squeeze(element)
-    as_torch, as_stored = squeezed == _squeeze(layout.shape), squeezed in (_squeeze(layout.merged), _squeeze(shape))
+    as_torch = squeezed == _squeeze(layout.shape)
+    as_stored = squeezed in (_squeeze(layout.merged), _squeeze(shape))
     if piece.options.says_axes:
-        # Heads may still be divided from their size, as (in, heads * size) into (in, heads, size): there is one way.
+        # Heads may still be divided from their size, as (in, heads * size) into (in, heads, size):
+        # there is one way.
         return "stored" if _divides(element, shape) else "none"
     if not layout.is_permuted:
         return "stored" if as_torch or as_stored else "none"
-    if not piece.names[0][0].endswith("weight"):  # the name in the file: a rule may have changed it to `kernel`
+    # the name in the file: a rule may have changed it to `kernel`
+    if not piece.names[0][0].endswith("weight"):
         return "stored" if squeezed == _squeeze(shape) else "none"
-    if as_torch and as_stored:  # parts along the first axis are parts of the outputs, so these come first
+    # parts along the first axis are parts of the outputs, so these come first
+    if as_torch and as_stored:
         return "torch" if len(squeezed) < 2 or piece.options.split == 0 else "either"
     return "torch" if as_torch else "untorch" if as_stored else "none"
 
 
 def _are_torch(fits: Iterable[_Fit]) -> bool:
     """Return whether the weights of a source that fit in one order only have PyTorch's."""
-    # A rule that says 'none' for one weight shows that the file has layers in (in, out), as GPT-2 beside Linear ones
-    weights = [fit for fit in fits if fit.layout.is_permuted and fit.piece.names[0][0].endswith("weight")]
-    orders = {fit.order for fit in weights if not fit.piece.options.says_axes and len(_squeeze(fit.element)) > 1}
-    are_named = any(fit.piece.options.says_axes and fit.piece.options.transform != "transpose" for fit in weights)
+    # A rule that says 'none' for one weight shows that the file has layers in (in, out), as GPT-2
+    # beside Linear ones
+    weights = [
+        fit for fit in fits if fit.layout.is_permuted and fit.piece.names[0][0].endswith("weight")
+    ]
+    orders = {
+        fit.order
+        for fit in weights
+        if not fit.piece.options.says_axes and len(_squeeze(fit.element)) > 1
+    }
+    are_named = any(
+        fit.piece.options.says_axes and fit.piece.options.transform != "transpose"
+        for fit in weights
+    )
     return "torch" in orders and "untorch" not in orders and not are_named
 
 
-def _find_items(names: Iterable[str], target: Mapping[str, Structs]) -> tuple[dict[str, Key], list[str]]:
-    """Return the key of each weight by name, and the names that are not weights, such as optimizer state."""
+def _find_items(
+    names: Iterable[str], target: Mapping[str, Structs]
+) -> tuple[dict[str, Key], list[str]]:
+    """Return the key of each weight by name, and the names that are not weights, such as
+    optimizer state.
+    """
     tops = {item: {path.partition(".")[0] for path in target[item]} for item in ITEMS}
     collections = {*tops["model_state"], "batch_stats"}
     split = [(name, *name.partition(".")[::2]) for name in names]
@@ -298,12 +386,21 @@ def _list_parameters(target: Mapping[str, Structs]) -> Iterator[_Parameter]:
     for item in ITEMS:
         leaves = target[item]
         layouts = _find_layouts(item, {path: tuple(leaf.shape) for path, leaf in leaves.items()})
-        # Attention is recognized by its members, since a module called `query` alone may be anything.
-        parents = {path.removesuffix("query.kernel") for path in leaves if path.endswith("query.kernel")}
-        attentions = {p for p in parents if all(f"{p}{name}.kernel" in leaves for name in _PROJECTIONS)}
+        # Attention is recognized by its members, since a module called `query` alone may be
+        # anything.
+        parents = {
+            path.removesuffix("query.kernel") for path in leaves if path.endswith("query.kernel")
+        }
+        attentions = {
+            p for p in parents if all(f"{p}{name}.kernel" in leaves for name in _PROJECTIONS)
+        }
         for path, struct in leaves.items():
             shown = path if item == "params" or path not in target["params"] else f"{item}.{path}"
-            aliases = (_number_modules(path), None), (layouts[path].name, None), *_attention_aliases(path, attentions)
+            aliases = (
+                (_number_modules(path), None),
+                (layouts[path].name, None),
+                *_attention_aliases(path, attentions),
+            )
             yield _Parameter(item, path, shown, struct, aliases)
 
 
@@ -313,26 +410,32 @@ def _attention_aliases(path: str, attentions: set[str]) -> Iterator[Alias]:
     prefix = "".join(f"{parent}." for parent in parents[1:])
     if prefix not in attentions or leaf not in ("kernel", "bias"):
         return
-    prefix, kind = _number_modules(prefix), "weight" if leaf == "kernel" else "bias"
+    prefix = _number_modules(prefix)
+    kind = "weight" if leaf == "kernel" else "bias"
     for name in _TORCH_PROJECTIONS.get(module, ()):
         yield f"{prefix}{name}.{kind}", None
     if module in _PROJECTIONS:
         third = _PROJECTIONS.index(module)
-        # PyTorch stores the three projections in one tensor, under timm's name or under that of nn.MultiheadAttention.
+        # PyTorch stores the three projections in one tensor, under timm's name or under that of
+        # nn.MultiheadAttention.
         yield from ((f"{prefix}qkv.{kind}", third), (f"{prefix}in_proj_{kind}", third))
 
 
 def _divides(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
-    """Return whether shapes differ only by axes of size 1, and by axes that are divided into several or joined.
+    """Return whether shapes differ only by axes of size 1, and by axes that are divided into
+    several or joined.
 
     >>> _divides((6, 4), (2, 3, 4)), _divides((6, 4), (4, 6)), _divides((4, 1), (4,))
     (True, False, True)
     """
-    left, right = list(_squeeze(first)), list(_squeeze(second))
-    # Axes may be merged or split in order (heads x width), never permuted: only then a reshape keeps the meaning.
+    left = list(_squeeze(first))
+    right = list(_squeeze(second))
+    # Axes may be merged or split in order (heads x width), never permuted: only then a reshape
+    # keeps the meaning.
     while left and right:
         one, other = (left, right) if left[0] >= right[0] else (right, left)
-        size, product = one.pop(0), other.pop(0)
+        size = one.pop(0)
+        product = other.pop(0)
         while product < size and other:
             product *= other.pop(0)
         if product != size:

@@ -9,8 +9,8 @@
 | norm `scale`, Embed `embedding` | `weight`, unchanged |
 | batch norm `mean`, `var` in the model state | `running_mean`, `running_var` |
 
-Everything else keeps name and layout. Neither a checkpoint nor a pytree stores module types, so the kernel type is
-inferred from the rank and the neighbors.
+Everything else keeps name and layout. Neither a checkpoint nor a pytree stores module types, so the
+kernel type is inferred from the rank and the neighbors.
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,7 +42,8 @@ class TorchLayout(NamedTuple):
 
     def to_torch(self, array: np.ndarray) -> np.ndarray:
         """Convert a Flax parameter to PyTorch's layout, contiguous."""
-        return np.asarray(array.reshape(self.merged).transpose(self.axes), order="C")  # the file stores raw memory
+        # the file stores raw memory
+        return np.asarray(array.reshape(self.merged).transpose(self.axes), order="C")
 
     def to_flax(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Convert a PyTorch tensor to Flax's layout, with the `shape` of the parameter."""
@@ -79,7 +80,10 @@ def check_unique(layouts: Iterable[tuple[str, TorchLayout]]) -> None:
     paths: dict[str, str] = {}
     for path, layout in layouts:
         if (other := paths.setdefault(layout.name, path)) is not path:
-            raise ValueError(f"{other!r} and {path!r} are both named {layout.name!r} in PyTorch; rename one of them")
+            raise ValueError(
+                f"{other!r} and {path!r} are both named {layout.name!r} in PyTorch; rename one of "
+                "them"
+            )
 
 
 def is_statistic(path: str) -> bool:
@@ -88,7 +92,8 @@ def is_statistic(path: str) -> bool:
 
 
 def _param_layout(path: str, shape: tuple[int, ...], attentions: set[str]) -> TorchLayout:
-    name, rank = torch_alias(path), len(shape)
+    name = torch_alias(path)
+    rank = len(shape)
     parent, module, leaf = _split_path(path)
     if parent in attentions:
         if module in ("query", "key", "value") and (leaf, rank) == ("bias", 2):
@@ -98,12 +103,15 @@ def _param_layout(path: str, shape: tuple[int, ...], attentions: set[str]) -> To
         if module == "out" and (leaf, rank) == ("kernel", 3):
             return TorchLayout(name, (shape[0] * shape[1], shape[2]), (1, 0))
     if leaf == "kernel" and rank >= 2:
-        return TorchLayout(name, shape, (rank - 1, rank - 2, *range(rank - 2)))  # the window is empty for a Dense
+        # the window is empty for a Dense
+        return TorchLayout(name, shape, (rank - 1, rank - 2, *range(rank - 2)))
     return TorchLayout(name, shape, tuple(range(rank)))
 
 
 def _is_attention_query(path: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether `path` is an attention's query kernel, with key, value and output kernels next to it."""
+    """Return whether `path` is an attention's query kernel, with key, value and output kernels
+    next to it.
+    """
     if _split_path(path)[1:] != ("query", "kernel") or len(shapes[path]) != 3:
         return False
     parent = path.removesuffix("query.kernel")

@@ -12,7 +12,27 @@ from jengine.optim.optimizers.rmsprop import RMSprop, Rprop
 from jengine.optim.optimizers.sgd import ASGD, SGD
 
 __all__ = [
-    "ASGD", "LARS", "LBFGS", "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Adan", "Lamb",
-    "Lion", "Muon", "NAdam", "ProximalAdan", "RAdam", "RMSprop", "Rprop", "SparseAdam", "TorchAdafactor", "TorchMuon",
+    "ASGD",
+    "LARS",
+    "LBFGS",
+    "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Adan",
+    "Lamb",
+    "Lion",
+    "Muon",
+    "NAdam",
+    "ProximalAdan",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SparseAdam",
+    "TorchAdafactor",
+    "TorchMuon",
     "from_optax",
-]  # fmt: skip
+]

@@ -23,26 +23,28 @@ def TorchAdafactor(
     weight_decay: NonNegative = 0.0,
     maximize: bool = False,
 ) -> Parts:
-    """Build Adafactor (Shazeer and Stern, arXiv:1804.04235), factored over the last two axes of each tensor.
+    """Build Adafactor (Shazeer and Stern, arXiv:1804.04235), factored over the last two axes of
+    each tensor.
 
     Args:
       lr: maximum relative step size.
       beta2_decay: exponent of the step in the second moment's decay.
-      eps: lower bounds for the second moment's square root (None: the float32 precision) and for the parameter scale;
-        constants, which cannot be scheduled.
+      eps: lower bounds for the second moment's square root (None: the float32 precision) and for
+        the parameter scale; constants, which cannot be scheduled.
       d: maximum root mean square of an update.
       weight_decay: decoupled decay.
       maximize: maximize the loss.
     """
     eps1, eps2 = eps
-    # PyTorch takes the epsilon of the parameter, but states and gradients are float32 here, whatever the parameter is.
+    # PyTorch takes the epsilon of the parameter, but states and gradients are float32 here,
+    # whatever the parameter is.
     eps1 = float(jnp.finfo(jnp.float32).eps) if eps1 is None else eps1
     scale = [
         ("scale_by_factored_rms", scale_by_factored_rms(beta2_decay, eps1)),
         ("clip_by_block_rms", optax.clip_by_block_rms(d)),
         ("scale_by_param_block_rms", optax.scale_by_param_block_rms(eps2)),
-        # Last, as a factor: the rate that `chain_with_decay` multiplies with decays the weights too, and that decay is
-        # not capped.
+        # Last, as a factor: the rate that `chain_with_decay` multiplies with decays the weights
+        # too, and that decay is not capped.
         ("cap_learning_rate", cap_learning_rate(lr)),
     ]
     return common.chain_with_decay(scale, lr, weight_decay, decoupled=True, maximize=maximize)
@@ -55,22 +57,29 @@ class FactoredRmsState(NamedTuple):
     """Factored second moments."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    rows: Updates  # float32[..., n, 1], mean squares along the last axis; the whole second moment of a vector or scalar
-    columns: Updates  # float32[..., 1, m], mean squares along the last but one; float32[] for a vector or scalar
+    # float32[..., n, 1], mean squares along the last axis; the whole second moment of a vector or
+    # scalar
+    rows: Updates
+    # float32[..., 1, m], mean squares along the last but one; float32[] for a vector or scalar
+    columns: Updates
 
 
 def scale_by_factored_rms(beta2_decay: Scalar, eps: Scalar) -> optax.GradientTransformation:
-    """Divide gradients by the root of a second moment that is factored over the last two axes of each tensor.
+    """Divide gradients by the root of a second moment that is factored over the last two axes of
+    each tensor.
 
-    `optax.scale_by_factored_rms` factors over the two largest axes, and only if both have at least 128 elements.
+    `optax.scale_by_factored_rms` factors over the two largest axes, and only if both have at least
+    128 elements.
     """
 
     def init(params: Params) -> FactoredRmsState:
         zeros = common.zeros_like(params)
-        # Broadcastable against the gradient: the outer product below is then one elementwise product, in stacked layers
-        # too.
+        # Broadcastable against the gradient: the outer product below is then one elementwise
+        # product, in stacked layers too.
         rows = jax.tree.map(lambda z: z[..., :1] if z.ndim > 1 else z, zeros)
-        columns = jax.tree.map(lambda z: z[..., :1, :] if z.ndim > 1 else jnp.zeros((), z.dtype), zeros)
+        columns = jax.tree.map(
+            lambda z: z[..., :1, :] if z.ndim > 1 else jnp.zeros((), z.dtype), zeros
+        )
         return FactoredRmsState(common.zero_count(), rows, columns)
 
     def update(
@@ -79,18 +88,21 @@ def scale_by_factored_rms(beta2_decay: Scalar, eps: Scalar) -> optax.GradientTra
         count = state.count + 1
 
         def leaf(g: jax.Array, row: jax.Array, column: jax.Array) -> tuple[jax.Array, ...]:
-            # At the first update the weight is 1, which replaces the zeros: no bias has to be corrected.
+            # At the first update the weight is 1, which replaces the zeros: no bias has to be
+            # corrected.
             weight = count.astype(row.dtype) ** beta2_decay
             square = g * g
             if g.ndim > 1:
                 row = row + weight * (jnp.mean(square, -1, keepdims=True) - row)
                 column = column + weight * (jnp.mean(square, -2, keepdims=True) - column)
-                # The rank-1 estimate of Adafactor: row and column means over the overall mean, which both contain.
+                # The rank-1 estimate of Adafactor: row and column means over the overall mean,
+                # which both contain.
                 moment = row * column / jnp.maximum(jnp.mean(row, -2, keepdims=True), eps)
             else:
                 row = row + weight * (square - row)
                 moment = row
-            # A lower bound instead of a sum, as in PyTorch: eps has no effect on moments that are large enough.
+            # A lower bound instead of a sum, as in PyTorch: eps has no effect on moments that are
+            # large enough.
             return g * jax.lax.rsqrt(jnp.maximum(moment, eps**2)), row, column
 
         updates, rows, columns = common.map_unzipped(leaf, grads, state.rows, state.columns)
@@ -106,7 +118,9 @@ class CapLearningRateState(NamedTuple):
 
 
 def cap_learning_rate(learning_rate: PerParameter) -> optax.GradientTransformation:
-    """Scale updates so that the learning rate, applied later in the chain, acts like at most `1 / sqrt(count)`."""
+    """Scale updates so that the learning rate, applied later in the chain, acts like at most `1
+    / sqrt(count)`.
+    """
 
     def update(
         updates: Updates, state: CapLearningRateState, params: Params | None = None
@@ -117,6 +131,10 @@ def cap_learning_rate(learning_rate: PerParameter) -> optax.GradientTransformati
             # The rate follows in the chain: this makes of it min(lr, 1 / sqrt(count)).
             return u * jnp.minimum(1, jax.lax.rsqrt(count.astype(u.dtype)) / lr)
 
-        return jax.tree.map(leaf, updates, broadcast_to_params(learning_rate, updates)), CapLearningRateState(count)
+        return jax.tree.map(
+            leaf, updates, broadcast_to_params(learning_rate, updates)
+        ), CapLearningRateState(count)
 
-    return optax.GradientTransformation(lambda params: CapLearningRateState(common.zero_count()), update)
+    return optax.GradientTransformation(
+        lambda params: CapLearningRateState(common.zero_count()), update
+    )

@@ -32,8 +32,8 @@ def Adagrad(
     """
     scale = [
         ("scale_by_adagrad", scale_by_adagrad(initial_accumulator_value, eps)),
-        # Traced, with a count in the state: the host changes `lr` only by schedules, and this one belongs to the
-        # optimizer.
+        # Traced, with a count in the state: the host changes `lr` only by schedules, and this one
+        # belongs to the optimizer.
         ("scale_by_schedule", optax.scale_by_schedule(lambda count: 1 / (1 + count * lr_decay))),
     ]
     return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
@@ -61,13 +61,20 @@ def Adadelta(
 
 
 def scale_by_adagrad(initial_accumulator_value: float, eps: Scalar) -> optax.GradientTransformation:
-    """Divide gradients by the root of the summed squares; `optax.scale_by_rss` adds eps inside the root."""
+    """Divide gradients by the root of the summed squares; `optax.scale_by_rss` adds eps inside
+    the root.
+    """
 
     def init(params: Params) -> ScaleByRssState:
-        # Added to zeros, so that the state has the sharding of the parameters; `jnp.full` would be replicated.
-        return ScaleByRssState(jax.tree.map(lambda z: z + initial_accumulator_value, common.zeros_like(params)))
+        # Added to zeros, so that the state has the sharding of the parameters; `jnp.full` would be
+        # replicated.
+        return ScaleByRssState(
+            jax.tree.map(lambda z: z + initial_accumulator_value, common.zeros_like(params))
+        )
 
-    def update(grads: Updates, state: ScaleByRssState, params: Params | None = None) -> tuple[Updates, ScaleByRssState]:
+    def update(
+        grads: Updates, state: ScaleByRssState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByRssState]:
         sum_of_squares = jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, grads)
         updates = jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), grads, sum_of_squares)
         return updates, ScaleByRssState(sum_of_squares)

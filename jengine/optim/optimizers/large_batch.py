@@ -36,7 +36,8 @@ def LARS(
     eps: NonNegative = 1e-8,
     lars_exclude: bool = False,
 ) -> Parts:
-    """Build LARS, layer-wise adaptive rate scaling (You et al., arXiv:1708.03888). Without momentum it has no state.
+    """Build LARS, layer-wise adaptive rate scaling (You et al., arXiv:1708.03888). Without momentum
+    it has no state.
 
     Unlike in SGD, the learning rate is applied before the momentum.
 
@@ -46,12 +47,17 @@ def LARS(
       weight_decay: coupled weight decay, included in the trust ratio.
       eta: multiplies the trust ratio.
       eps: added to the trust ratio's denominator.
-      lars_exclude: disable the trust ratio, but not the weight decay; usually set for some parameter groups.
+      lars_exclude: disable the trust ratio, but not the weight decay; usually set for some
+        parameter groups.
     """
-    # The rate is inside, before the momentum, as in the paper: a change of the rate does not rescale the steps
-    # remembered.
+    # The rate is inside, before the momentum, as in the paper: a change of the rate does not
+    # rescale the steps remembered.
     scale = scale_by_lars(lr, weight_decay, eta, eps, lars_exclude)
-    return [("scale_by_lars", scale), *momentum_parts(momentum, dampening, nesterov), ("descent", optax.scale(-1.0))]
+    return [
+        ("scale_by_lars", scale),
+        *momentum_parts(momentum, dampening, nesterov),
+        ("descent", optax.scale(-1.0)),
+    ]
 
 
 @define_optimizer("lr", "betas", "eps", "weight_decay", whole_tensor=True)
@@ -66,7 +72,8 @@ def Lamb(
     trust_clip: bool = False,
     always_adapt: bool = False,
 ) -> Parts:
-    """Build LAMB (You et al., arXiv:1904.00962). Tensors without weight decay are not scaled by the trust ratio.
+    """Build LAMB (You et al., arXiv:1904.00962). Tensors without weight decay are not scaled by the
+    trust ratio.
 
     Args:
       lr: learning rate.
@@ -75,41 +82,55 @@ def Lamb(
       eps: added to the denominator.
       weight_decay: weight decay coefficient, included in the trust ratio.
       grad_averaging: multiply new gradients by `1 - betas[0]` in the first moment.
-      max_grad_norm: maximum global gradient norm; None for no clipping. Groups that differ in more than lr and
-        weight_decay are clipped separately.
+      max_grad_norm: maximum global gradient norm; None for no clipping. Groups that differ in more
+        than lr and weight_decay are clipped separately.
       trust_clip: limit the trust ratio to 1.
       always_adapt: scale tensors without weight decay by the trust ratio too.
     """
-    # Exactly Adam's moments, so that they have one implementation; only the other options need the formulas below.
+    # Exactly Adam's moments, so that they have one implementation; only the other options need the
+    # formulas below.
     if bias_correction and grad_averaging:
         scale = scale_by_adam(*betas, eps)
     else:
         scale = scale_by_lamb_moments(*betas, eps, bias_correction, grad_averaging)
     return [
-        *([] if max_grad_norm is None else [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))]),
+        *(
+            []
+            if max_grad_norm is None
+            else [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))]
+        ),
         ("scale_by_adam", scale),
         ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
-        # Per parameter: those without decay, such as biases and norms, keep the plain Adam step, as in the reference
-        # code.
-        ("scale_by_trust_ratio", scale_by_trust_ratio(True if always_adapt else weight_decay, trust_clip)),
+        # Per parameter: those without decay, such as biases and norms, keep the plain Adam step, as
+        # in the reference code.
+        (
+            "scale_by_trust_ratio",
+            scale_by_trust_ratio(True if always_adapt else weight_decay, trust_clip),
+        ),
         ("scale_by_learning_rate", scale_by_group_learning_rate(lr)),
     ]
 
 
 def scale_by_lars(
-    learning_rate: PerParameter, weight_decay: PerParameter, eta: Scalar, eps: Scalar, exclude: PerParameter = False
+    learning_rate: PerParameter,
+    weight_decay: PerParameter,
+    eta: Scalar,
+    eps: Scalar,
+    exclude: PerParameter = False,
 ) -> optax.GradientTransformation:
-    """Add weight decay to gradients, and multiply them by the learning rate and each tensor's trust ratio.
+    """Add weight decay to gradients, and multiply them by the learning rate and each tensor's trust
+    ratio.
 
-    The ratio is `eta |w| / (|g| + weight_decay |w| + eps)`, or 1 if a norm is 0; `optax.lars` uses the norm of
-    `g + weight_decay w` instead.
+    The ratio is `eta |w| / (|g| + weight_decay |w| + eps)`, or 1 if a norm is 0; `optax.lars` uses
+    the norm of `g + weight_decay w` instead.
 
-    Where `exclude` is not 0, the ratio is 1. It, the learning rate and the weight decay are numbers, or trees of them
-    like the parameters.
+    Where `exclude` is not 0, the ratio is 1. It, the learning rate and the weight decay are
+    numbers, or trees of them like the parameters.
     """
 
     def leaf(g: jax.Array, p: jax.Array, lr: Scalar, decay: Scalar, excluded: Scalar) -> jax.Array:
-        p_norm, g_norm = common.norm(p), common.norm(g)
+        p_norm = common.norm(p)
+        g_norm = common.norm(g)
         trust = eta * p_norm / (g_norm + decay * p_norm + eps)
         # Zero norms occur: a parameter initialized with zeros would never move with a trust of 0.
         trust = jnp.where((excluded != 0) | (p_norm == 0) | (g_norm == 0), 1, trust)
@@ -117,7 +138,9 @@ def scale_by_lars(
 
     def update(grads: Updates, params: Params) -> Params:
         params = common.require_params("LARS", params)
-        hyperparams = (broadcast_to_params(value, params) for value in (learning_rate, weight_decay, exclude))
+        hyperparams = (
+            broadcast_to_params(value, params) for value in (learning_rate, weight_decay, exclude)
+        )
         return jax.tree.map(leaf, grads, params, *hyperparams)
 
     return optax.stateless(update)
@@ -126,7 +149,8 @@ def scale_by_lars(
 def scale_by_lamb_moments(
     b1: Scalar, b2: Scalar, eps: Scalar, bias_correction: bool, grad_averaging: bool
 ) -> optax.GradientTransformation:
-    """Rescale gradients by Adam with optional bias correction and averaging; `optax.scale_by_adam` always applies both.
+    """Rescale gradients by Adam with optional bias correction and averaging; `optax.scale_by_adam`
+    always applies both.
 
     The arguments are those of `Lamb`, with two betas.
     """
@@ -138,10 +162,13 @@ def scale_by_lamb_moments(
         if grad_averaging:
             mu = common.moving_average(state.mu, b1, grads)
         else:
-            # Without averaging the gradient has the weight 1, as in NVIDIA's LAMB with grad_averaging=False.
+            # Without averaging the gradient has the weight 1, as in NVIDIA's LAMB with
+            # grad_averaging=False.
             mu = jax.tree.map(lambda m, g: b1 * m + g, state.mu, grads)
         nu = common.moving_average_of_squares(state.nu, b2, grads)
-        first, second = (common.bias_correction(b, count) if bias_correction else 1.0 for b in (b1, b2))
+        first, second = (
+            common.bias_correction(b, count) if bias_correction else 1.0 for b in (b1, b2)
+        )
         updates = jax.tree.map(lambda m, v: m / first / (jnp.sqrt(v / second) + eps), mu, nu)
         return updates, optax.ScaleByAdamState(count, mu, nu)
 
@@ -149,15 +176,18 @@ def scale_by_lamb_moments(
 
 
 def scale_by_trust_ratio(adapt: PerParameter, trust_clip: bool) -> optax.GradientTransformation:
-    """Scale the update of each tensor to the tensor's norm; `optax.scale_by_trust_ratio` scales all tensors.
+    """Scale the update of each tensor to the tensor's norm; `optax.scale_by_trust_ratio` scales all
+    tensors.
 
-    Where `adapt` is 0, the tensor is not scaled; it is a number, or a tree of numbers like the parameters.
+    Where `adapt` is 0, the tensor is not scaled; it is a number, or a tree of numbers like the
+    parameters.
     """
 
     def leaf(u: jax.Array, p: jax.Array, is_adapted: Scalar) -> jax.Array:
-        p_norm, u_norm = common.norm(p), common.norm(u)
-        # `where` computes both sides; the quotient by zero is an infinity that is not selected, and nothing
-        # differentiates it.
+        p_norm = common.norm(p)
+        u_norm = common.norm(u)
+        # `where` computes both sides; the quotient by zero is an infinity that is not selected, and
+        # nothing differentiates it.
         ratio = jnp.where((is_adapted != 0) & (p_norm > 0) & (u_norm > 0), p_norm / u_norm, 1)
         return u * (jnp.minimum(ratio, 1) if trust_clip else ratio)
 

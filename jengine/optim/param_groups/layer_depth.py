@@ -8,20 +8,24 @@ from jengine.config import paths
 from jengine.config.errors import ConfigError
 from jengine.optim.param_groups.modules import Parameter
 
-# Matches the parameters before the first layer: embeddings of patches, tokens and positions, and the stem of a CNN.
+# Matches the parameters before the first layer: embeddings of patches, tokens and positions, and
+# the stem of a CNN.
 STEM = r"embed|token|patch|stem|(^|\.)cls$"
 
-LayerKey: TypeAlias = tuple[tuple[int, int], ...]  # (index of a group in the pattern, matched number), outermost first
+# (index of a group in the pattern, matched number), outermost first
+LayerKey: TypeAlias = tuple[tuple[int, int], ...]
 
 _TOKENS = ("backbone.cls_token", "backbone.mask_token", "backbone.pos_embed")
 
 
 class LayerPattern:
-    """Numbering of layers: 0 for the stem, then the layers that match the pattern, then everything else.
+    """Numbering of layers: 0 for the stem, then the layers that match the pattern, then everything
+    else.
 
-    The pattern is searched in the Flax path and in the torch alias; the first match is used. Each group matches a
-    number: `layers_(\\d+)` numbers one series of layers, `stages_(\\d+)\\.blocks_(\\d+)` blocks within stages, and with
-    `encoder_(\\d+)|decoder_(\\d+)` the first series comes before the second. Layers are counted from the parameters.
+    The pattern is searched in the Flax path and in the torch alias; the first match is used. Each
+    group matches a number: `layers_(\\d+)` numbers one series of layers,
+    `stages_(\\d+)\\.blocks_(\\d+)` blocks within stages, and with `encoder_(\\d+)|decoder_(\\d+)`
+    the first series comes before the second. Layers are counted from the parameters.
 
     >>> names = ["embed.kernel", "block_0.kernel", "block_1.kernel", "head.kernel"]
     >>> layer_id, layers = LayerPattern(r"block_(\\d+)").number(names)
@@ -30,7 +34,8 @@ class LayerPattern:
 
     Args:
       pattern: a regular expression with a group around each number.
-      stem: a regular expression, not case-sensitive; matching parameters outside the layers belong to the stem.
+      stem: a regular expression, not case-sensitive; matching parameters outside the layers belong
+        to the stem.
 
     Raises:
       ConfigError: not a regular expression, or a pattern without a group.
@@ -43,7 +48,8 @@ class LayerPattern:
         # The number is the group: without it a match would not tell which layer it is.
         if not self._layer.groups:
             raise ConfigError(
-                rf"`layer_pattern` must have a group around the layer's number, such as 'layers_(\d+)', got {pattern!r}"
+                r"`layer_pattern` must have a group around the layer's number, such as "
+                rf"'layers_(\d+)', got {pattern!r}"
             )
 
     def key(self, name: str) -> LayerKey | None:
@@ -55,7 +61,8 @@ class LayerPattern:
                 invalid = next((text for _, text in groups if not text.isdigit()), None)
                 if invalid is not None:
                     raise ConfigError(
-                        f"each group of `layer_pattern` must match a number, got {invalid!r} in {alias!r}; "
+                        f"each group of `layer_pattern` must match a number, got {invalid!r} in "
+                        f"{alias!r}; "
                         "write (?:...) for a group that is not a number"
                     )
                 # The index of the group sorts `encoder_*` before `decoder_*`, whatever the numbers.
@@ -63,7 +70,9 @@ class LayerPattern:
         return None
 
     def number(self, names: Iterable[str]) -> tuple[Callable[[str], int], int]:
-        """Return a function name -> layer for these parameters, and the number of layers, including stem and head."""
+        """Return a function name -> layer for these parameters, and the number of layers,
+        including stem and head.
+        """
         # Ranks and not the numbers: layers may start from 1, or have gaps.
         keys = sorted({key for name in names if (key := self.key(name)) is not None})
         depth = {key: index for index, key in enumerate(keys, start=1)}
@@ -80,8 +89,8 @@ class LayerPattern:
     def find_stacked(self, parameters: Mapping[str, Parameter]) -> dict[str, Callable[[int], str]]:
         """Find the parameters in which `nn.scan` stacks all layers.
 
-        A module is stacked if the pattern matches the name followed by a number, and all parameters below it have an
-        additional first axis, of equal length.
+        A module is stacked if the pattern matches the name followed by a number, and all parameters
+        below it have an additional first axis, of equal length.
 
         Returns:
           Path -> function from i to the name that layer i would have in a model without stacking.
@@ -90,11 +99,18 @@ class LayerPattern:
         modules = dict(stack for path in parameters if (stack := self._find_stack(path)))
         names: dict[str, Callable[[int], str]] = {}
         for module, separator in modules.items():
-            below = {path: parameter for path, parameter in parameters.items() if path.startswith(f"{module}.")}
+            below = {
+                path: parameter
+                for path, parameter in parameters.items()
+                if path.startswith(f"{module}.")
+            }
             lengths = {parameter.shape[:1] for parameter in below.values()}
-            if other := next((path for path, p in below.items() if p.stacked and not p.has_layer_axis), None):
+            if other := next(
+                (path for path, p in below.items() if p.stacked and not p.has_layer_axis), None
+            ):
                 raise ConfigError(
-                    f"the layers of {other!r} must be stacked along the first axis for layer decay, got axes "
+                    f"the layers of {other!r} must be stacked along the first axis for layer "
+                    "decay, got axes "
                     f"{below[other].stacked}"
                 )
             if len(lengths) == 1 and all(parameter.has_layer_axis for parameter in below.values()):
@@ -103,14 +119,22 @@ class LayerPattern:
         return names
 
     def _find_stack(self, path: str) -> tuple[str, str] | None:
-        """Return the module in the path that may be stacked, and the separator before a layer number."""
+        """Return the module in the path that may be stacked, and the separator before a layer
+        number.
+        """
         parts = path.split(".")
         for count in range(1, len(parts)):
-            module, suffix = ".".join(parts[:count]), parts[count:]
+            module = ".".join(parts[:count])
+            suffix = parts[count:]
             for separator in () if suffix[0].isdigit() else ("_", ".", ""):
-                # Try a name as it would be without the stack: `layers.kernel` as `layers_0.kernel` and so on.
+                # Try a name as it would be without the stack: `layers.kernel` as `layers_0.kernel`
+                # and so on.
                 match = self._layer.search(".".join([f"{module}{separator}0", *suffix]))
-                spans = [match.span(group) for group in range(1, self._layer.groups + 1)] if match else []
+                spans = (
+                    [match.span(group) for group in range(1, self._layer.groups + 1)]
+                    if match
+                    else []
+                )
                 start = len(module) + len(separator)
                 if (start, start + 1) in spans:  # a group matched the inserted number
                     return module, separator
@@ -118,7 +142,9 @@ class LayerPattern:
 
 
 def vit_layer_id(name: str, layers: int) -> int:
-    """Return the vision transformer layer: 0 for the stem, i + 1 for block i, `layers - 1` for the rest."""
+    """Return the vision transformer layer: 0 for the stem, i + 1 for block i, `layers - 1` for
+    the rest.
+    """
     if name in _TOKENS or name.startswith("backbone.patch_embed"):
         return 0
     block = _parse_number(name, "backbone.layers")
@@ -126,19 +152,24 @@ def vit_layer_id(name: str, layers: int) -> int:
 
 
 def swin_layer_id(name: str, depths: Sequence[int]) -> int:
-    """Return the Swin transformer layer: 0 for the stem, then the blocks; a downsampling is in the last block."""
+    """Return the Swin transformer layer: 0 for the stem, then the blocks; a downsampling is in
+    the last block.
+    """
     is_stem = "mask_token" in name or "patch_embed" in name
     return 0 if is_stem else 1 + _block_index(name, "backbone.stages", depths, head=sum(depths))
 
 
 def mixmim_layer_id(name: str, depths: Sequence[int]) -> int:
-    """Return the MixMIM layer: -1 for the stem, then the blocks from 0; the head is in the last block."""
+    """Return the MixMIM layer: -1 for the stem, then the blocks from 0; the head is in the last
+    block.
+    """
     is_stem = "patch_embed" in name or "pos_embed" in name
     return -1 if is_stem else _block_index(name, "backbone.layers", depths, head=sum(depths) - 1)
 
 
 def convnext_layer_id(name: str, layers: int) -> int:
-    """Return the ConvNeXt layer: every three blocks in the third stage are a layer, the last stage is `layers`.
+    """Return the ConvNeXt layer: every three blocks in the third stage are a layer, the last stage
+    is `layers`.
 
     `layers` is 12 for models with 27 blocks in the third stage, 6 for models with 9.
     """
@@ -158,7 +189,9 @@ def convnext_layer_id(name: str, layers: int) -> int:
 
 
 def convnext_stage_id(name: str, layers: int) -> int:
-    """Return the ConvNeXt stage: 0 for stem and downsamplings, s + 1 for stage s, `layers - 1` for the rest."""
+    """Return the ConvNeXt stage: 0 for stem and downsamplings, s + 1 for stage s, `layers - 1`
+    for the rest.
+    """
     if name in _TOKENS or name.startswith("backbone.downsample_layers"):
         return 0
     stage = _parse_number(name, "backbone.stages")
@@ -182,7 +215,9 @@ def _parse_number(name: str, prefix: str) -> int | None:
 
 
 def _block_index(name: str, prefix: str, depths: Sequence[int], head: int) -> int:
-    """Return the index of a block over all stages; that of the last block for other parts of a stage, else `head`."""
+    """Return the index of a block over all stages; that of the last block for other parts of a
+    stage, else `head`.
+    """
     stage = _parse_number(name, prefix)
     if stage is None:
         return head
@@ -195,7 +230,9 @@ def _compile(name: str, pattern: object, flags: int = 0) -> re.Pattern[str]:
     try:
         return re.compile(pattern, flags)  # type: ignore[call-overload]  # checked here
     except (re.error, TypeError) as error:
-        raise ConfigError(f"`{name}` must be a regular expression, got {pattern!r}: {error}") from None
+        raise ConfigError(
+            f"`{name}` must be a regular expression, got {pattern!r}: {error}"
+        ) from None
 
 
 def _insert_number(module: str, separator: str, suffix: str) -> Callable[[int], str]:

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.extras.imix import from_imix
 from jengine.data import ArrayDataset
+from jengine.extras.imix import from_imix
 from jengine.logging import MessageHub
 from jengine.model import FunctionalModel
 from jengine.runner import Runner

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from jengine import checkpoint
+from jengine.config.errors import ConfigError
 from jengine.extras.imix import CheckPointHook, EMAEpochHook, EMAIterHook, EvaluateHook, HookBase
 from jengine.extras.imix.evaluate import is_better, select_metrics
-from jengine.config.errors import ConfigError
 
 
 @pytest.fixture

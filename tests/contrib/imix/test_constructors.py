@@ -6,8 +6,8 @@ import logging
 import numpy as np
 import pytest
 
-from jengine.extras.imix import from_imix
 from jengine.config.errors import ConfigError
+from jengine.extras.imix import from_imix
 from jengine.optim import build_optim_wrapper
 
 ONE = np.ones((2, 2), np.float32)

@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.extras.imix import AutogradProfilerHook, HookBase
 from jengine.data import ArrayDataset
+from jengine.extras.imix import AutogradProfilerHook, HookBase
 from jengine.model import FunctionalModel
 
 

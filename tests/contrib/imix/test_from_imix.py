@@ -2,8 +2,8 @@ import copy
 
 import pytest
 
-from jengine.extras.imix import from_imix
 from jengine.config.errors import ConfigError
+from jengine.extras.imix import from_imix
 from jengine.runner import Runner
 
 

@@ -2,11 +2,11 @@ import warnings
 
 import pytest
 
+from jengine.config import HOOKS
+from jengine.config.errors import ConfigError
 from jengine.extras.imix import HookBase
 from jengine.hooks import PriorityStatus, get_level, to_priority
-from jengine.config.errors import ConfigError
 from jengine.hooks.hook_list import HookList
-from jengine.config import HOOKS
 
 
 class Custom(HookBase):

@@ -7,11 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.extras.imix import (CommonMetricLoggerHook, HookBase, IterationTimerHook, JSONLoggerHook, LogBufferWriter, PeriodicLogger, TensorboardLoggerHook)
-from jengine.hooks import PriorityStatus
+from jengine.config.errors import ConfigError
+from jengine.extras.imix import (
+    CommonMetricLoggerHook,
+    HookBase,
+    IterationTimerHook,
+    JSONLoggerHook,
+    LogBufferWriter,
+    PeriodicLogger,
+    TensorboardLoggerHook,
+)
 from jengine.extras.imix.log_buffer import LogBuffer, to_uint8
 from jengine.extras.imix.writers import median
-from jengine.config.errors import ConfigError
+from jengine.hooks import PriorityStatus
 from jengine.logging import HistoryBuffer
 from jengine.logging.convert import histogram
 

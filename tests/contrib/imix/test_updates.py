@@ -4,11 +4,17 @@ import jax
 import optax
 import pytest
 
-from jengine.extras.imix import (Fp16OptimizerHook, HookBase, LRSchedulerHook, OptimizerHook, from_imix)
-from jengine.hooks import PriorityStatus
+from jengine.config.errors import ConfigError
+from jengine.extras.imix import (
+    Fp16OptimizerHook,
+    HookBase,
+    LRSchedulerHook,
+    OptimizerHook,
+    from_imix,
+)
 from jengine.extras.imix.lr_scheduler import select_group
 from jengine.extras.imix.schedules import PythiaScheduler
-from jengine.config.errors import ConfigError
+from jengine.hooks import PriorityStatus
 from jengine.optim import OptimWrapper
 from jengine.optim.transforms.clip import ClipByNorm
 from jengine.runner import Runner

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
-from jengine.extras.language import generate, sample
 from jengine.config.errors import ConfigError
+from jengine.extras.language import generate, sample
 from jengine.extras.networks import TransformerLM, nnx_transformer, split_transformer
 
 SIZES = dict(vocab_size=32, width=16, heads=4, kv_heads=2, mlp_width=32)

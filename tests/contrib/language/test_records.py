@@ -5,7 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from jengine.extras.language import ByteTokenizer, ChatTemplate, FileTokenizer, Prompts, TextFormat, pack
+from jengine.extras.language import (
+    ByteTokenizer,
+    ChatTemplate,
+    FileTokenizer,
+    Prompts,
+    TextFormat,
+    pack,
+)
 from jengine.extras.language.records import encode_record, make_format
 from jengine.extras.language.tokenizers import decode_text
 

@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from benchmarks.kneser_ney import bits_per_byte
-from jengine.extras.language import ByteTokenizer, FileTokenizer, StandardLibrary, encode_all, pack, packed_text
 from jengine.config.errors import ConfigError
+from jengine.extras.language import (
+    ByteTokenizer,
+    FileTokenizer,
+    StandardLibrary,
+    encode_all,
+    pack,
+    packed_text,
+)
 
 TEXTS = ["hello world, hello again", "naïve ☃ snow", "hello", "a world again"]
 

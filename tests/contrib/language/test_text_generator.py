@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec
 import jengine
 from jengine import Runner
 from jengine.cli import main
-from jengine.extras.language import Prompts, TextGenerator, generate
 from jengine.config.errors import ConfigError
+from jengine.extras.language import Prompts, TextGenerator, generate
 from jengine.model import get_model
 from jengine.train import compilation_counter
 

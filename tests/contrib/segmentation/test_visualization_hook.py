@@ -5,12 +5,12 @@ import jax
 import numpy as np
 import pytest
 
-from jengine.extras.segmentation import SegVisualizationHook
 from jengine.config.errors import ConfigError
-from jengine.hooks import Hook
-from jengine.parallel.local_batch import concatenate_local_shards
 from jengine.config.storage import write_bytes
 from jengine.extras.drawing import LocalVisualizer
+from jengine.extras.segmentation import SegVisualizationHook
+from jengine.hooks import Hook
+from jengine.parallel.local_batch import concatenate_local_shards
 
 
 class Recorder(LocalVisualizer):

@@ -5,14 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.extras.selfsup import PIC, Extractor, Kmeans, PseudoLabelDataset, class_weights, describe_clusters
+from jengine.data import ArrayDataset, DataLoader
+from jengine.extras.selfsup import (
+    PIC,
+    Extractor,
+    Kmeans,
+    PseudoLabelDataset,
+    class_weights,
+    describe_clusters,
+)
 from jengine.extras.selfsup.clustering import build_clustering
 from jengine.extras.selfsup.pseudo_labels import uniform_indices
-from jengine.data import ArrayDataset, DataLoader
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.runner import Runner
 from jengine.parallel import SingleDevice
+from jengine.runner import Runner
 
 K = 2
 

@@ -2,11 +2,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.extras.selfsup import DenseCLHook, dense_match, densecl_losses, info_nce, push
+from jengine.config import HOOKS
 from jengine.data import ArrayDataset
+from jengine.extras.selfsup import DenseCLHook, dense_match, densecl_losses, info_nce, push
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.config import HOOKS
 from jengine.runner import Runner
 
 

@@ -3,9 +3,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.extras.selfsup import MemoryBank, ODCHook, PseudoLabelDataset, empty_bank, update_samples
-from jengine.extras.selfsup.memory_bank import count_labels, deal_with_small_clusters, fill_bank, update_centroids
 from jengine.data import ArrayDataset
+from jengine.extras.selfsup import (
+    MemoryBank,
+    ODCHook,
+    PseudoLabelDataset,
+    empty_bank,
+    update_samples,
+)
+from jengine.extras.selfsup.memory_bank import (
+    count_labels,
+    deal_with_small_clusters,
+    fill_bank,
+    update_centroids,
+)
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner import Runner

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from jengine.extras.selfsup import DeepClusterSampler, PseudoLabelDataset
 from jengine.data import ArrayDataset, DataLoader, TransformedDataset, build_dataloader
+from jengine.extras.selfsup import DeepClusterSampler, PseudoLabelDataset
 
 
 class SingleSampleDataset:

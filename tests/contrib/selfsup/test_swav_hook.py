@@ -3,9 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.data import ArrayDataset
 from jengine.extras.selfsup import SwAVQueue, empty_queue, sinkhorn, swav_loss
 from jengine.extras.selfsup.swav import SwAVHook
-from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner import Runner

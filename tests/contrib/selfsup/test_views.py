@@ -5,8 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.extras.selfsup import compare_features, extract_features, knn_accuracy, projection_accuracy, random_view
 from jengine.data import ArrayDataset, DataLoader
+from jengine.extras.selfsup import (
+    compare_features,
+    extract_features,
+    knn_accuracy,
+    projection_accuracy,
+    random_view,
+)
 from jengine.model import FunctionalModel
 
 NO_CHANGE = dict(shift=0, rotate=0, scale=0, contrast=0, noise=0)

@@ -3,8 +3,8 @@ import io
 import numpy as np
 import pytest
 
-from jengine.extras.selfsup import SelfSupVisualizer
 from jengine.config import VISUALIZERS
+from jengine.extras.selfsup import SelfSupVisualizer
 
 Image = pytest.importorskip("PIL.Image")
 
