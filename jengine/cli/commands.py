@@ -5,12 +5,9 @@ building a Runner.
 import argparse
 import collections
 import contextlib
-import json
 import os
 import pathlib
 import platform
-import shlex
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +18,7 @@ from jengine.config.dump import dump_config, parse_config
 from jengine.config.errors import ConfigError, require_extra
 from jengine.config.load import load_config
 from jengine.config.overrides import apply_overrides
-from jengine.config.storage import read_text, storage_path
+from jengine.config.storage import read_text
 
 if TYPE_CHECKING:
     # imported when a command needs one, since it takes a second
@@ -169,42 +166,6 @@ def _load_any(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         read_text(file) if file.is_file() else read_meta(find_checkpoint(path))["meta"].get("cfg")
     )
     return resolve(apply_overrides(parse_config(text), overrides))
-
-
-def profile(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Request a profile, which the run starts at one of its next iterations."""
-    from jengine.hooks.run_watch import PERIOD, PROFILE_REQUEST
-
-    work_dir = storage_path("WORK_DIR", args.work_dir)
-    if not work_dir.is_dir():
-        raise FileNotFoundError(f"WORK_DIR must be the directory of a run, got {args.work_dir}")
-    if args.steps < 1:
-        raise ConfigError(f"--steps must be at least 1, got {args.steps}")
-    # A file, and not a signal: the run may be on another machine, in a container or in a bucket.
-    (work_dir / PROFILE_REQUEST).write_text(json.dumps({"steps": args.steps}))
-    log = shlex.quote(f"{args.work_dir}/*/*.log")
-    seconds = round(2 * PERIOD)
-    print(
-        f"A run in {args.work_dir} starts the profile within about {seconds} s, and names its "
-        f"directory in {log}."
-    )
-
-
-def table(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Print runs with the hyperparameters that differ and their metrics."""
-    from jengine.extras.report.run_table import read_table
-    from jengine.extras.report.table_format import format_cells, sort_cells
-    from jengine.logging.console import escape_control
-
-    found = read_table(args.work_dirs)
-    headings, rows = found.cells(args.group)
-    if args.sort:
-        sort_cells(headings, rows, args.sort, args.reverse)
-    elif args.reverse:
-        rows.reverse()
-    print(format_cells(headings, rows, args.style))
-    for note in found.notes:
-        print(escape_control(note), file=sys.stderr)
 
 
 def describe_versions() -> str:

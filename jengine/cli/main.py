@@ -30,7 +30,6 @@ _LOADER = re.compile(r"in (\w+_dataloader[\w.]*) \(")
 _WITHOUT_CODE = (
     "CheckpointMismatchError",
     "CorruptCheckpointError",
-    "PlanError",
     "ProcessError",
     "StorageError",
     "UnequalSamplesError",
@@ -67,12 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if overrides and "config" not in args:
         parser.error(f"{args.command} has no config to override, got {overrides[0]}")
     # A command imports JAX and the engine only when it runs, so that `jengine --help` is fast.
-    module, _, function = args.run.rpartition(".")
+    module, _, function = args.run.partition(":")
     try:
         with _launch_processes(args):
-            code: int | None = getattr(importlib.import_module(f"jengine.cli.{module}"), function)(
-                args, overrides
-            )
+            code: int | None = getattr(importlib.import_module(module), function)(args, overrides)
         sys.stdout.flush()  # here an error is still a message
     except BrokenPipeError:
         # the reader of our output has seen enough: `jengine table work_dirs | head`
@@ -85,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _is_disk_full(error):
             print(f"jengine: the disk is full: {error}\n{_advise_on_disk(error)}", file=sys.stderr)
             return 1
-        is_mistake = _is_user_error(error, args.command)
+        is_mistake = _is_user_error(error, args.runs_code)
         if not is_mistake and not _says_enough(error):
             from jengine.cli.tracebacks import format_error
             from jengine.logging.console import log_error
@@ -164,13 +161,13 @@ def _find_override(error: Exception, note: str, by_path: Mapping[str, str]) -> s
     return f"from the command line: {' '.join(by_path[path] for path in found)}" if found else ""
 
 
-def _is_user_error(error: Exception, command: str) -> bool:
+def _is_user_error(error: Exception, runs_code: bool) -> bool:
     """Return whether the message alone is enough, because the error is about the config or a
     file, not about code.
     """
     if type(error).__name__ in _WITHOUT_CODE:
         return True
-    if command in ("ckpt", "profile", "report", "table"):  # run no user code
+    if not runs_code:
         return isinstance(error, OSError | ValueError | KeyError | ImportError)
     notes = getattr(error, "__notes__", ())
     in_config = any(note.startswith((_PLACE, "in the argument ")) for note in notes)

@@ -25,6 +25,7 @@ from jengine.config.annotations import (
     takes_functions,
 )
 from jengine.config.errors import UnknownNameError, closest, config_path, list_unknown
+from jengine.config.plugins import find_missing, provided
 
 T = TypeVar("T", bound=Callable[..., Any])
 # `dict(type=NAME, ...)`, or NAME alone
@@ -48,8 +49,7 @@ class Registry:
     Args:
       name: the entries' kind for error messages, in the singular: 'hook'.
       locations: package, or packages, that register the entries, imported at the first look-up.
-      contrib: packages that register further entries, imported only if a name is not found
-        otherwise.
+      section: the section of the extras that has further entries, see `plugins`.
       used_in: where a config names the entries, for the error in another registry that lacks one.
       checks_calls: whether calls of an entry check the arguments; else only `build` does.
       parent: a registry that shares its entries with this one, in both directions.
@@ -61,7 +61,7 @@ class Registry:
         self,
         name: str,
         locations: str | Sequence[str] = (),
-        contrib: Sequence[str] = (),
+        section: str = "",
         used_in: str = "",
         checks_calls: bool = True,
         parent: "Registry | None" = None,
@@ -73,7 +73,7 @@ class Registry:
         self._name_with_article = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
         self._locations: list[str] = [] if parent is None else parent._locations
         self._locations += [locations] if isinstance(locations, str) else locations
-        self._contrib: list[str] = list(contrib) if parent is None else parent._contrib
+        self._section: str = section if parent is None else parent._section
         self._checks_calls: bool = checks_calls if parent is None else parent._checks_calls
         self._entries: dict[str, Callable[..., Any]] = {} if parent is None else parent._entries
         if parent is None:  # `find_registered` would find the entries twice
@@ -135,6 +135,9 @@ class Registry:
         existing = self._entries.get(key)
         if existing is None or force:
             self._entries[key] = entry
+            if existing is None and not is_built_in(entry) and key in self._provided():
+                own = f"{self._provided()[key]}.{key}"
+                _LOGGER.info("The %s %s replaces %s.", self.name, _full_name(entry), own)
         elif is_built_in(existing) == is_built_in(entry):
             raise UnknownNameError(
                 f"{self.name} {key!r} is already registered as {_full_name(existing)}; pass "
@@ -172,7 +175,7 @@ class Registry:
                 return self._entries[registered]
         if module:
             return self._import(key, name)
-        hint = _find_elsewhere(name) or closest(name, self._entries)
+        hint = _find_elsewhere(name) or find_missing(name) or closest(name, self._names())
         if (path := find_unregistered(name)) is not None:
             hint = (
                 f", which is not registered: write type={path!r}, or register the class with "
@@ -267,7 +270,7 @@ class Registry:
             return import_attribute(path)
         except UnknownNameError as error:
             # 'mmengine.Hok' for 'Hook'
-            similar = difflib.get_close_matches(name, self._entries, n=1, cutoff=0.75)
+            similar = difflib.get_close_matches(name, self._names(), n=1, cutoff=0.75)
             hint = (
                 f"; did you mean {similar[0]!r}?"
                 if similar and "did you mean" not in str(error)
@@ -310,28 +313,33 @@ class Registry:
         return entry, resolve_functions(entry, arguments)
 
     def __contains__(self, key: str) -> bool:
-        self._import_entries(key)
-        return key in self._entries
+        return key in self._names()
 
     def __iter__(self) -> Iterator[str]:
-        self._import_entries()
-        return iter(sorted(self._entries))
+        return iter(sorted(self._names()))
 
     def __len__(self) -> int:
-        self._import_entries()
-        return len(self._entries)
+        return len(self._names())
 
     def __repr__(self) -> str:
-        return f"Registry({self.name!r}, {len(self._entries)} entries)"
+        return f"Registry({self.name!r}, {len(self)} entries)"
 
     def _import_entries(self, *names: str) -> None:
-        """Import the packages that register entries; those of `contrib` only while none of
-        `names` is registered.
-        """
+        """Import the package with the built-in entries, and the extras that provide `names`."""
         while self._locations:
             importlib.import_module(self._locations.pop())
-        while self._contrib and not any(name in self._entries for name in names):
-            importlib.import_module(self._contrib.pop())
+        for name in names:
+            if name not in self._entries and name in self._provided():
+                importlib.import_module(self._provided()[name])
+
+    def _provided(self) -> Mapping[str, str]:
+        """Return the modules of the entries that extras provide, by name."""
+        return provided(self._section) if self._section else {}
+
+    def _names(self) -> set[str]:
+        """Return the names of all entries; those of extras are not imported."""
+        self._import_entries()
+        return {*self._entries, *self._provided()}
 
 
 def as_config(value: object) -> Any:
@@ -476,8 +484,8 @@ def find_registered(name: str, import_all: bool = False) -> list[Callable[..., A
     found = [registry._entries[name] for registry in _REGISTRIES if name in registry._entries]
     if found or not import_all:
         return found
-    for registry in list(_REGISTRIES):  # an imported package may have a registry of its own
-        registry._import_entries()
+    for registry in list(_REGISTRIES):  # an imported module may have a registry of its own
+        registry._import_entries(name)
     return find_registered(name)
 
 
@@ -485,7 +493,7 @@ def _find_elsewhere(name: str) -> str:
     """Return where a config can name an entry in another registry, for an error message; empty
     if there is none.
     """
-    found = [registry for registry in _REGISTRIES if registry.used_in and name in registry._entries]
+    found = [registry for registry in _REGISTRIES if registry.used_in and name in registry]
     return f", which is a {found[0].name}; add it to {found[0].used_in}" if found else ""
 
 
@@ -494,26 +502,23 @@ def _full_name(entry: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-_IMIX, _SELFSUP, _SEGMENTATION, _LANGUAGE = (
-    f"jengine.extras.{name}" for name in ("imix", "selfsup", "segmentation", "language")
-)
-
-HOOKS = Registry("hook", "jengine.hooks", contrib=(_IMIX, _SELFSUP, _SEGMENTATION, _LANGUAGE))
-OPTIMIZERS = Registry("optimizer", "jengine.optim", contrib=(_IMIX,))
-OPTIM_WRAPPERS = Registry("optimizer wrapper", "jengine.optim")
+HOOKS = Registry("hook", "jengine.hooks", section="HOOKS")
+OPTIMIZERS = Registry("optimizer", "jengine.optim", section="OPTIMIZERS")
+OPTIM_WRAPPERS = Registry("optimizer wrapper", "jengine.optim", section="OPTIM_WRAPPERS")
 OPTIM_WRAPPER_CONSTRUCTORS = Registry(
-    "optimizer wrapper constructor", "jengine.optim", contrib=(_IMIX,)
+    "optimizer wrapper constructor", "jengine.optim", section="OPTIM_WRAPPER_CONSTRUCTORS"
 )
-PARAM_SCHEDULERS = Registry("parameter scheduler", "jengine.optim", contrib=(_IMIX,))
-MODELS = Registry("model", "jengine.model", contrib=(_LANGUAGE,))
-DATASETS = Registry("dataset", "jengine.data", contrib=(_SELFSUP, _LANGUAGE))
-TRANSFORMS = Registry("transform", "jengine.data")
-DATA_SAMPLERS = Registry("data sampler", "jengine.data", contrib=(_SELFSUP,))
-FUNCTIONS = Registry("function", "jengine.data", checks_calls=False)  # they take arrays
-LOOPS = Registry("loop", "jengine.runner")
-METRICS = Registry("metric", "jengine.evaluation", contrib=(_SEGMENTATION, _LANGUAGE))
-EVALUATOR = Registry("evaluator", "jengine.evaluation")
-VISUALIZERS = Registry("visualizer", "jengine.logging", contrib=(_SELFSUP,))
-VISBACKENDS = Registry("visualization backend", "jengine.logging")
-LOG_PROCESSORS = Registry("log processor", "jengine.logging")
-STRATEGIES = Registry("strategy", "jengine.parallel")
+PARAM_SCHEDULERS = Registry("parameter scheduler", "jengine.optim", section="PARAM_SCHEDULERS")
+MODELS = Registry("model", "jengine.model", section="MODELS")
+DATASETS = Registry("dataset", "jengine.data", section="DATASETS")
+TRANSFORMS = Registry("transform", "jengine.data", section="TRANSFORMS")
+DATA_SAMPLERS = Registry("data sampler", "jengine.data", section="DATA_SAMPLERS")
+# Calls of functions are not checked: they take arrays.
+FUNCTIONS = Registry("function", "jengine.data", section="FUNCTIONS", checks_calls=False)
+LOOPS = Registry("loop", "jengine.runner", section="LOOPS")
+METRICS = Registry("metric", "jengine.evaluation", section="METRICS")
+EVALUATOR = Registry("evaluator", "jengine.evaluation", section="EVALUATOR")
+VISUALIZERS = Registry("visualizer", "jengine.logging", section="VISUALIZERS")
+VISBACKENDS = Registry("visualization backend", "jengine.logging", section="VISBACKENDS")
+LOG_PROCESSORS = Registry("log processor", "jengine.logging", section="LOG_PROCESSORS")
+STRATEGIES = Registry("strategy", "jengine.parallel", section="STRATEGIES")

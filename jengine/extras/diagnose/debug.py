@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine.cli.commands import format_bytes, load, temporary_runner
+from jengine.cli.commands import build_runner, format_bytes, load, temporary_runner
+from jengine.cli.train import train
 from jengine.config.errors import ConfigError
 from jengine.data.collate import stack_batches
 from jengine.data.host_entries import select_arrays
@@ -115,6 +116,16 @@ def train_debug(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     iterations = f"{length:,}" if math.isfinite(length) else "an unknown number of"
     print(f"The whole run has {iterations} iterations. Nothing was left in {cfg['work_dir']}.")
     return 0
+
+
+def train_overfit(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Train on the first batches alone, and print the first and the final loss."""
+    changes = overfit(load(args, overrides), args.overfit)
+    runner = build_runner(args, overrides, resume=args.resume, **changes)
+    code = train(runner, args.argv)
+    if code == 0 and runner.is_main_process:
+        print(describe_overfit(runner, args.overfit))
+    return code
 
 
 def shorten(cfg: Mapping[str, Any], work_dir: str, resume: str | None = None) -> dict[str, Any]:

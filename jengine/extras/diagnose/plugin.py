@@ -8,6 +8,14 @@ provides = {
         "NumericsGuardHook": "jengine.extras.diagnose.numerics_guard",
         "ProfilerHook": "jengine.extras.diagnose.profiler",
     },
+    "commands": {
+        "schedule": "jengine.extras.diagnose.commands",
+        "lr-find": "jengine.extras.diagnose.commands",
+        "model": "jengine.extras.diagnose.commands",
+        "data": "jengine.extras.diagnose.commands",
+        "replay": "jengine.extras.diagnose.commands",
+        "profile": "jengine.extras.diagnose.commands",
+    },
     "names": {
         "Findings": "jengine.extras.diagnose.replay",
         "replay_step": "jengine.extras.diagnose.replay",

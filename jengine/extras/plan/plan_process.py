@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jengine.config.errors import ConfigError
 from jengine.extras.plan.topologies import Topology
 
 _SHOWN_LINES = 20
 
 
-class PlanError(RuntimeError):
+class PlanError(ConfigError):
     """Error for a config that could not be compiled."""
 
 

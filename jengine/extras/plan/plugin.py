@@ -1,6 +1,9 @@
 """What this extra provides, by name and module: nothing is imported before it is used."""
 
 provides = {
+    "commands": {
+        "plan": "jengine.extras.plan.commands",
+    },
     "names": {
         "Collective": "jengine.extras.plan.collectives",
         "Operation": "jengine.extras.plan.hlo",

@@ -1,6 +1,10 @@
 """What this extra provides, by name and module: nothing is imported before it is used."""
 
 provides = {
+    "commands": {
+        "report": "jengine.extras.report.commands",
+        "table": "jengine.extras.report.commands",
+    },
     "jengine": {
         "report": "jengine.extras.report.report",
     },

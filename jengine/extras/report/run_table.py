@@ -1,11 +1,13 @@
 """Table of runs: the hyperparameters that differ, final and best metrics, and means over seeds."""
 
+import argparse
 import collections
 import dataclasses
 import math
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,8 @@ from jengine.config.scores import sort_key, split_words
 from jengine.extras.report.remote import origin
 from jengine.extras.report.run_files import ReportedRun, read_runs
 from jengine.extras.report.run_metrics import find_best, flatten_config, list_saved_metrics
-from jengine.extras.report.table_format import Cell, Spread, format_cells, spread
+from jengine.extras.report.table_format import Cell, Spread, format_cells, sort_cells, spread
+from jengine.logging.console import escape_control
 
 # Differences that are no hyperparameters unless a sweep sets them: names, places, and what is drawn
 # and logged
@@ -431,3 +434,17 @@ def _describe(
         final=final,
         config=_setting(values),
     )
+
+
+def print_table(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Print runs with the hyperparameters that differ and their metrics."""
+
+    found = read_table(args.work_dirs)
+    headings, rows = found.cells(args.group)
+    if args.sort:
+        sort_cells(headings, rows, args.sort, args.reverse)
+    elif args.reverse:
+        rows.reverse()
+    print(format_cells(headings, rows, args.style))
+    for note in found.notes:
+        print(escape_control(note), file=sys.stderr)

@@ -14,7 +14,7 @@ from jengine.config.errors import ConfigError, require_extra
 from jengine.config.registry import Registry
 
 CLUSTERINGS = Registry(
-    "clustering", "jengine.extras.selfsup", used_in="`clustering` of DeepClusterHook"
+    "clustering", section="CLUSTERINGS", used_in="`clustering` of DeepClusterHook"
 )
 
 

@@ -7,6 +7,9 @@ provides = {
     "MODELS": {
         "BaseTTAModel": "jengine.extras.serving.tta",
     },
+    "commands": {
+        "predict": "jengine.extras.serving.commands",
+    },
     "jengine": {
         "load_model": "jengine.extras.serving.loaded_model",
     },

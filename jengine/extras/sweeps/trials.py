@@ -47,7 +47,15 @@ class Trial:
     def command(self, config: str, overrides: Iterable[str]) -> list[str]:
         """Return the command that trains this run, or continues it."""
         own = [f"--config.{format_override(path, value)}" for path, value in self.setting.items()]
-        run = [sys.executable, "-m", "jengine", "train", config, "--work-dir", str(self.work_dir)]
+        run = [
+            sys.executable,
+            "-m",
+            "jengine.extras.sweeps",
+            "train",
+            config,
+            "--work-dir",
+            str(self.work_dir),
+        ]
         shared = [f"--config.{text.removeprefix('--config.')}" for text in overrides]
         # last: it would take a value with a space for a path
         return [*run, *shared, *own, "--resume"]

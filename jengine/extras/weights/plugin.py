@@ -1,6 +1,9 @@
 """What this extra provides, by name and module: nothing is imported before it is used."""
 
 provides = {
+    "commands": {
+        "ckpt export": "jengine.extras.weights.commands",
+    },
     "names": {
         "FORMATS": "jengine.extras.weights.sources",
         "WeightSource": "jengine.extras.weights.sources",
