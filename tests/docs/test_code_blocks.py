@@ -46,7 +46,7 @@ from jengine.runner.config_checks import train_loop_config
 from tests import run_again
 from tests.docs_pages import PAGES, ROOT, blocks_of
 
-# Pages whose code has tests of its own: in tests/test_docs.py, tests/hooks, tests/optim and tests/sharding.
+# Pages whose code has tests of its own: in tests/test_docs.py, tests/hooks, tests/optim and tests/parallel.
 ELSEWHERE = (
     "devices.md",
     "equinox.md",
@@ -163,7 +163,7 @@ def test_commands_of_a_page_exist(page):
 
 
 def test_sweeps_page(run_page, tmp_path, monkeypatch, capsys):
-    from tests.cli.report_runs import write_run
+    from tests.extras.report.report_runs import write_run
 
     for name, lr, score in (("a", 1e-3, 0.8), ("b", 3e-3, 0.9)):
         scores = [{"accuracy/top1": score, "iter": 1, "mode": "val"}]
