@@ -23,8 +23,8 @@ from typing import Any
 
 from jengine.config.errors import ConfigError, UnknownNameError, did_you_mean
 from jengine.config.storage import is_url
+from jengine.config.trust import find_known_class, is_restricted
 from jengine.extras.cloud.remote import fetch_modules
-from jengine.extras.mmengine import foreign
 
 # The modules imported from each directory with configs, the directory used last at the end: two
 # directories may each have a `base.py`, and a module that registers classes must not run twice.
@@ -96,14 +96,8 @@ def find_unregistered(name: str) -> str | None:
     return None
 
 
-def find_known_function(path: str) -> Any:
-    """Return the class or function that a foreign config names, see
-    `foreign.find_known_function`.
-    """
-    return foreign.find_known_function(path, _imported())
-
-
-def _imported() -> Mapping[str, types.ModuleType]:
+def imported_modules() -> Mapping[str, types.ModuleType]:
+    """Return all imported modules by name, those next to config files first."""
     return collections.ChainMap(*reversed(_DIRECTORIES.values()), sys.modules)
 
 
@@ -173,8 +167,8 @@ def import_attribute(path: str) -> Any:
       Exception: an error of the module itself, ImportError or any other, with a note of the user's
         line.
     """
-    if foreign.is_restricted():
-        return foreign.find_known_class(path, _imported())
+    if is_restricted():
+        return find_known_class(path, imported_modules())
     parts = path.split(".")
     directory = find_directory(parts[0])
     with contextlib.nullcontext() if directory is None else _first_on_path(directory):

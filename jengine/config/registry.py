@@ -25,7 +25,14 @@ from jengine.config.annotations import (
     takes_functions,
 )
 from jengine.config.errors import UnknownNameError, closest, config_path, list_unknown
+from jengine.config.modules import (
+    find_directory,
+    find_unregistered,
+    import_attribute,
+    imported_modules,
+)
 from jengine.config.plugins import find_missing, provided
+from jengine.config.trust import RefusedFunction, find_known_function, is_restricted
 
 T = TypeVar("T", bound=Callable[..., Any])
 # `dict(type=NAME, ...)`, or NAME alone
@@ -161,9 +168,6 @@ class Registry:
           KeyError: no such entry; the message suggests the closest name. Errors in an imported
             module keep their type.
         """
-        from jengine.config.modules import find_directory, find_unregistered
-        from jengine.extras.mmengine.foreign import is_restricted
-
         if not isinstance(key, str):
             raise TypeError(f"{self.name} must be looked up by a name, got {key!r}")
         module, _, name = key.rpartition(".")
@@ -219,8 +223,6 @@ class Registry:
         """
         if not isinstance(cfg, str) and not is_mapping(cfg):
             return cfg
-        from jengine.extras.mmengine.foreign import RefusedFunction
-
         is_name = isinstance(cfg, str)
         cfg = as_config(cfg)
         if isinstance(kind := cfg.get("type"), str):
@@ -252,11 +254,8 @@ class Registry:
 
     def _get_function(self, key: str) -> Callable[..., Any]:
         """Return the entry registered as `key`, or the class or function with this import path."""
-        from jengine.config.modules import find_known_function
-        from jengine.extras.mmengine.foreign import is_restricted
-
         is_foreign_path = is_restricted() and "." in key and key.rpartition(".")[2] not in self
-        return find_known_function(key) if is_foreign_path else self.get(key)
+        return find_known_function(key, imported_modules()) if is_foreign_path else self.get(key)
 
     def _import(self, path: str, name: str) -> Callable[..., Any]:
         """Import the class or function at `path`, whose last part is `name`.
@@ -264,8 +263,6 @@ class Registry:
         KeyError if there is none; errors in the module itself are raised with a note about the
         user's line.
         """
-        from jengine.config.modules import import_attribute
-
         try:
             return import_attribute(path)
         except UnknownNameError as error:

@@ -297,7 +297,7 @@ def test_a_schedule_is_also_a_name_or_a_config_of_a_function(tmp_path):
 
 
 def test_only_pure_functions_of_a_foreign_config_are_called(tmp_path):
-    from jengine.extras.mmengine.foreign import only_known_classes
+    from jengine.config.trust import only_known_classes
 
     with only_known_classes("checkpoint"):
         assert FUNCTIONS.build_function("optax.l2_loss") is optax.l2_loss

@@ -20,7 +20,7 @@ from jengine.cli import main
 from jengine.config import DATASETS, MODELS, dump_config
 from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
-from jengine.extras.mmengine.foreign import find_known_class, only_known_classes
+from jengine.config.trust import find_known_class, only_known_classes
 from jengine.extras.serving import export_model
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel
 from jengine.runner import Runner
