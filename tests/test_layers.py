@@ -226,6 +226,30 @@ def test_a_name_of_a_deleted_extra_is_explained(tmp_path):
     assert "'SwAVHook'; it is in the extra 'selfsup', which is not installed" in done.stdout, done
 
 
+def test_flat_files_other_suffixes_and_keys_of_mmengine_need_the_extra_for_them(tmp_path):
+    code = """
+import pathlib
+from jengine.config import load_config, write_config
+from jengine.runner import Runner
+pathlib.Path("flat.py").write_text("train_cfg = dict(max_epochs=1)")
+pathlib.Path("cfg.json").write_text("{}")
+for call in (
+    lambda: load_config("flat.py"),
+    lambda: load_config("cfg.json"),
+    lambda: write_config({}, "cfg.yaml"),
+    lambda: Runner.from_cfg(dict(model="m", work_dir="w", default_scope="mmdet")),
+):
+    try: call()
+    except ValueError as error: print(error)
+"""
+    done = _run(code, _copy(tmp_path, "mmengine"))
+    lines = done.stdout.splitlines()
+    assert "flat.py' has no function `get_config()`" in lines[0], done
+    assert "a config must be a Python file, or of a kind that an extra reads, got '" in lines[1]
+    assert "a config must be written to a Python file, or to a kind that an extra writes, got cfg.yaml" in lines[2]
+    assert "'default_scope'" in lines[3], lines[3]
+
+
 def _loaded_after(code, modules):
     """Return the `modules` that are loaded after running `code` in a new process."""
     script = f"import sys; {code}; print(*[m for m in {modules} if m in sys.modules])"

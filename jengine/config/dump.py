@@ -4,7 +4,6 @@ import ast
 import contextlib
 import functools
 import importlib
-import json
 import math
 import operator
 import os
@@ -26,10 +25,10 @@ from jengine.config.containers import ConfigLike, iter_nodes, resolve
 from jengine.config.errors import ConfigError
 from jengine.config.load import MODULE_PREFIX
 from jengine.config.modules import find_directory, find_script_directory, name_script
+from jengine.config.plugins import load_each
 from jengine.config.registry import find_registered, is_built_in
 from jengine.config.storage import is_url
 from jengine.extras.cloud.remote import find_origin
-from jengine.extras.mmengine.flat import DATA_SUFFIXES
 
 _WIDTH = 100
 _MAX_PATHS = 4  # in one message
@@ -40,8 +39,7 @@ _NO_PATH = (MODULE_PREFIX, *_SCRIPTS)  # beginnings of module names that cannot 
 
 
 def dump_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> str:
-    """Return the text of a Python file whose `get_config()` returns the config; or of a JSON or
-    YAML file.
+    """Return the text of a Python file whose `get_config()` returns the config.
 
     `load_config` reads an equal config from it, and imports the modules that define the user's
     classes. Classes and functions are written as dotted import paths, which every registry
@@ -52,8 +50,8 @@ def dump_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> 
     Args:
       cfg: a dict or a ConfigDict.
       path: the file that will have the text, to which module directories are relative; absolute by
-        default. The suffix chooses JSON (`.json`) or YAML (`.yaml`, `.yml`), in which tuples and
-        arrays are lists.
+        default. With another suffix than `.py` the text is that of the `config_writers` of the
+        extras.
 
     >>> print(dump_config({"train_cfg": {"max_epochs": 3}}))
     \"\"\"The resolved config of a run.\"\"\"
@@ -67,16 +65,14 @@ def dump_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> 
     for problem in problems:
         warnings.warn(f"{problem}; the file says only what it was", stacklevel=2)
     suffix = pathlib.Path(path or "").suffix
-    if suffix not in DATA_SUFFIXES:
+    if suffix in ("", ".py"):
         return text
-    modules = parse_modules(text)
-    # By way of the Python text, so that all formats say the same and have one set of rules.
-    plain = ({"CONFIG_MODULES": modules} if modules else {}) | parse_config(text, arrays=False)
-    if suffix == ".json":
-        return json.dumps(plain, indent=2) + "\n"
-    import yaml
-
-    return yaml.safe_dump(plain, sort_keys=False)
+    for convert in load_each("config_writers"):
+        if (converted := convert(text, suffix)) is not None:
+            return converted
+    raise ConfigError(
+        f"a config must be written to a Python file, or to a kind that an extra writes, got {path}"
+    )
 
 
 def format_config(

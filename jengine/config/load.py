@@ -1,4 +1,4 @@
-"""Config files: Python files with a function `get_config()`, or with a variable for each key."""
+"""Config files: Python files with a function `get_config()`, and those that extras read."""
 
 import contextlib
 import difflib
@@ -25,9 +25,9 @@ from jengine.config.modules import (
     is_free,
 )
 from jengine.config.overrides import apply_overrides
+from jengine.config.plugins import load_each
 from jengine.config.storage import is_url
 from jengine.extras.cloud.remote import fetch_config
-from jengine.extras.mmengine.flat import DATA_SUFFIXES, import_custom, load_flat
 
 logger = logging.getLogger("jengine")
 _PACKAGE = pathlib.Path(__file__).parent.parent
@@ -38,10 +38,9 @@ MODULE_PREFIX = "_jengine_config_"
 def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ConfigDict:
     """Run a config file and apply overrides to the config that `get_config()` returns.
 
-    A file without this function is a flat MMEngine config: each top-level assignment is a key; see
-      `load_flat`. So are
-    `.json` and `.yaml` files. The file can import modules from the same directory, and name them in
-    types: 'my_net.MyCNN'.
+    A file without this function, or with another suffix, is one for the `config_loaders` of the
+    extras. The file can import modules from the same directory, and name them in types:
+    'my_net.MyCNN'.
 
     Args:
       path: the file, or a URL such as `gs://bucket/config.py`. `path.py:argument` passes the string
@@ -124,8 +123,6 @@ def _find_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, str | None]:
         file = shipped
     if not file.is_file():
         raise FileNotFoundError(f"the config file {str(file)!r} does not exist{_files_like(file)}")
-    if file.suffix not in (".py", *DATA_SUFFIXES):
-        raise ConfigError(f"a config must be a Python file, or JSON or YAML, got {str(file)!r}")
     # the same file through a link has the same modules
     return file.resolve(), argument if colon else None
 
@@ -139,26 +136,24 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
     module = types.ModuleType(name)
     module.__file__ = str(file)
     add_config_module(file, module)  # dataclasses and pickle look up their module
-    flat = None
-    if file.suffix == ".py" and b"get_config" in (source := file.read_bytes()):
-        exec(compile(source, str(file), "exec"), module.__dict__)
-    else:
-        flat = load_flat(file, module)
+    source = file.read_bytes()
+    if file.suffix != ".py" or b"get_config" not in source:
+        for load in load_each("config_loaders"):
+            if (cfg := load(file, module)) is not None:
+                if argument is not None:
+                    raise ConfigError(
+                        f"a flat config must have no argument, got {argument!r} for {str(file)!r}"
+                    )
+                return cfg
+    if file.suffix != ".py":
+        raise ConfigError(
+            f"a config must be a Python file, or of a kind that an extra reads, got {str(file)!r}"
+        )
+    exec(compile(source, str(file), "exec"), module.__dict__)
     import_listed(vars(module).get("CONFIG_MODULES", {}), file)
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
-        if flat is None:
-            raise ConfigError(f"{str(file)!r} has no function `get_config()`")
-        if argument is not None:
-            raise ConfigError(
-                f"a flat config must have no argument, got {argument!r} for {str(file)!r}"
-            )
-        import_custom(flat.values)
-        if not flat.has_sections():
-            raise ConfigError(
-                f"{str(file)!r} has no function `get_config()`, and no variable such as `train_cfg`"
-            )
-        return flat.to_config(file.name)
+        raise ConfigError(f"{str(file)!r} has no function `get_config()`")
     arguments = () if argument is None else (argument,)
     # Binding first tells a wrong call from a TypeError in the function itself.
     try:

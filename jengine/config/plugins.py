@@ -7,6 +7,9 @@ heavy; its dict `provides` has sections, each with names and the modules that de
     provides = {
         "HOOKS": {"SwAVHook": "jengine.extras.selfsup.swav"},  # entries of a registry
         "names": {"sinkhorn": "jengine.extras.selfsup.losses"},  # to import from the package
+        "config_loaders": {...},  # functions (file, module) -> config; None for another kind
+        "config_writers": {...},  # functions (text of a config, suffix) -> text of that kind; None
+        "config_checks": {...},  # functions (config) -> config, and lines for the log
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
     }
 

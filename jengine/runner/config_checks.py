@@ -16,6 +16,7 @@ from jengine.config.errors import (
     did_you_mean,
 )
 from jengine.config.extras import check_extras
+from jengine.config.plugins import load_each
 from jengine.config.registry import LOOPS, Config, as_config, check_arguments, is_built_in
 from jengine.data.build import check_dataloader, name_to_function
 from jengine.data.find_source import as_source, is_stream
@@ -28,11 +29,6 @@ from jengine.evaluation.sections import (
     loader_path,
     split_dataloaders,
     split_settings,
-)
-from jengine.extras.mmengine.mmengine_keys import (
-    describe_changes,
-    drop_without_effect,
-    reject_foreign_sections,
 )
 from jengine.hooks.checkpoint import CheckpointHook
 from jengine.hooks.hook import Hook
@@ -63,11 +59,13 @@ def check_top_level(
     The packages that it requires must be installed, see `check_extras`.
 
     Returns:
-      The config without parts of MMEngine's that mean nothing here, and lines that name those, or
-      "".
+      The config as the `config_checks` of the extras leave it, and lines that say what they have
+      changed, or "".
     """
-    reject_foreign_sections(cfg)
-    cfg, changes = drop_without_effect(cfg)
+    changes = ""
+    for check in load_each("config_checks"):
+        cfg, lines = check(cfg)
+        changes += lines
     known = [
         name for name in inspect.signature(constructor).parameters if name not in ("self", "cfg")
     ]
@@ -77,7 +75,7 @@ def check_top_level(
             raise ConfigError(f"the config must have the key {name!r}, got none")
     check_written(cfg)
     check_extras(cfg)  # or an import fails deep inside a build
-    return cfg, describe_changes(changes)
+    return cfg, changes
 
 
 def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[ParamScheduler]]:

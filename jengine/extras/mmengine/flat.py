@@ -1,5 +1,5 @@
 """Flat config files, as MMEngine's documentation writes them: each top-level assignment is a
-config key.
+config key. JSON and YAML files are flat too.
 """
 
 import ast
@@ -18,8 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.config.containers import AttributeDict, resolve
+from jengine.config.dump import parse_config, parse_modules
 from jengine.config.errors import ConfigError, did_you_mean
 from jengine.config.merge import merge_into
+from jengine.config.modules import import_listed
 from jengine.extras.cloud.remote import fetch_base
 from jengine.extras.mmengine.mmengine_keys import SECTIONS, WITHOUT_EFFECT
 
@@ -98,6 +100,40 @@ class FlatConfig:
         if own:
             cfg["vars"] = {**own, **cfg.get("vars", {})}
         return cfg
+
+
+def load_flat_config(file: pathlib.Path, module: types.ModuleType) -> Any:
+    """Run a flat config file in `module`, and return the config; None for a file of another kind.
+
+    Raises:
+      ConfigError: it has no variable with the name of a section.
+    """
+    if file.suffix not in (".py", *DATA_SUFFIXES):
+        return None
+    flat = load_flat(file, module)
+    import_listed(vars(module).get("CONFIG_MODULES", {}), file)
+    if callable(get_config := vars(module).get("get_config")):  # of `from base import *`
+        return get_config()
+    import_custom(flat.values)
+    if not flat.has_sections():
+        raise ConfigError(
+            f"{str(file)!r} has no function `get_config()`, and no variable such as `train_cfg`"
+        )
+    return flat.to_config(file.name)
+
+
+def format_data(text: str, suffix: str) -> str | None:
+    """Return the text of a config in Python as JSON or YAML; None for another suffix."""
+    if suffix not in DATA_SUFFIXES:
+        return None
+    modules = parse_modules(text)
+    # By way of the Python text, so that all formats say the same and have one set of rules.
+    plain = ({"CONFIG_MODULES": modules} if modules else {}) | parse_config(text, arrays=False)
+    if suffix == ".json":
+        return json.dumps(plain, indent=2) + "\n"
+    import yaml
+
+    return yaml.safe_dump(plain, sort_keys=False)
 
 
 def load_flat(

@@ -107,6 +107,18 @@ class Change(NamedTuple):
         return f"{self.path}: {self.reason}"
 
 
+def adapt_config(cfg: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return a config without parts of MMEngine's that mean nothing here, and lines that name
+    those.
+
+    Raises:
+      ConfigError: a section that must be written otherwise here.
+    """
+    reject_foreign_sections(cfg)
+    cfg, changes = drop_without_effect(cfg)
+    return cfg, describe_changes(changes)
+
+
 def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[Change]]:
     """Return a resolved config without those parts of MMEngine's that mean nothing here, and what
     has changed.

@@ -4,6 +4,15 @@ provides = {
     "commands": {
         "convert": "jengine.extras.mmengine.commands",
     },
+    "config_checks": {
+        "adapt_config": "jengine.extras.mmengine.mmengine_keys",
+    },
+    "config_loaders": {
+        "load_flat_config": "jengine.extras.mmengine.flat",
+    },
+    "config_writers": {
+        "format_data": "jengine.extras.mmengine.flat",
+    },
     "names": {
         "Config": "jengine.extras.mmengine.config",
         "drop_without_effect": "jengine.extras.mmengine.mmengine_keys",
