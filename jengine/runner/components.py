@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from jengine.evaluation.sections import split_settings
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Loader, TrainLoopProtocol
 from jengine.logging.async_writer import AsyncWriter
+from jengine.logging.console import build_logger
 from jengine.logging.message_hub import MessageHub
 from jengine.logging.processor import LogProcessor
 from jengine.logging.visualizer import Visualizer
@@ -61,18 +62,16 @@ def build_strategy(parallel: Strategy | Config | None, train_cfg: LoopSection | 
 
 
 def build_logs(
-    identity: Identity,
-    level: int | str,
-    build_logger: Callable[[int | str, str], logging.Logger],
-    build_message_hub: Callable[[], MessageHub],
+    identity: Identity, level: int | str
 ) -> tuple[logging.Logger, AsyncWriter, MessageHub]:
     """Return the logger, the log writer and the message hub; the log file is opened later."""
     with config_path("log_level"):
-        logger = build_logger(level, identity.log_file)
+        # a refused run leaves no file
+        logger = build_logger(log_file=identity.log_file, level=level, wait=True)
     if identity.resume_note:
         logger.info(identity.resume_note)
     writer = AsyncWriter()
-    message_hub = build_message_hub()
+    message_hub = MessageHub.new_instance(identity.experiment_name)
     message_hub.before_read = writer.flush  # reads see all scalars that were queued
     return logger, writer, message_hub
 

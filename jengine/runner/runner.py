@@ -22,7 +22,6 @@ from jengine.data.masking import whole_batches
 from jengine.evaluation.predict import Predictor, open_batches
 from jengine.evaluation.sections import suggest_metrics
 from jengine.extras.diagnose.locate import locate_errors
-from jengine.extras.mmengine.mmengine_names import MMEngineNames
 from jengine.extras.serving.trained_module import trained_module
 from jengine.hooks.hook import Hook
 from jengine.hooks.hook_list import HookList
@@ -64,7 +63,7 @@ _LATER: Any = None
 
 
 @functools.partial(checked, owner="")
-class Runner(MMEngineNames):
+class Runner:
     """Runner that trains, validates and tests a model, with hooks around one compiled step.
 
     Each argument is an object or a config (`dict(type=..., ...)`), with MMEngine's names. Invalid
@@ -129,6 +128,8 @@ class Runner(MMEngineNames):
         `train`, ... build them.
       resume_command: returns how an interrupted run can continue, with the arguments of
         `default_resume_command`.
+      load_from, resume_from: the weights or the checkpoint with which the run begins.
+      is_loaded: whether the state is from there.
       hyperparams: scalars that hooks pass to the step. Add a key before training; its value may
         change at any time.
     """
@@ -140,6 +141,7 @@ class Runner(MMEngineNames):
     param_schedulers: Schedulers = _LATER
     programs: TrainPrograms = _LATER
     _state: TrainState = _LATER
+    is_loaded = False
     _first_iter = 0
     _group_table: GroupTable
     _failure = ""  # the point at which training stopped with an error
@@ -206,8 +208,8 @@ class Runner(MMEngineNames):
         self.seed = identity.seed
         self.run_id = identity.run_id
         self.configured_seed = identity.configured_seed
-        self._load_from = identity.load_from
-        self._resume_from = identity.resume_from
+        self.load_from = identity.load_from
+        self.resume_from = identity.resume_from
         self.resume_command: Callable[..., str] = functools.partial(
             default_resume_command, load_from
         )
@@ -217,7 +219,7 @@ class Runner(MMEngineNames):
         self.strategy = components.build_strategy(parallel, train_cfg)
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
         self.model = build_model(model, precision)
-        self.visualizer = self.build_visualizer(visualizer)
+        self.visualizer = components.build_visualizer(visualizer, self.log_dir)
         self.hook_list = HookList(functools.partial(components.require_drawing, self.visualizer))
         self.register_hooks(default_hooks, custom_hooks)
         config_checks.check_names(self.hooks, schedulers, self._sections)
@@ -229,7 +231,7 @@ class Runner(MMEngineNames):
         )
         self.files = RunFiles(self, self._directories, opaque)
         self.log_processor = components.build_log_processor(log_processor, train_cfg)
-        logs = components.build_logs(identity, log_level, self.build_logger, self.build_message_hub)
+        logs = components.build_logs(identity, log_level)
         self.logger, self.log_writer, self.message_hub = logs
         if isinstance(self.log_processor, LogProcessor):  # else one of the user's
             self.message_hub.keep(self.log_processor.windows)
@@ -316,8 +318,8 @@ class Runner(MMEngineNames):
             scale_with_batch(
                 self.param_schedulers, wrapper, self._auto_scale_lr, loader.batch_sizes
             )
-            if self._resume_from is not None:
-                check_resume(self, self._resume_from)
+            if self.resume_from is not None:
+                check_resume(self, self.resume_from)
         if self._sections["val_cfg"] is not None:
             self._eval_loop("val")  # which `_init_state` checks
         # without `opt_state`: only evaluated so far
@@ -325,6 +327,12 @@ class Runner(MMEngineNames):
             self._loaders.call_with_example(
                 "train_dataloader", self._init_state, wrapper, self.hooks, abstract
             )
+
+    def load_or_resume(self) -> None:
+        """Load the weights of `load_from` or continue from `resume_from`, unless that is done."""
+        if not self.is_loaded:
+            self.is_loaded = True
+            bundle.load_or_resume(self, self.load_from, self.resume_from)
 
     def build_optimizer(self) -> Any:
         """Return the optimizer wrapper, built for the parameters' shapes."""
@@ -359,7 +367,7 @@ class Runner(MMEngineNames):
         if isinstance(self.val_loop, EvalLoop) and wrapper is not None and not abstract:
             self.val_loop.check(self._loaders.call_with_example, shapes.params, shapes.model_state)
         self.state = shapes if abstract else init()
-        self._is_loaded = False
+        self.is_loaded = False
 
     def build_programs(self) -> TrainPrograms:
         """Return the training programs for this run's devices; each is compiled at the first
@@ -728,6 +736,21 @@ class Runner(MMEngineNames):
     def is_training_configured(self) -> bool:
         """True if the Runner has the sections for training."""
         return self._sections["train_cfg"] is not None
+
+    @property
+    def rank(self) -> int:
+        """Index of this process."""
+        return self.processes.index
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes, each of which may have several devices."""
+        return self.processes.count
+
+    @property
+    def distributed(self) -> bool:
+        """Whether there are several processes."""
+        return self.processes.count > 1
 
     @property
     def is_main_process(self) -> bool:

@@ -40,6 +40,20 @@ def test_the_stages_of_a_run_in_order(make_runner):
     assert calls == ["before_run", "before_train", *(epoch + val) * 2, "after_train", "after_run"]
 
 
+def test_a_hook_reads_the_process_and_the_interval_that_is_in_force(make_runner):
+    class Reader(Hook):
+        seen = ()
+
+        def after_train_epoch(self, runner):
+            assert (runner.distributed, runner.rank, runner.world_size) == (False, 0, 1)
+            self.seen += (runner.train_loop.val_interval,)
+
+    reader = Reader()
+    train_cfg = dict(max_epochs=4, val_interval=2, dynamic_intervals=[(3, 1)])
+    make_runner(train_cfg=train_cfg, custom_hooks=[reader]).train()
+    assert reader.seen == (2, 2, 1, 1)
+
+
 def test_the_stages_of_saving_and_loading(make_runner, tmp_path):
     calls = []
     make_runner(default_hooks=dict(logger=None), custom_hooks=[make_recorder(calls)], val_dataloader=None, val_cfg=None,

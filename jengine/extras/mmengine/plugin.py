@@ -16,5 +16,7 @@ provides = {
     "names": {
         "Config": "jengine.extras.mmengine.config",
         "drop_without_effect": "jengine.extras.mmengine.mmengine_keys",
+        "load_checkpoint": "jengine.extras.mmengine.runner_calls",
+        "resume": "jengine.extras.mmengine.runner_calls",
     },
 }
