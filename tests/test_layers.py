@@ -146,6 +146,13 @@ def test_plugins_import_nothing_and_name_what_exists(extra):
             assert module in _modules(), (section, name, module)
 
 
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_no_name_of_an_extra_is_the_name_of_one_of_its_modules(extra):
+    # The import of the module would replace the name on the page of the extra.
+    names = {n for section, found in _provides(extra).items() if section.isupper() or section == "names" for n in found}
+    assert not names & {path.stem for path in (ROOT / "extras" / extra).glob("*.py")}
+
+
 def test_the_index_of_names_has_the_entries_of_all_extras():
     # An extra that was deleted can no longer say what it had.
     index = json.loads((ROOT / "extras" / "names.json").read_text())

@@ -10,6 +10,7 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "config_loaders": {...},  # functions (file, module) -> config; None for another kind
         "config_writers": {...},  # functions (text of a config, suffix) -> text of that kind; None
         "config_checks": {...},  # functions (config) -> config, and lines for the log
+        "config_converters": {...},  # (config of another code base) -> how to convert it; or None
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
     }
 

@@ -36,6 +36,9 @@ provides = {
         "JSONLoggerHook": "jengine.extras.imix.writers",
         "TensorboardLoggerHook": "jengine.extras.imix.writers",
     },
+    "config_converters": {
+        "convert_imix": "jengine.extras.imix.conversion",
+    },
     "names": {
         "BertWarmupLinearLR": "jengine.extras.imix.schedules",
         "ConstantSchedule": "jengine.extras.imix.schedules",
@@ -54,7 +57,7 @@ provides = {
         "WarmupLinearScheduleNonZero": "jengine.extras.imix.schedules",
         "WarmupMultiStepLR": "jengine.extras.imix.schedules",
         "WarmupPolynomialSchedule": "jengine.extras.imix.schedules",
-        "from_imix": "jengine.extras.imix.from_imix",
+        "from_imix": "jengine.extras.imix.from_config",
         "register_hooks": "jengine.extras.imix.hook_base",
     },
 }

@@ -8,7 +8,7 @@ def add_commands(commands: Commands) -> None:
     convert = commands.add(
         "convert",
         "jengine.extras.mmengine.convert:run",
-        "convert a config of MMEngine or iMIX",
+        "convert a config of MMEngine, or of a code base around it",
         commands.traceback,
     )
     convert.add_argument(

@@ -11,14 +11,12 @@ from typing import Any
 from jengine.config.containers import iter_nodes, resolve
 from jengine.config.dump import format_literal
 from jengine.config.errors import ConfigError
-from jengine.config.registry import HOOKS, OPTIMIZERS, PARAM_SCHEDULERS
-from jengine.extras.imix.from_imix import KEYS, from_imix
+from jengine.config.plugins import load_each
 from jengine.extras.mmengine.conversion import Conversion
 from jengine.extras.mmengine.conversion_rows import Row, describe, list_lost
 from jengine.extras.mmengine.flat import load_flat
 from jengine.logging.tables import format_table
 
-_IMIX_MARKS = ("train_data", "lr_config", "total_epochs", "max_iter")
 _OLD_MARKS = ("data", "runner", "lr_config", "optimizer_config")
 _WIDTH = 70  # columns of the text in the table
 _ORDER = ("taken over", "changed", "dropped", "to be done")
@@ -49,13 +47,14 @@ def _convert_file(path: pathlib.Path) -> tuple[str, str]:
     path = path.resolve()  # base files are relative to the file itself, not to a link to it
     flat = load_flat(path, types.ModuleType("_jengine_converted"))
     cfg = resolve(flat.values)
-    if "train_data" in cfg and any(mark in cfg for mark in _IMIX_MARKS[1:]):
-        body, rows = _convert_imix(cfg)
+    calls = (convert(cfg) for convert in load_each("config_converters"))
+    found = next(filter(None, calls), None)
+    if found is not None:
+        body, rows = _describe_call(cfg, *found)
     elif any(mark in cfg for mark in _OLD_MARKS) and "train_dataloader" not in cfg:
         raise ConfigError(
-            f"{str(path)!r} must be a config of MMEngine (train_dataloader, optim_wrapper, ...) "
-            "or iMIX (train_data), "
-            "got the older form of MMCV 1.x"
+            f"{str(path)!r} must be a config of MMEngine (train_dataloader, optim_wrapper, ...) or "
+            "of a code base whose extra converts it, got the older form of MMCV 1.x"
         )
     else:
         conversion = Conversion(cfg, flat.read)
@@ -70,84 +69,34 @@ def _convert_file(path: pathlib.Path) -> tuple[str, str]:
     )
 
 
-def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, list[Row]]:
-    """Return the code of `from_imix(...)` for an iMIX config, and the table rows."""
-    kept = {key: cfg[key] for key in KEYS if key in cfg}
-    replaced = ("model", "train_data", "test_data", "load_from")
-    rows = [Row("taken over", key, "") for key in kept if key not in replaced]
-    rows += [
-        Row("dropped", key, f"not a key of `from_imix`, {describe(cfg[key])}", is_whole=True)
-        for key in cfg
-        if key not in kept
+def _describe_call(
+    cfg: Mapping[str, Any],
+    function: Callable[..., Any],
+    argument: Mapping[str, Any],
+    todo: Mapping[str, Sequence[str]],
+    moved: Mapping[str, str],
+) -> tuple[str, list[Row]]:
+    """Return the code of a config that calls a function, and the table rows."""
+    name = function.__name__
+    rows = [
+        Row("taken over", key, "")
+        for key, value in argument.items()
+        if key in cfg and cfg[key] == value
     ]
-    kept.setdefault("work_dir", "work_dirs/imix")
-    kind = kept.get("model", {}).get("type", "MyModel")
-    kept["model"] = {
-        "type": "LinenModel",
-        "module": {"type": f"my_model.{kind}"},
-        "loss": {"type": "my_model.loss"},
-    }
-    todo = {
-        "model": [
-            f"write a Flax module in place of {kind}, and its loss (outputs, batch) -> losses, in "
-            "my_model.py"
-        ]
-    }
-    for name in ("train_data", "test_data"):
-        if name in kept:
-            data = dict(kept[name])
-            kind = dict(data.get("data") or {}).get("type", "MyDataset")
-            data["data"] = {"type": f"my_data.{kind}"}
-            todo[name] = [
-                f"write the dataset my_data.{kind}: `__len__` and `__getitem__` -> a dict of arrays"
-            ]
-            if name == "test_data":
-                data.setdefault("post_processor", {"metrics": [{"type": "my_metrics.MyMetric"}]})
-                todo[name].append(
-                    "`post_processor` must have jengine's metrics (docs/evaluation.md)"
-                )
-            kept[name] = data
-    if kept.get("load_from"):
-        todo["load_from"] = [
-            f"weights of {kept.pop('load_from')} for your model's names (docs/pretrained.md)"
-        ]
-    for key, error in _check_imix(kept):
-        todo.setdefault(key, []).append(str(error))
     rows += [
-        Row("to be done", key, text, key == "load_from")
+        Row("dropped", key, f"not a key of `{name}`, {describe(cfg[key])}", is_whole=True)
+        for key in cfg
+        if key not in argument and key not in todo
+    ]
+    rows += [
+        Row("to be done", key, text, is_whole=key not in argument)
         for key, texts in todo.items()
         for text in texts
     ]
-    rows += list_lost(cfg, kept, rows, {"model.type": "model.module.type"})
-    body = "\nfrom jengine.extras.imix.from_imix import from_imix\n" + _format(
-        kept, todo, "from_imix(\n        {}\n    )"
-    )
-    return body, rows
-
-
-def _check_imix(cfg: Mapping[str, Any]) -> list[tuple[str, Exception]]:
-    """Return the errors in sections of an iMIX config that need no model and no data."""
-    # Part by part, so that one error does not hide the others; the whole comes last.
-    checks: list[tuple[str, Callable[[], Any]]] = [
-        ("optimizer", lambda: OPTIMIZERS.get(cfg["optimizer"]["type"])),
-        (
-            "lr_config",
-            lambda: "lr_config" in cfg and PARAM_SCHEDULERS.get(cfg["lr_config"]["policy"]),
-        ),
-        (
-            "checkpoint_config",
-            lambda: HOOKS.check({"type": "CheckPointHook", **cfg.get("checkpoint_config", {})}),
-        ),
-        ("custom_hooks", lambda: [HOOKS.get(hook["type"]) for hook in cfg.get("custom_hooks", ())]),
-        ("work_dir", lambda: from_imix(cfg)),
-    ]
-    errors: list[tuple[str, Exception]] = []
-    for key, check in checks:
-        try:
-            check()
-        except (KeyError, TypeError, ValueError) as error:
-            errors.append((key, error))
-    return errors
+    rows += list_lost(cfg, argument, rows, moved)
+    body = _format(argument, todo, f"{name}(\n        {{}}\n    )")
+    package = function.__module__.rpartition(".")[0]
+    return f"\nfrom {package} import {name}\n{body}", rows
 
 
 def _format(cfg: Mapping[str, Any], todo: Mapping[str, Sequence[str]], call: str) -> str:

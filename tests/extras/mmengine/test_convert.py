@@ -1,4 +1,4 @@
-"""Test `jengine convert` on configs in the styles of MMPretrain, MMSegmentation, MMSelfSup, MMDetection and iMIX."""
+"""Test `jengine convert` on configs in the styles of MMPretrain, MMSegmentation, MMSelfSup and MMDetection."""
 
 import pathlib
 import re
@@ -149,19 +149,6 @@ def test_what_jengine_lacks_of_a_detection_config_is_to_be_done(convert):
     assert "SyncNormHook" in to_be_done["custom_hooks[1]"]
     assert "TODO custom_imports: import these modules in this file" in path.read_text()
     assert [backend["type"] for backend in cfg["visualizer"]["vis_backends"]] == ["LocalVisBackend", "AimVisBackend"]
-
-
-def test_a_config_of_imix_becomes_a_call_of_from_imix(convert):
-    path, rows = convert("visual_question_answering")
-    cfg = resolve(load_config(path))
-    assert cfg["train_cfg"] == dict(by_epoch=True, max_epochs=4, val_begin=5)
-    assert cfg["optim_wrapper"]["optimizer"]["type"] == "BertAdam"
-    assert cfg["train_dataloader"]["dataset"] == dict(type="my_data.VQADATASET")
-    assert {"loss", "dist_params", "workflow"} <= {*find(rows, "dropped")}
-    assert find(rows, "dropped")["train_data.data.reader"] == "name='VQAReader': no counterpart here"
-    to_be_done = find(rows, "to be done")
-    assert "lxmert_pretrained.pth" in to_be_done["load_from"]
-    assert to_be_done["model.params"] == "for your module: max_seq_length=20, num_labels=3129"
 
 
 def test_the_text_of_a_converted_config_has_lines_that_fit(convert):
