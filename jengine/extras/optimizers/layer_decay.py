@@ -10,14 +10,14 @@ from jengine.config import paths
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ArgumentError, ConfigError, closest
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS
-from jengine.optim.param_groups import layer_depth
+from jengine.extras.optimizers import layer_depth
+from jengine.extras.optimizers.layer_depth import STEM, LayerPattern
 from jengine.optim.param_groups.constructor import (
     DECAY_RULES,
     DefaultOptimWrapperConstructor,
     find_overridden_rules,
     format_pattern,
 )
-from jengine.optim.param_groups.layer_depth import STEM, LayerPattern
 from jengine.optim.param_groups.modules import (
     Module,
     Parameter,
