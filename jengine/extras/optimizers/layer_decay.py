@@ -77,8 +77,8 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     [0.125, 0.25, 0.5, 1.0]
 
     Weight decay follows `paramwise_cfg`: custom_keys (decay_mult), norm_decay_mult,
-      bias_decay_mult,
-    dwconv_decay_mult and flat_decay_mult; learning-rate multipliers are ignored with a warning.
+    bias_decay_mult, dwconv_decay_mult and flat_decay_mult; learning-rate multipliers are ignored
+    with a warning.
 
     Args:
       optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
