@@ -49,7 +49,9 @@ def plot(
     lr: 0 to 2, between 0 and 2
     2 |  *
       | *
-    0 |* +--- 0 2
+    0 |*
+      +---
+       0 2
     """
     width = min(_WIDTH, len(values))
     # Sampled with both ends, so that the curve starts and ends where the schedule does.
