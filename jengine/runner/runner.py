@@ -580,8 +580,7 @@ class Runner:
         group.
 
         Groups keep their multipliers. A schedule goes on from the new rate, and checkpoints keep
-          it: see
-        `ScheduleChain`.
+        it: see `ScheduleChain`.
 
         Args:
           lr: the rate of the optimizer itself.
