@@ -13,7 +13,6 @@ from jengine.config.dump import parse_config as parse_config
 from jengine.config.dump import write_config as write_config
 from jengine.config.errors import ConfigError as ConfigError
 from jengine.config.load import load_config as load_config
-from jengine.config.load import load_sweep as load_sweep
 from jengine.config.merge import merge as merge
 from jengine.config.overrides import apply_overrides as apply_overrides
 from jengine.config.registry import DATA_SAMPLERS as DATA_SAMPLERS

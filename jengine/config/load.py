@@ -19,7 +19,6 @@ from jengine.config.containers import is_mapping
 from jengine.config.errors import ConfigError, closest
 from jengine.config.modules import (
     add_config_module,
-    find_config_module,
     import_listed,
     importable,
     is_free,
@@ -61,7 +60,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     >>> load_config("configs/digits_cnn.py", ["train_cfg.max_epochs=2"]).train_cfg.max_epochs
     2
     """
-    file, argument = _find_file(path)
+    file, argument = find_config_file(path)
     # Modules beside the config can be imported while it runs, and by its classes later, without
     # PYTHONPATH.
     with importable(file.parent):
@@ -86,31 +85,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     return apply_overrides(cfg, overrides)
 
 
-def load_sweep(path: str | os.PathLike[str]) -> list[dict[str, Any]] | None:
-    """Return the settings that `get_sweep()` of a loaded config file yields; None without this
-    function.
-
-    Raises:
-      ConfigError: something else than dicts of values by config path.
-    """
-    file, _ = _find_file(path)
-    get_sweep = getattr(find_config_module(file), "get_sweep", None)
-    if get_sweep is None:
-        return None
-    settings = list(get_sweep())
-    # All at once, before the first run: the last of a hundred settings should not fail after a
-    # week.
-    for index, setting in enumerate(settings):
-        if not is_mapping(setting) or not all(isinstance(key, str) for key in setting):
-            raise ConfigError(
-                f"get_sweep() of {str(file)!r} must yield dicts such as "
-                f"{{'optim_wrapper.optimizer.lr': 0.1}}, got "
-                f"{setting!r} as number {index}"
-            )
-    return [dict(setting) for setting in settings]
-
-
-def _find_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, str | None]:
+def find_config_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, str | None]:
     """Return the config file, perhaps one that jengine ships, and the argument for `get_config`."""
     name, colon, argument = os.fspath(path).partition(".py:")
     name = f"{name}.py" if colon else name

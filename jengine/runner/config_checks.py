@@ -15,7 +15,6 @@ from jengine.config.errors import (
     current_config_path,
     did_you_mean,
 )
-from jengine.config.extras import check_extras
 from jengine.config.plugins import load_each
 from jengine.config.registry import LOOPS, Config, as_config, check_arguments, is_built_in
 from jengine.data.build import check_dataloader, name_to_function
@@ -56,8 +55,6 @@ def check_top_level(
     """Check that a resolved config has `model`, `work_dir`, other arguments of `constructor`, and
     `vars` as keys.
 
-    The packages that it requires must be installed, see `check_extras`.
-
     Returns:
       The config as the `config_checks` of the extras leave it, and lines that say what they have
       changed, or "".
@@ -74,7 +71,6 @@ def check_top_level(
         if cfg.get(name) is None:
             raise ConfigError(f"the config must have the key {name!r}, got none")
     check_written(cfg)
-    check_extras(cfg)  # or an import fails deep inside a build
     return cfg, changes
 
 

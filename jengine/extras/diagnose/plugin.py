@@ -16,6 +16,9 @@ provides = {
         "replay": "jengine.extras.diagnose.commands",
         "profile": "jengine.extras.diagnose.commands",
     },
+    "config_checks": {
+        "check_packages": "jengine.extras.diagnose.missing_packages",
+    },
     "names": {
         "Findings": "jengine.extras.diagnose.replay",
         "replay_step": "jengine.extras.diagnose.replay",

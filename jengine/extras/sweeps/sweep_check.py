@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jengine.cli.tracebacks import format_error
-from jengine.config.containers import resolve
+from jengine.config.containers import is_mapping, resolve
 from jengine.config.dump import format_config
 from jengine.config.errors import ConfigError, closest
 from jengine.config.json_codec import decode, encode, pack, unpack
-from jengine.config.load import load_config, load_sweep
+from jengine.config.load import find_config_file, load_config
+from jengine.config.modules import find_config_module
 from jengine.config.overrides import apply_overrides, parse_value
 from jengine.extras.report.run_metrics import ADDRESS, find_rule, flatten_config, list_saved_metrics
 from jengine.extras.sweeps.check import Plan, Request, add_pruning
@@ -38,7 +39,7 @@ def make_plan(request: Request) -> Plan:
     grid = {path: list(values) for path, values in _complete_paths(request.grid, leaves).items()}
     ranges = _complete_paths(request.ranges, leaves)
     # a search chooses the settings itself
-    given = None if request.search else load_sweep(request.config)
+    given = None if request.search else _load_sweep(request.config)
     if given is not None:
         given = [_complete_paths(setting, leaves) for setting in given]
     _check_disjoint(given or [], grid, ranges, {SEED: 0} if request.seeds else {})
@@ -76,6 +77,30 @@ def make_plan(request: Request) -> Plan:
     text = ADDRESS.sub("", format_config(kept)[0])  # in reprs of objects
     fingerprint = hashlib.sha256(text.encode()).hexdigest()
     return Plan(settings, grid, ranges, metric, rule, fingerprint)
+
+
+def _load_sweep(path: str | os.PathLike[str]) -> list[dict[str, Any]] | None:
+    """Return the settings that `get_sweep()` of a loaded config file yields; None without this
+    function.
+
+    Raises:
+      ConfigError: something else than dicts of values by config path.
+    """
+    file, _ = find_config_file(path)
+    get_sweep = getattr(find_config_module(file), "get_sweep", None)
+    if get_sweep is None:
+        return None
+    settings = list(get_sweep())
+    # All at once, before the first run: the last of a hundred settings should not fail after a
+    # week.
+    for index, setting in enumerate(settings):
+        if not is_mapping(setting) or not all(isinstance(key, str) for key in setting):
+            raise ConfigError(
+                f"get_sweep() of {str(file)!r} must yield dicts such as "
+                f"{{'optim_wrapper.optimizer.lr': 0.1}}, got "
+                f"{setting!r} as number {index}"
+            )
+    return [dict(setting) for setting in settings]
 
 
 def complete_path(name: str, paths: Iterable[str]) -> str:

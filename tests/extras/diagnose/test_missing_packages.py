@@ -7,9 +7,9 @@ import pytest
 
 from jengine.cli import main
 from jengine.config.errors import MissingPackageError
-from jengine.config.extras import check_extras
+from jengine.extras.diagnose.missing_packages import check_packages
 
-DIGITS = str(pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py")
+DIGITS = str(pathlib.Path(__file__).parents[3] / "configs" / "digits_cnn.py")
 
 
 @pytest.fixture(autouse=True)
@@ -45,12 +45,12 @@ def test_all_missing_packages_of_a_config_are_one_line_before_anything_starts(tm
 )
 def test_types_bare_names_and_weights_require_packages(cfg, extra):
     with pytest.raises(MissingPackageError, match=rf"pip install 'jengine\[{extra}\]'"):
-        check_extras(cfg)
+        check_packages(cfg)
 
 
 def test_a_name_that_is_not_a_type_of_jengine_requires_nothing():
     class Digits:
         pass
 
-    check_extras(dict(experiment_name="Kmeans", vars=dict(name="Kmeans"), load_from="epoch_1"))
-    check_extras(dict(train_dataloader=dict(dataset=dict(type=Digits))))
+    check_packages(dict(experiment_name="Kmeans", vars=dict(name="Kmeans"), load_from="epoch_1"))
+    check_packages(dict(train_dataloader=dict(dataset=dict(type=Digits))))

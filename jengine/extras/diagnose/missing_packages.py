@@ -20,11 +20,14 @@ _MODULES = {
 _SAFETENSORS = (".safetensors", ".safetensors.index.json")
 
 
-def check_extras(cfg: Mapping[str, Any]) -> None:
-    """Raise MissingPackageError, with the command to install them, if types or weights in a config
-    lack packages.
+def check_packages(cfg: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return a config as it is, and no lines for the log.
 
     A class names the extra that installs what it imports: `extra = "wandb"`.
+
+    Raises:
+      MissingPackageError: types or weights in the config lack packages; with the command to install
+        them.
     """
     missing: dict[str, str] = {}
     for path, extra in _list_extras({key: value for key, value in cfg.items() if key != "vars"}):
@@ -37,6 +40,7 @@ def check_extras(cfg: Mapping[str, Any]) -> None:
             f"the config requires packages that are not installed: {', '.join(missing.values())}; "
             f"install all of them with: pip install 'jengine[{','.join(sorted(missing))}]'"
         )
+    return cfg, ""
 
 
 def _list_extras(cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
