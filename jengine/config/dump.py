@@ -10,10 +10,9 @@ import os
 import pathlib
 import re
 import sys
-import textwrap
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from jengine.config.registry import find_registered, is_built_in
 from jengine.config.storage import is_url
 from jengine.extras.cloud.remote import find_origin
 
-_WIDTH = 100
+WIDTH = 100
 _MAX_PATHS = 4  # in one message
 _UNWRITTEN = "<not written: "
 _SCRIPTS = ("__main__", "__mp_main__")
@@ -81,7 +80,7 @@ def format_config(
     """Return the text for `dump_config`, and a sentence for each value that the file cannot
     reproduce.
     """
-    writer = _Writer()
+    writer = Writer()
     literal = writer.literal(resolve(cfg), indent=4, path="")
     modules = {}
     for directory, names in sorted(writer.modules.items()):
@@ -91,7 +90,7 @@ def format_config(
                 os.path.relpath(directory, os.path.realpath(pathlib.Path(path).parent))
             ).as_posix()
         modules[key] = sorted(names)
-    listed = _MODULES.format(_Writer().literal(modules, indent=0, path="")) if modules else ""
+    listed = _MODULES.format(Writer().literal(modules, indent=0, path="")) if modules else ""
     imports = "".join(
         f"\nimport {module} as {name}" for name, module in _NUMPY.items() if name in writer.arrays
     )
@@ -130,15 +129,6 @@ def check_written(cfg: Any, path: str = "") -> None:
 def _list_first(items: Sequence[str]) -> str:
     more = f" and {len(items) - _MAX_PATHS} more" if len(items) > _MAX_PATHS else ""
     return ", ".join(items[:_MAX_PATHS]) + more
-
-
-def format_literal(cfg: ConfigLike, comments: Mapping[str, Sequence[str]], indent: int = 4) -> str:
-    """Return a config as a dict literal, with comment lines above keys, which are given by dotted
-    path.
-
-    `indent` is the number of columns before the closing brace.
-    """
-    return _Writer(comments).literal(resolve(cfg), indent, path="")
 
 
 def parse_config(text: str, *, arrays: bool = True) -> dict[str, Any]:
@@ -233,11 +223,10 @@ CONFIG_MODULES = {}
 """
 
 
-class _Writer:
+class Writer:
     """Writer for values as Python source."""
 
-    def __init__(self, comments: Mapping[str, Sequence[str]] | None = None) -> None:
-        self._comments = comments or {}
+    def __init__(self) -> None:
         # with the classes, by directory; "" for those on `sys.path`
         self.modules: dict[str, set[str]] = {}
         self.arrays: set[str] = set()  # the keys of `_NUMPY` that the text uses
@@ -265,29 +254,22 @@ class _Writer:
                 item = simplify(item)
                 self._check_argument(value.get("type"), key, item, item_path)
                 source = self.literal(item, indent + 4, item_path)
-                comment = "".join(
-                    self._comment(text, indent + 4) for text in self._comments.get(item_path, ())
-                )
-                items.append(f"{comment}{self.literal(key, indent + 4, path)}: {source}")
+                source = f"{self.literal(key, indent + 4, path)}: {source}"
+                items.append(self.format_item(item_path, source, indent + 4))
         elif is_small_array(value):
             return self._array(value, indent, path)
         else:
             return self._scalar(value, path)
         line = f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
-        if "\n" not in line and indent + len(line) <= _WIDTH:
+        if "\n" not in line and indent + len(line) <= WIDTH:
             return line
         margin = " " * indent
         lines = [brackets[0], *(f"{margin}    {item}," for item in items), f"{margin}{brackets[1]}"]
         return "\n".join(lines)
 
-    def _comment(self, text: str, indent: int) -> str:
-        """Return comment lines, the last of which ends with the margin for the next line."""
-        margin = " " * indent
-        first, *others = textwrap.wrap(text, _WIDTH - indent)
-        return "".join(
-            f"{line}\n{margin}"
-            for line in [f"# TODO: {first}", *(f"#   {other}" for other in others)]
-        )
+    def format_item(self, path: str, source: str, indent: int) -> str:
+        """Return the source of the item of a dict, `key: value`, at `path`."""
+        return source
 
     def _array(self, value: Any, indent: int, path: str) -> str:
         name = "np" if isinstance(value, np.ndarray) else "jnp"

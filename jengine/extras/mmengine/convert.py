@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jengine.config.containers import iter_nodes, resolve
-from jengine.config.dump import format_literal
+from jengine.config.dump import WIDTH, Writer
 from jengine.config.errors import ConfigError
 from jengine.config.plugins import load_each
 from jengine.extras.mmengine.conversion import Conversion
@@ -110,5 +110,22 @@ def _format(cfg: Mapping[str, Any], todo: Mapping[str, Sequence[str]], call: str
         if path not in paths
         for text in texts
     ]
-    literal = format_literal(cfg, todo, indent=4 if call == "{}" else 8)
+    literal = _CommentedWriter(todo).literal(resolve(cfg), 4 if call == "{}" else 8, path="")
     return f"\n\ndef get_config() -> dict:\n{''.join(absent)}    return {call.format(literal)}\n"
+
+
+class _CommentedWriter(Writer):
+    """Writer for a dict literal, with comment lines above keys, which are given by dotted path."""
+
+    def __init__(self, comments: Mapping[str, Sequence[str]]) -> None:
+        super().__init__()
+        self._comments = comments
+
+    def format_item(self, path: str, source: str, indent: int) -> str:
+        """Return the source of an item below its comments, each wrapped to the width of a line."""
+        margin = " " * indent
+        lines = []
+        for text in self._comments.get(path, ()):
+            first, *others = textwrap.wrap(text, WIDTH - indent)
+            lines += [f"# TODO: {first}", *(f"#   {other}" for other in others)]
+        return "".join(f"{line}\n{margin}" for line in lines) + source
