@@ -1,7 +1,7 @@
 import functools
+import os
 import subprocess
 import sys
-import types
 from typing import Annotated
 
 import pytest
@@ -119,39 +119,43 @@ def test_closest_falls_back_to_all_names():
     assert closest("Adamw", ["Adam", "AdamW", "SGD"]) == "; did you mean 'AdamW'?"
 
 
-def test_contrib_packages_are_imported_only_if_a_name_is_not_found(tmp_path, monkeypatch):
-    for name in ("builtin_hooks", "contrib_hooks"):
-        prefix = name.split("_")[0].title()
-        (tmp_path / f"{name}.py").write_text(
-            f"from tests_registry_with_contrib import HOOKS\n\n@HOOKS.register_module()\nclass {prefix}Hook:\n    pass\n"
-        )
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    registry = Registry("hook", "builtin_hooks", contrib=["contrib_hooks"])
-    monkeypatch.setitem(sys.modules, "tests_registry_with_contrib", types.SimpleNamespace(HOOKS=registry))
-    assert registry.get("BuiltinHook").__name__ == "BuiltinHook"
-    assert "BuiltinHook" in registry
-    assert "contrib_hooks" not in sys.modules
-    assert registry.get("scope.ContribHook").__name__ == "ContribHook"
-    assert sorted(registry) == ["BuiltinHook", "ContribHook"]
+def test_an_installed_package_is_an_extra_whose_modules_are_imported_for_their_names_only(tmp_path):
+    (tmp_path / "mine-1.0.dist-info").mkdir()
+    (tmp_path / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (tmp_path / "mine-1.0.dist-info" / "entry_points.txt").write_text("[jengine.extras]\nmine = mine_plugin\n")
+    (tmp_path / "mine_plugin.py").write_text("provides = {'HOOKS': {'MyHook': 'mine_hooks'}}\n")
+    (tmp_path / "mine_hooks.py").write_text(
+        "from jengine.config import HOOKS\n\n@HOOKS.register_module()\nclass MyHook:\n    pass\n"
+    )
+    code = """
+import sys
+from jengine.config import HOOKS
+HOOKS.get('EMAHook')
+print('MyHook' in HOOKS, 'mine_hooks' in sys.modules)
+print(HOOKS.get('scope.MyHook'), 'mine_hooks' in sys.modules)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert process.stdout == "True False\n<class 'mine_hooks.MyHook'> True\n", process.stderr
 
 
-def test_a_new_process_imports_contrib_only_for_a_name_that_is_not_found_and_prefers_hooks_of_its_own():
+def test_a_new_process_imports_extras_only_for_a_name_that_is_not_found_and_prefers_hooks_of_its_own():
     code = """
 import sys
 from jengine.hooks import Hook
 from jengine.config import HOOKS
 @HOOKS.register_module()
-class CheckInvalidLossHook(Hook):
+class NumericsGuardHook(Hook):
     def __init__(self, interval=50): self.interval = interval
-print(type(HOOKS.build(dict(type='CheckInvalidLossHook'))).__module__)
+print(type(HOOKS.build(dict(type='NumericsGuardHook'))).__module__)
 import jengine.runner
-print([name for name in sys.modules if name.startswith("jengine.extras")])
+extras = [name for name in sys.modules if name.startswith("jengine.extras.")]
+print([name for name in extras if name.count(".") > 2 and not name.endswith(".plugin")])
 HOOKS.get('SwAVHok')
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert process.stdout == "__main__\n[]\n"
     assert "did you mean 'SwAVHook'" in process.stderr
+    assert process.stdout == "__main__\n[]\n"
 
 
 def make_class(name, module):
