@@ -16,7 +16,6 @@ import pytest
 
 from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset, DataLoader, DefaultSampler
-from jengine.extras.imix import from_imix
 from jengine.hooks import EMAHook, Hook
 from jengine.model import FunctionalModel
 from jengine.optim import OptimWrapper
@@ -474,14 +473,6 @@ def test_an_error_in_reading_names_the_packages_with_other_versions(make_runner,
             runner.train()
         (note,) = [note for note in error.value.__notes__ if "was written with other versions" in note]
         assert note.endswith(f"was written with other versions: jax 0.1.2, now {jax.__version__}")
-
-
-def test_a_config_in_the_style_of_imix_has_the_choice():
-    cfg = dict(
-        model=dict(type="X"), work_dir="w", train_data=dict(samples_per_gpu=1, data=[1]), total_epochs=1,
-        optimizer=dict(type="SGD", lr=0.1), resume_settings="checkpoint",
-    )  # fmt: skip
-    assert from_imix(cfg)["resume_settings"] == "checkpoint"
 
 
 def test_other_parameter_groups_have_the_settings_of_the_config(run):

@@ -1,10 +1,10 @@
 import flax.linen as nn
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from jengine.config import MODELS
 from jengine.data import ArrayDataset, Pipeline
-from jengine.extras.mmengine import Config
 from jengine.extras.serving import BaseInferencer, BaseTTAModel
 from jengine.model import CrossEntropy, LinenModel
 from jengine.runner import Runner
@@ -78,7 +78,7 @@ def test_a_directory_stands_for_its_files(tmp_path, trained):
 def test_the_model_may_be_a_whole_config(trained):
     runner, _ = trained
     model = dict(type="LinenModel", module=dict(type=nn.Dense, features=2), loss=dict(type="CrossEntropy"), inputs="x")
-    for cfg in (dict(model=model), Config(dict(model=model))):
+    for cfg in (dict(model=model), ConfigDict(dict(model=model))):
         inferencer = Classifier(cfg, weights=runner.work_dir, show_progress=False)
         np.testing.assert_allclose(inferencer(X[0])["predictions"][0], runner.predict({"x": X / 2})[0], rtol=1e-5)
 
