@@ -6,6 +6,7 @@ import types
 from collections.abc import Iterator
 
 from jengine.config import HOOKS, OPTIM_WRAPPER_CONSTRUCTORS, OPTIMIZERS, PARAM_SCHEDULERS
+from jengine.config.plugins import lazy_names
 
 # Their entries are called by configs alone, and are described in the pages of the registries.
 _REGISTRIES = (HOOKS, OPTIMIZERS, OPTIM_WRAPPER_CONSTRUCTORS, PARAM_SCHEDULERS)
@@ -57,7 +58,9 @@ def _list_public_names(module: types.ModuleType) -> Iterator[str]:
     defines.
     """
     is_package = hasattr(module, "__path__")
-    for name, value in sorted(vars(module).items(), key=lambda item: item[0].lower()):
+    # `dir` has the names that are imported when they are used
+    for name in sorted({*vars(module), *dir(module)} - {lazy_names.__name__}, key=str.lower):
+        value = getattr(module, name, None)  # a registered name may not be its attribute
         defined_in = getattr(value, "__module__", "")
         if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
             continue

@@ -6,15 +6,11 @@ errors name the place in the config. This room imports no other room.
 
 from jengine.config.containers import check_keys as check_keys
 from jengine.config.containers import resolve as resolve
-from jengine.config.diff import diff_configs as diff_configs
-from jengine.config.dump import dump_config as dump_config
-from jengine.config.dump import format_config as format_config
-from jengine.config.dump import parse_config as parse_config
-from jengine.config.dump import write_config as write_config
 from jengine.config.errors import ConfigError as ConfigError
 from jengine.config.load import load_config as load_config
 from jengine.config.merge import merge as merge
 from jengine.config.overrides import apply_overrides as apply_overrides
+from jengine.config.plugins import lazy_names
 from jengine.config.registry import DATA_SAMPLERS as DATA_SAMPLERS
 from jengine.config.registry import DATASETS as DATASETS
 from jengine.config.registry import EVALUATOR as EVALUATOR
@@ -36,3 +32,17 @@ from jengine.config.registry import Registry as Registry
 from jengine.config.scores import infer_rule as infer_rule
 from jengine.config.scores import is_better as is_better
 from jengine.config.scores import pick_metric as pick_metric
+
+# Writing needs NumPy, which commands such as `--help` do not wait for.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "names": {
+            "diff_configs": "jengine.config.diff",
+            "dump_config": "jengine.config.dump",
+            "format_config": "jengine.config.dump",
+            "parse_config": "jengine.config.dump",
+            "write_config": "jengine.config.dump",
+        }
+    },
+)
