@@ -35,7 +35,9 @@ def explain(error: BaseException, **context: Any) -> None:
             with _only_logged(f"The explainer {name!r} failed"):
                 notes = load_provided("explainers", name)(error, context) or ()
                 for note in (notes,) if isinstance(notes, str) else notes:
-                    error.add_note(note)
+                    # an error passes several places that explain it
+                    if note not in getattr(error, "__notes__", ()):
+                        error.add_note(note)
 
 
 @contextlib.contextmanager
