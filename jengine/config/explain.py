@@ -6,10 +6,11 @@ what is at hand where the error passes; each entry may be missing:
 
     cfg       the config
     example   the entries of the first batch with dtypes and shapes, if the error may be about them
-    run       the Runner, while it ends because of the error
-    loop      the evaluation loop that failed
+    run       the Runner that ends because of the error
+    evaluation  the `Evaluation` of the run that failed; None between two of them
     program   the name, the compiled function and the arguments of the program that failed
-    changed   the arguments by name for which a program compiles again, before and now
+    changed   the arguments for which a program compiles again: names, those of the first call, new
+              ones (see `RecompilationGuard`)
 """
 
 import contextlib
