@@ -37,7 +37,7 @@ def explain_out_of_memory(error: BaseException, context: Mapping[str, Any]) -> N
     if not is_out_of_memory(error) or any(_EXPLANATION in note for note in notes):
         return
     cfg = context.get("cfg")
-    run = context.get("run")
+    run: Any = context.get("run")
     if "program" in context:
         _add_note(error, *context["program"], cfg=cfg)
     elif "evaluation" in context:
@@ -60,6 +60,7 @@ def _add_note(
     name: str,
     program: Any = None,
     args: tuple[Any, ...] | None = None,
+    *,
     noticed: bool = False,
     cfg: Any = None,
 ) -> None:
