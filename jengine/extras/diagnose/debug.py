@@ -176,7 +176,7 @@ def describe_memory(runner: Any) -> list[str]:
     whether it fits.
     """
     if "measure_program" not in provided("names"):
-        return ["The memory of the step is unknown: the extra `plan`, which measures it, is missing."]
+        return ["The memory of the step is unknown: it needs the extra `plan`."]
     measure_program = load_provided("names", "measure_program")
     strategy = runner.strategy
     loader = runner.train_dataloader
