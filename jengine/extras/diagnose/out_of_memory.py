@@ -135,7 +135,8 @@ def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any, needed: int
     return [
         "The parameters and the state of the optimizer alone are larger than the memory, so "
         "smaller batches do not "
-        f"help. The largest array is {path}, {describe_array(largest)}. What helps (docs/scale.md):",
+        f"help. The largest array is {path}, {describe_array(largest)}. "
+        "What helps (docs/scale.md):",
         f"  a model with 1/{parts} of the memory: set a smaller {smaller}",
         f"{_REMEDIES[-1]}; N must be at least {parts} here",
     ]
