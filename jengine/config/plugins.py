@@ -7,6 +7,7 @@ heavy; its dict `provides` has sections, each with names and the modules that de
     provides = {
         "HOOKS": {"SwAVHook": "jengine.extras.selfsup.swav"},  # entries of a registry
         "names": {"sinkhorn": "jengine.extras.selfsup.losses"},  # to import from the package
+        "explainers": {"add_place": "jengine.extras.diagnose.locate"},  # see `explain`
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
     }
 
