@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -139,14 +138,20 @@ def explain_missing() -> str:
 
 
 def summarize(found: list[dict]) -> str:
-    """Return the table of all rows."""
+    """Return the table of all rows, part by part: rows of parts that run at the same time are mixed."""
+    order = ["device", *PARTS]
     marks = {None: "", True: "ok", False: "FAILED"}
     cells = []
-    for row in found:
-        value = textwrap.shorten(rows.format_value(row["value"]), 60, placeholder="...")
-        check = textwrap.shorten(row["check"], 90, placeholder="...")
-        cells.append([row["part"], check, value, row["wanted"], marks[row["passed"]]])
+    for row in sorted(found, key=lambda row: order.index(row["part"])):
+        value = rows.format_value(row["value"])
+        cells.append([row["part"], cut(row["check"], 90), cut(value, 60), row["wanted"], marks[row["passed"]]])
     return table(["part", "check", "value", "wanted", ""], cells)
+
+
+def cut(text: str, length: int) -> str:
+    """Return a text on one line of at most `length` characters, also if it has no spaces, as names of tests."""
+    text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def store(path: str) -> None:

@@ -64,7 +64,6 @@ def check_idle(case, directory, iters):
     hand.close()
     record(f"{case.name}: idle us per step without log lines", idle[0])
     record(f"{case.name}: idle us per step with a line every {LOG_EVERY}", idle[LOG_EVERY])
-    record(f"{case.name}: idle us of a log line", (idle[LOG_EVERY] - idle[0]) * LOG_EVERY)
 
 
 def print_peak(case, kind, iters):

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 
+from benchmarks.accelerator import DETERMINISTIC
 from benchmarks.accelerator.rows import record
 from benchmarks.accelerator.size import is_tiny
 
@@ -54,6 +55,8 @@ def main():
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")])
         )
+        # Tests compare runs bit by bit.
+        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}".strip()
         # Unless it is set, the tests choose the CPU.
         environment["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS") or (
             "cpu" if tiny else "cuda,cpu"
