@@ -51,7 +51,7 @@ PARTS = {
     "card": Part("the features of the card, compared with loops by hand", 0.35, False),
     "configs": Part("configs/digits_cnn.py and digits_vit.py, compared with the CPU", 0.35, False),
     "files": Part("test files run on the accelerator", 0.35, False),
-    "engine": Part("time per step, idle time and memory, compared with loops by hand", 0.35, True),
+    "engine": Part("time per step and memory, compared with loops by hand", 0.35, True),
     "language": Part(
         "configs/lm.py:124m: tokens per second, utilization, plan and memory", 0.45, True
     ),
@@ -144,7 +144,15 @@ def summarize(found: list[dict]) -> str:
     cells = []
     for row in sorted(found, key=lambda row: order.index(row["part"])):
         value = rows.format_value(row["value"])
-        cells.append([row["part"], cut(row["check"], 90), cut(value, 60), row["wanted"], marks[row["passed"]]])
+        cells.append(
+            [
+                row["part"],
+                cut(row["check"], 90),
+                cut(value, 60),
+                row["wanted"],
+                marks[row["passed"]],
+            ]
+        )
     return table(["part", "check", "value", "wanted", ""], cells)
 
 

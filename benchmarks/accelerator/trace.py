@@ -32,12 +32,6 @@ def busy_intervals(events):
     return merged
 
 
-def idle_time(events):
-    """Return the idle time of the device between its first and last computation, in microseconds."""
-    intervals = busy_intervals(events)
-    return sum(after[0] - before[1] for before, after in itertools.pairwise(intervals))
-
-
 def idle_share(events):
     """Return the share of the time in which the device is idle, in the second half of its computations."""
     intervals = busy_intervals(events)
